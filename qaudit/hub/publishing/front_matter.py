@@ -1,44 +1,32 @@
-"""The metadata that a README begins with, edited in place: what is not ours keeps its bytes.
+"""The metadata that a README begins with, edited by the key: all other keys keep their bytes.
 
     ---
     license: apache-2.0      # comments, order and quotes stay
-    tags: [text, qaudit]     <- added to whatever form the list has
-    model-index: ...         <- our results replaced, others' kept
+    tags: [text, qaudit]     <- added to
+    model-index: ...         <- our results replaced, those of others kept
     ---
 
-YAML that is read and written again loses comments, quotes and line breaks, so nothing is. The
-parser gives where each value begins and ends, and text is put in or cut out there. Our results
-are known by their source: the name `qaudit`, and the address of a `qaudit/audit.json`.
+The client of the Hub reads and writes the whole again, which rewrites `1.10` to `1.1` and drops
+comments. Here only a key that changes is written again, from the nodes of the parser, which have
+scalars and quotes as they were; comments inside that key go. Our results are known by their
+source: the name `qaudit`, and the address of a `qaudit/audit.json`.
 
 Afterwards the whole is read once more: it must hold what it held before, and what was to be
-added, and nothing else. What cannot be edited so (a list in braces, an alias) is left alone, with
-a note; a front matter that cannot be read is refused, because the Hub could not read it either.
+added, and nothing else. A front matter that cannot be read is refused, because the Hub could not
+read it either.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from yaml import MappingNode, Node, SequenceNode
+import yaml
+from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
+from qaudit.core.foreign import yaml_of
 from qaudit.errors import HubError
-from qaudit.hub.publishing.yaml_text import (
-    OddError,
-    dumped,
-    end_of,
-    indented,
-    lines_of,
-    loaded,
-    next_line,
-    root_of,
-    value_of,
-    with_item,
-    with_lines,
-    without,
-)
 
 SOURCE = "qaudit"
 """The name of the source of our results in a model-index."""
@@ -46,6 +34,10 @@ SOURCE = "qaudit"
 # What the Hub's own client takes for a front matter.
 _FRONT = re.compile(r"\A(\s*---(?:\r\n|\n))((?:[\S\s]*?(?:\r\n|\n))??)(---[ \t]*(?:\r\n|\n|\Z))")
 _OPENED = re.compile(r"\A\s*---\s*?(\r|\n|\Z)")
+
+
+class OddError(ValueError):
+    """This is not YAML as the front matter of a README has it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
     """Return a README with this metadata, and notes on what could not be added."""
     try:
         before, front, after = _split(readme)
-        root_of(front)
+        _root_of(front)
     except OddError as error:
         raise HubError(
             f"the front matter of `README.md` in `{where}` cannot be read: {error}",
@@ -91,18 +83,6 @@ def _newline(text: str) -> str:
     return "\r\n" if "\r\n" in text and not re.search(r"(?<!\r)\n", text) else "\n"
 
 
-def _edited(front: str, metadata: Metadata) -> tuple[str, tuple[str, ...]]:
-    """Make every edit, and check that nothing else was changed by it."""
-    edited, notes = front, []
-    for edit in (_with_tags, _with_base_models, _with_results):
-        edited, note = edit(edited, metadata)
-        root_of(edited)
-        notes += [note] if note else []
-    if repr(_others(loaded(front), metadata)) != repr(_others(loaded(edited), metadata)):
-        raise OddError("more than was wanted has changed")
-    return edited, tuple(notes)
-
-
 def _split(readme: str) -> tuple[str, str, str]:
     """Return what is before the metadata, the metadata, and the rest."""
     match = _FRONT.match(readme)
@@ -115,69 +95,87 @@ def _split(readme: str) -> tuple[str, str, str]:
     return "", "", readme
 
 
-def _others(values: dict[str, Any], metadata: Metadata) -> list[tuple[str, Any]]:
-    """Return the values of a front matter that are not ours, in their order."""
-    others: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if name == "tags" and isinstance(value, list | None):
-            value = [tag for tag in value or () if tag not in metadata.tags]
-        elif name == "model-index" and isinstance(value, list | None):
-            value = _index_of_others(value or [])
-        elif name in ("base_model", "base_model_relation") and metadata.base_models:
-            continue
-        if value not in ([], None):
-            others.append((name, value))
-    return others
+# ------------------------------------------------------------------------------ what changes
 
 
-def _index_of_others(index: list[Any]) -> list[Any]:
-    """Return a model-index without our results, and without the models that have no others."""
-    others = []
-    for element in index:
-        rows = element.get("results") if isinstance(element, dict) else None
-        if not isinstance(rows, list):
-            others.append(element)
-        elif foreign := [row for row in rows if not _is_ours(row)]:
-            others.append({**element, "results": foreign})
-    return others
+def _edited(front: str, metadata: Metadata) -> tuple[str, tuple[str, ...]]:
+    """Write the keys that change, and check that nothing else was changed by it."""
+    values, notes = _values(front), list[str]()
+    expected = dict(values)
+    for change in (_tags, _base_models, _model_index):
+        wanted, note = change(values, metadata)
+        notes += [note] if note else []
+        for key, value in wanted.items():
+            front = _with_key(front, key, value)
+            expected[key] = value
+            if value is None:
+                del expected[key]
+    if repr(list(_values(front).items())) != repr(list(expected.items())):
+        raise OddError("more than was wanted has changed")
+    return front, tuple(notes)
 
 
-# -------------------------------------------------------------------------- tags and base models
+Changes = tuple[dict[str, Any], str]
+"""New values by their keys (None: the key goes), and a note where something is left out."""
 
 
-def _with_tags(front: str, metadata: Metadata) -> tuple[str, str]:
-    tags = loaded(front).get("tags")
-    missing = [tag for tag in metadata.tags if tag not in (tags if isinstance(tags, list) else ())]
-    if not missing:
-        return front, ""
+def _tags(values: dict[str, Any], metadata: Metadata) -> Changes:
+    tags = values.get("tags")
     if tags is not None and not isinstance(tags, list):
-        return front, f"`tags` is not a list, so `{missing[0]}` is not added to it"
-    for tag in missing:
-        front = with_item(front, "tags", tag)
-    return front, ""
+        return {}, f"`tags` is not a list, so `{metadata.tags[0]}` is not added to it"
+    missing = [tag for tag in metadata.tags if tag not in (tags or ())]
+    return ({"tags": [*(tags or ()), *missing]} if missing else {}), ""
 
 
-def _with_base_models(front: str, metadata: Metadata) -> tuple[str, str]:
+def _base_models(values: dict[str, Any], metadata: Metadata) -> Changes:
     if not metadata.base_models:
-        return front, ""
-    values = loaded(front)
+        return {}, ""
     present = values.get("base_model")
-    names: set[str] = set()
-    if isinstance(present, str | list):
-        names = {present} if isinstance(present, str) else set(map(str, present))
+    named = [present] if isinstance(present, str) else present
+    names = set(map(str, named)) if isinstance(named, list) else set()
     if names and names != set(metadata.base_models):
-        return front, "`base_model` names other models than the soup's members, and is left alone"
+        return {}, "`base_model` names other models than the soup's members, and is left alone"
     if not names and "base_model" in values:
-        return front, "`base_model` is there and empty, and is left alone"
-    if not names:
-        lines = "".join(dumped([base]) for base in metadata.base_models)
-        front = with_lines(front, f"base_model:\n{lines}")
+        return {}, "`base_model` is there and empty, and is left alone"
+    wanted: dict[str, Any] = {} if names else {"base_model": list(metadata.base_models)}
     if "base_model_relation" not in values:
-        front = with_lines(front, "base_model_relation: merge\n")
-    return front, ""
+        wanted["base_model_relation"] = "merge"
+    return wanted, ""
 
 
-# ----------------------------------------------------------------------------------- model-index
+def _model_index(values: dict[str, Any], metadata: Metadata) -> Changes:
+    """Put our results where the older ones were, or behind those of others."""
+    index, results = values.get("model-index"), list(metadata.results)
+    ours = [row for element in _tables(index) for row in _rows(element) if _is_ours(row)]
+    if ours == results:
+        return {}, ""
+    if not index and "model-index" in values:
+        return {}, "`model-index` is there and empty, and is left alone"
+    if index is not None and (not isinstance(index, list) or not any(map(_rows, _tables(index)))):
+        return {}, "`model-index` has no list of results, and is left alone"
+    if index is None:
+        return {"model-index": [{"name": metadata.model, "results": results}]}, ""
+    models = [element for element in _tables(index) if _rows(element)]
+    target = next((m for m in models if any(map(_is_ours, _rows(m)))), models[0])
+    wanted = []
+    for element in index:
+        rows = _rows(element)
+        kept = [row for row in rows if not _is_ours(row)]
+        if element is target:
+            at = next((k for k, row in enumerate(rows) if _is_ours(row)), len(rows))
+            kept[at:at] = results
+        if kept or not rows:
+            wanted.append({**element, "results": kept} if rows else element)
+    return {"model-index": wanted or None}, ""
+
+
+def _tables(values: Any) -> list[dict[str, Any]]:
+    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
+
+
+def _rows(element: Any) -> list[Any]:
+    rows = element.get("results") if isinstance(element, dict) else None
+    return rows if isinstance(rows, list) else []
 
 
 def _is_ours(result: Any) -> bool:
@@ -187,71 +185,106 @@ def _is_ours(result: Any) -> bool:
     return source.get("name") == SOURCE and str(source.get("url")).endswith("/qaudit/audit.json")
 
 
-def _with_results(front: str, metadata: Metadata) -> tuple[str, str]:
-    """Return a front matter with our results and no older ones, and a note where that cannot be."""
-    values, results = loaded(front), list(metadata.results)
-    index = values.get("model-index")
-    ours = [r for e in _tables(index) for r in _tables(e.get("results")) if _is_ours(r)]
-    if ours == results:
-        return front, ""
-    if not index:
-        if "model-index" in values:
-            return front, "`model-index` is there and empty, and is left alone"
-        new = dumped({"model-index": [{"name": metadata.model, "results": results}]})
-        return with_lines(front, new), ""
-    models = list(_models(front, index))
-    if not models or any(m.results.flow_style for m in models):
-        return front, "`model-index` is not written one item in a line, and is left alone"
-    if not results and all(m.is_ours for m in models) and len(models) == len(index):
-        return without(front, "model-index"), ""
-    return _replaced(front, models, results), ""
+# ---------------------------------------------------------------------------- YAML as text
 
 
-@dataclass(frozen=True)
-class _Model:
-    """One model of a model-index: its nodes in the text, and its values."""
-
-    holder: SequenceNode
-    element: Node
-    results: SequenceNode
-    rows: list[Any]
-
-    @property
-    def is_ours(self) -> bool:
-        return all(map(_is_ours, self.rows))
+def _values(front: str) -> dict[str, Any]:
+    _root_of(front)
+    return yaml.safe_load(front) or {}
 
 
-def _models(front: str, index: list[Any]) -> Iterator[_Model]:
-    pair = value_of(front, "model-index")
-    if pair is None or not isinstance(pair[1], SequenceNode) or pair[1].flow_style:
-        return
-    for element, table in zip(pair[1].value, index, strict=True):
-        for key, value in element.value if isinstance(element, MappingNode) else ():
-            if key.value == "results" and isinstance(value, SequenceNode) and value.value:
-                yield _Model(pair[1], element, value, table["results"])
+def _root_of(front: str) -> MappingNode | None:
+    """Parse metadata; nothing at all is fine, and anything but a table is not."""
+    try:
+        root = yaml.compose(front, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 2}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "it is not YAML"
+        raise OddError(f"{_printable(problem)}{line}") from error
+    if root is None:
+        return None
+    if not isinstance(root, MappingNode) or root.flow_style:
+        raise OddError("it is not a table of one key in a line")
+    names = [key.value for key, _ in root.value]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise OddError(f"it names `{twice[0]}` twice")
+    try:
+        yaml_of(front)  # refuses aliases that stand for millions of items
+    except ValueError as error:
+        raise OddError(_printable(str(error))) from error
+    return root
 
 
-def _replaced(front: str, models: Sequence[_Model], results: list[dict[str, Any]]) -> str:
-    """Cut our results out of every model, and put new ones where the first was, or at an end."""
-    target = next((m for m in models if any(map(_is_ours, m.rows))), models[0])
-    cuts = [cut for m in models for cut in _cuts(front, m, whole=not results or m is not target)]
-    at = cuts[0][0] if cuts else next_line(front, end_of(target.results))
-    new = indented(dumped(results), target.results.start_mark.column) if results else ""
-    for start, stop in reversed(cuts):
-        front = front[:start] + front[stop:]
-    return front[:at] + new + front[at:]
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _cuts(front: str, model: _Model, *, whole: bool) -> list[tuple[int, int]]:
-    """Return where our results are: all of the model if it has no others, and `whole`."""
-    if whole and model.is_ours:
-        return [lines_of(front, model.holder, model.element)]
-    return [
-        lines_of(front, model.results, item)
-        for item, row in zip(model.results.value, model.rows, strict=True)
-        if _is_ours(row)
-    ]
+def _with_key(front: str, name: str, value: Any) -> str:
+    """Write a key anew in its place, or at the end; cut it out if its value is None."""
+    root = _root_of(front)
+    pairs = root.value if root is not None else ()
+    key, node = next((pair for pair in pairs if pair[0].value == name), (None, None))
+    column = root.start_mark.column if root is not None else 0
+    lines = "" if value is None else _lines(name, _node_of(value, node), column)
+    if key is None or node is None:
+        return front + lines
+    if node.start_mark.index < key.end_mark.index:
+        raise OddError("a value is written elsewhere")
+    start = key.start_mark.index - column
+    return front[:start] + lines + front[_next_line(front, _end_of(node)) :]
 
 
-def _tables(values: Any) -> list[dict[str, Any]]:
-    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
+def _node_of(value: Any, before: Node | None) -> Node:
+    """Return the node of a value; what it has in common with the one before is as it was."""
+    if before is not None and _same(before, value):
+        return before
+    if isinstance(value, list):
+        items = before.value if isinstance(before, SequenceNode) else []
+        nodes = [next((n for n in items if _same(n, v)), None) for v in value]
+        if before is not None and len(items) == len(value):  # one of them has changed inside
+            nodes = [n or old for n, old in zip(nodes, items, strict=True)]
+        flow = isinstance(before, SequenceNode) and before.flow_style
+        made = [_node_of(v, n) for v, n in zip(value, nodes, strict=True)]
+        return SequenceNode("tag:yaml.org,2002:seq", made, flow_style=flow)
+    if isinstance(value, dict) and isinstance(before, MappingNode):
+        inner = {key.value: (key, node) for key, node in before.value}
+        if value.keys() == inner.keys():
+            pairs = [(inner[k][0], _node_of(v, inner[k][1])) for k, v in value.items()]
+            return MappingNode("tag:yaml.org,2002:map", pairs, flow_style=before.flow_style)
+    dumped = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    node = yaml.compose(dumped, Loader=yaml.SafeLoader)
+    assert node is not None
+    return node
+
+
+def _same(node: Node, value: Any) -> bool:
+    """Return whether a node is written for this value."""
+    loader = yaml.SafeLoader("")
+    try:
+        return repr(loader.construct_document(node)) == repr(value)
+    finally:
+        loader.dispose()
+
+
+def _lines(name: str, node: Node, column: int) -> str:
+    key = ScalarNode("tag:yaml.org,2002:str", name)
+    table = MappingNode("tag:yaml.org,2002:map", [(key, node)], flow_style=False)
+    text = yaml.serialize(table, Dumper=yaml.SafeDumper, allow_unicode=True, width=float("inf"))
+    return re.sub(r"(?m)^(?=.)", " " * column, str(text))
+
+
+def _end_of(node: Node) -> int:
+    """Return the end of the last value in a node, before blank lines and comments."""
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return max(map(_end_of, last)) if isinstance(last, tuple) else _end_of(last)
+
+
+def _next_line(front: str, at: int) -> int:
+    """Return the start of the line after a place; a place that begins a line stays."""
+    if at > 0 and front[at - 1] == "\n":
+        return at
+    end = front.find("\n", at)
+    return len(front) if end < 0 else end + 1
