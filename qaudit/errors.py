@@ -16,6 +16,7 @@
     |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, results stay
     +-- TrainingError      4    a training run that cannot go on: its loss is not finite
     +-- MissingParts       3    parts of a plan are not measured yet
+    +-- NotShipping        3    the verdict on a class is HOLD or UNDECIDED
     +-- Stopped           75    a part was stopped: run it again
     +-- Interrupted      130    stopped by the user; the hint is the way to go on
 
@@ -109,6 +110,12 @@ class Stopped(QauditError):
 
 class MissingParts(QauditError):
     """Parts of a plan are not measured yet."""
+
+    code = 3
+
+
+class NotShipping(QauditError):
+    """The verdict on what is to be exported is HOLD or UNDECIDED."""
 
     code = 3
 

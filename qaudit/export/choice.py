@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from qaudit.core.keys import nearest
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Scheme
-from qaudit.errors import UsageError
+from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.prepare import prepare
 from qaudit.saved.audits import FILE, read_audit
@@ -118,6 +119,13 @@ def _shipped(record: AuditRecord, bits: str | None) -> tuple[str, str]:
         raise UsageError(
             f"nothing of {name} bits was measured, so that nothing ships",
             hint="run the scan again to complete it, or name `--subject` and `--scheme`",
+        )
+    if one.status != "ship":
+        named = f"--subject {shlex.quote(one.subject)} --scheme {one.scheme}"
+        raise NotShipping(
+            f"nothing of {name} bits ships: the verdict is {one.status.upper()}, "
+            f"{'; '.join((*one.breaches, *one.needs)) or 'by the policy'}",
+            hint=f"name it to export it all the same: `{named}`",
         )
     return one.subject, one.scheme
 

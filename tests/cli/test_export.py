@@ -127,7 +127,12 @@ def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, pl
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     scheme = "awq-4bit:group=32:zero_point=false:exact_fold=true"
     assert qaudit("scan", "biased", *TEXT, "--schemes", scheme, "--out", "out", "-q").code == 0
-    assert qaudit("export", "out", "--out", "new", "-q").code == 0
+    assert (
+        qaudit(
+            "export", "out", "--subject", "biased", "--scheme", scheme, "--out", "new", "-q"
+        ).code
+        == 0
+    )
     # The one proof that needs no knowledge of folds: transformers runs the file with the loss
     # that was measured on a model whose norms were never touched.
     done = qaudit("verify", "new", "--audit", "out")
@@ -160,6 +165,10 @@ def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) ->
     schemes = ("--schemes", "rtn-4bit:group=32,rtn-3bit:group=32", "--out", "out")
     assert qaudit("scan", "series", *TEXT, *schemes, "-q").code == 0
     refused(qaudit("export", "out", "--out", "new"), 2, "decides 2 classes", "`--bits 4`")
+    done = qaudit("export", "out", "--bits", "4", "--out", "new")
+    refused(done, 3, "nothing of 4 bits ships: the verdict is UNDECIDED, ", "--subject step")
+    path = place / "out" / "audit.json"
+    path.write_text(path.read_text().replace('"undecided"', '"ship"'))
     assert qaudit("export", "out", "--bits", "4", "--out", "new", "-q").code == 0
     record = read_export(place / "new")
     audit = json.loads((place / "out" / "audit.json").read_text())
@@ -324,13 +333,14 @@ def test_weights_and_text_must_be_the_audit_s(qaudit: Run, scan: Run, place: Pat
     text = place / "evaluation.jsonl"
     kept = text.read_text()
     text.write_text("\n".join(kept.splitlines()[1:]) + "\n")
-    refused(qaudit("export", "out", "--out", "new"), 4, "text that was measured on", "scan again")
+    export = ("export", "out", "--subject", "step200", "--scheme", SCHEMES[0], "--out", "new")
+    refused(qaudit(*export), 4, "text that was measured on", "scan again")
     text.write_text(kept)
     weights = place / "series" / "step200" / "model.safetensors"
     raw = bytearray(weights.read_bytes())
     raw[-5] ^= 1
     weights.write_bytes(raw)
-    refused(qaudit("export", "out", "--out", "new"), 4, "have changed since", "again")
+    refused(qaudit(*export), 4, "have changed since", "again")
 
 
 def test_a_disk_without_room_is_refused(

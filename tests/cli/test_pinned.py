@@ -79,7 +79,7 @@ def test_planning_again_measures_the_edited_configuration(
 def test_an_export_refuses_a_configuration_that_is_not_the_audits(place: Path, qaudit: Run) -> None:
     assert qaudit("scan", STEP10, *TEXT, *SCHEME, "--out", "out").code == 0
     edited(STEP10 / "config.json", rms_norm_eps=0.5)
-    done = qaudit("export", "out", "--out", "new")
+    done = qaudit("export", "out", "--subject", "step10", "--scheme", SCHEME[1], "--out", "new")
     refused(done, 4, "`config.json` of `step10` has changed", "plan again")
     assert not (place / "new").exists()
 

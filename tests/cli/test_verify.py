@@ -30,12 +30,17 @@ SCHEME = "rtn-4bit:group=32"
 Edit = Callable[[Path], None]
 
 
+def of(scheme: str) -> tuple[str, ...]:
+    """Return options that name what is exported: these documents decide nothing."""
+    return ("--subject", "step200", "--scheme", scheme)
+
+
 @pytest.fixture
 def exported(qaudit: Run, place: Path) -> Path:
     """Return a folder that was exported from an audit of one checkpoint."""
     options = (*TEXT, "--schemes", SCHEME, "--out", "out", "-q")
     assert qaudit("scan", "series/step200", *options).code == 0
-    assert qaudit("export", "out", "--out", "new", "-q").code == 0
+    assert qaudit("export", "out", *of(SCHEME), "--out", "new", "-q").code == 0
     return place / "new"
 
 
@@ -82,7 +87,7 @@ def test_other_formats_run_as_audited(qaudit: Run, place: Path, form: str, schem
     assert (
         qaudit("scan", "series/step200", *TEXT, "--schemes", scheme, "--out", "o", "-q").code == 0
     )
-    assert qaudit("export", "o", "--format", form, "--out", "new", "-q").code == 0
+    assert qaudit("export", "o", *of(scheme), "--format", form, "--out", "new").code == 0
     done = qaudit("verify", "new", "--audit", "o")
     assert "all 14 quantized linears" in done.out
     assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
@@ -94,7 +99,7 @@ def test_without_its_runtime_the_files_are_compared_all_the_same(
 ) -> None:
     options = (*TEXT, "--schemes", SCHEME, "--out", "o", "-q")
     assert qaudit("scan", "series/step200", *options).code == 0
-    assert qaudit("export", "o", "--format", form, "--out", "new", "-q").code == 0
+    assert qaudit("export", "o", *of(SCHEME), "--format", form, "--out", "new", "-q").code == 0
     done = qaudit("verify", "new", "--audit", "o")
     assert done.code == 0
     assert "not run: gptqmodel is not installed" in done.out
