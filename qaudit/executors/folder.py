@@ -100,8 +100,8 @@ def merge(source: Path, out: Path, run: Run) -> int:
     for number in range(1, last_round(out) + 1):
         for unit in units_of(read_round(run, out, number)):
             mine, document = read_unit(run, unit, out), read_unit(run, unit, source)
-            whole = here.is_whole(mine) and mine is not None and mine.error is None
-            if not whole and document is not None and there.is_whole(document):
+            whole = here.is_whole(unit, mine) and mine is not None and mine.error is None
+            if not whole and document is not None and there.is_whole(unit, document):
                 for name in dict.fromkeys(evidence_of(document)):
                     _copy(source / name, out / name)
                 write_unit(document, unit_path(run, unit, out))

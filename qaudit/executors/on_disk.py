@@ -22,6 +22,7 @@ from qaudit.judge.released import WeightDifference
 from qaudit.planning.passes import candidates_of, last_of_each_kind
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
+from qaudit.saved.identity import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import FIRST, last_round, read_round, read_unit, unit_path, write_round
 from qaudit.saved.results import Filed, SearchResult, read_measurement, with_tasks
 from qaudit.types import SILENT, Pass, Plan, Run, Subject, Watch, WorkUnit, units_of
@@ -73,7 +74,7 @@ class OnDisk:
         units = units_of(passes)
         self.await_units(self._round, units)
         found = self._settled(units)
-        missing = [u for u in units if not self.is_whole(found[u.content])]
+        missing = [u for u in units if not self.is_whole(u, found[u.content])]
         if missing:
             raise Due(self._round, missing, len(units))
         return {content: document for content, document in found.items() if document}
@@ -111,13 +112,14 @@ class OnDisk:
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Have units measured, where an executor can: here they are there or missing."""
 
-    def is_whole(self, document: UnitDocument | None) -> bool:
-        """Return whether a unit's evidence is there as it was written."""
+    def is_whole(self, unit: WorkUnit, document: UnitDocument | None) -> bool:
+        """Return whether a unit's evidence is there as it was written, all of it and its own."""
         if document is None:
             return False
         try:
-            for result in document.results:
-                self._filed(document.label, result)
+            results = [self._filed(unit, document, result) for result in document.results]
+            seeds = [one.measurement.calibration_seed for one in results]
+            must_be_complete(unit, document, seeds)
         except (OSError, ValueError):
             return False
         return True
@@ -128,7 +130,7 @@ class OnDisk:
             return Failed(unit.name, SourceError(document.error.message, hint=document.error.hint))
         if document.difference is not None:
             return Compared(subject, difference_of(document.difference))
-        results = [(one.perturbed, self._filed(label, one)) for one in document.results]
+        results = [(one.perturbed, self._filed(unit, document, one)) for one in document.results]
         plain = tuple(filed for perturbed, filed in results if perturbed is None)
         if unit.device is not None:
             return Measured(label, (), elsewhere=tuple((unit.device, filed) for filed in plain))
@@ -137,18 +139,31 @@ class OnDisk:
             soup = _soup(subject, document.search.members)
             search = SearchResult(soup, plain, document.search, document.findings)
         return Measured(
-            label, plain, tuple((p, filed) for p, filed in results if p is not None), search
+            label,
+            plain,
+            tuple((p, filed) for p, filed in results if p is not None),
+            search,
+            tuple(
+                (scheme, SourceError(one.message, hint=one.hint))
+                for scheme, one in document.failed_schemes.items()
+            ),
         )
 
-    def _filed(self, label: str, result: ResultDocument) -> Filed:
-        path = self.out / result.evidence
+    def _filed(self, unit: WorkUnit, document: UnitDocument, result: ResultDocument) -> Filed:
+        """Return a result; ValueError if its files are damaged, or of something else."""
+        path, search = self.out / result.evidence, document.search
+        subject = unit.subject if search is None else _soup(unit.subject, search.members)
         measurement = read_measurement(path, result.sha256)
-        filed = Filed(replace(measurement, subject=label, scheme=result.scheme), path)
+        must_be_of(measurement, subject or unit.subject, result.spec)
+        must_be_pass(measurement, result.perturbed, document.protocol)
+        filed = Filed(replace(measurement, subject=unit.label, scheme=result.scheme), path)
         tasks = (self.out / one.evidence for one in result.tasks)
         parts = [
             Filed(read_measurement(path, one.sha256), path)
             for path, one in zip(tasks, result.tasks, strict=True)
         ]
+        for part in parts:
+            must_be_of(part.measurement, subject or unit.subject, result.spec)
         return with_tasks(filed, parts)
 
     def _diagnostics(self, plan: Plan, documents: Mapping[str, UnitDocument]) -> Any:
@@ -207,7 +222,7 @@ def state_of(run: Run, out: Path, number: int, *, quick: bool = False) -> RoundS
         tuple(
             unit
             for unit in units
-            if (one := documents[unit.content]) is None or not (quick or reader.is_whole(one))
+            if (one := documents[unit.content]) is None or not (quick or reader.is_whole(unit, one))
         ),
         tuple(u for u in units if (one := documents[u.content]) is not None and one.error),
     )

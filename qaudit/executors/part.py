@@ -259,7 +259,8 @@ class _Part:
         else:
             plain = [(None, one) for one in event.results]
             results = tuple(self._result(p, one) for p, one in (*plain, *event.perturbed))
-            document = replace(document, results=results)
+            failed = {k: Failure(error.message, error.hint) for k, error in event.failed}
+            document = replace(document, results=results, failed_schemes=failed)
             if event.search is not None:
                 found = event.search
                 document = replace(document, search=found.row, findings=found.findings)

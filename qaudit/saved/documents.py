@@ -206,6 +206,7 @@ class UnitDocument:
     findings: tuple[Finding, ...] = ()
     difference: dict[str, str] | None = None  # of a release
     error: Failure | None = None
+    failed_schemes: dict[str, Failure] = field(default_factory=dict)
     failed_tasks: dict[str, str] = field(default_factory=dict)  # and why
     diagnostics: DiagnosticRows = field(default_factory=DiagnosticRows)
     protocol: dict[str, Any]

@@ -19,6 +19,7 @@ from qaudit.judge.older import kind_of
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import EDITED
+from qaudit.saved.identity import must_be_of
 from qaudit.saved.results import OtherContentError, read_measurement
 from qaudit.types import AuditRecord, Measurement, MeasurementRow, TaskRow
 from qaudit.version import __version__
@@ -55,21 +56,44 @@ def read_saved(path: Path) -> SavedAudit:
     return SavedAudit(
         audit,
         tuple(
-            _with_tasks(_measurement(row, folder), tasks.get((row.subject, row.scheme), ()), folder)
+            _with_tasks(
+                _measurement(row, audit, folder),
+                tasks.get((row.subject, row.scheme), ()),
+                audit,
+                folder,
+            )
             for row in audit.measurements
         ),
     )
 
 
-def _with_tasks(measured: Measurement, rows: Iterable[TaskRow], folder: Path) -> Measurement:
+def _with_tasks(
+    measured: Measurement, rows: Iterable[TaskRow], audit: AuditRecord, folder: Path
+) -> Measurement:
     """Return a measurement with the items of its tasks, each of which has a file of its own."""
-    parts = tuple(part for row in rows for part in _read_evidence(row, folder).evidence.tasks)
+    measurements = [_read_evidence(row, folder) for row in rows]
+    for one in measurements:
+        _must_be_of(one, audit, measured.subject, measured.spec)
+    parts = tuple(part for one in measurements for part in one.evidence.tasks)
     if not parts:
         return measured
     return replace(measured, evidence=replace(measured.evidence, tasks=parts))
 
 
-def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
+def _must_be_of(measured: Measurement, audit: AuditRecord, label: str, spec: str) -> None:
+    """Refuse evidence of another subject, configuration or scheme than its row."""
+    try:
+        for subject in audit.subjects:
+            if subject.label == label:
+                must_be_of(measured, subject, spec)
+    except ValueError as error:
+        raise AuditError(
+            f"the evidence of `{label}` under `{spec}` is another measurement's: {error}",
+            hint=EDITED,
+        ) from error
+
+
+def _measurement(row: MeasurementRow, audit: AuditRecord, folder: Path) -> Measurement:
     measurement = _read_evidence(row, folder)
     for name in ("spec", "calibration_seed", "bits_per_weight", "nbytes"):
         if getattr(measurement, name) != getattr(row, name):
@@ -78,6 +102,7 @@ def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
                 f"{getattr(measurement, name)}, and the audit has {getattr(row, name)}",
                 hint=EDITED,
             )
+    _must_be_of(measurement, audit, row.subject, row.spec)
     if measurement.bit_class is None and kind_of(measurement.spec) is None:
         # Evidence of an earlier version, under a scheme that is not installed here.
         measurement = replace(measurement, bit_class=row.bit_class, calibrates=row.calibrates)

@@ -107,6 +107,7 @@ def of_an_unknown_scheme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     judgement = judge(saved.audit.subjects, measurements, files)
     audit = replace(
         saved.audit,
+        plan=replace(saved.audit.plan, specs=(saved.audit.plan.specs[0], "newq:turns=3")),
         measurements=judgement.measurements,
         comparisons=judgement.comparisons,
         findings=judgement.findings,

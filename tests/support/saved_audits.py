@@ -53,6 +53,8 @@ def save(
             write(own, store.within(f"tasks/{one.task}"), one.task)
     judgement = judge(subjects, found, files)
     audit = replace(sample.put_together(found, subjects, judgement), skipped=())
+    specs = tuple(dict.fromkeys(m.spec for m in found if m.spec != "fp"))
+    audit = replace(audit, plan=replace(audit.plan, specs=specs))
     if text is not None:
         recipe = replace(audit.plan.recipe, evaluation=text.source)
         audit = replace(audit, plan=replace(audit.plan, recipe=recipe, texts=(text,)))

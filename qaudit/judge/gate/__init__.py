@@ -33,6 +33,7 @@ from qaudit.types import OF_TASKS, Check, Finding, Gate, Ignore, Level, Policy
 
 __all__ = ["GateInput", "findings_of", "gate", "verdict_of"]
 
+_AGAIN = "scan again: what is missing is measured again"
 REQUIRED, TOO_FEW, ROTTEN = "QA025", "QA026", "QA027"
 
 
@@ -141,6 +142,9 @@ def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
             if labels:
                 sentence = f"`{selector}` is required, and {audit.not_measured(next(iter(labels)))}"
             yield _required(policy, selector, None, "missing", sentence, "measure it, too")
+    for label, scheme in audit.lost:
+        sentence = f"`{label}` was planned under {scheme}, and the audit has no result of it"
+        yield _required(policy, label, scheme, "missing", sentence, _AGAIN)
     if not policy.required_schemes:
         return
     rules = (rule for rule in policy.rules if rule.level != "off")
@@ -196,7 +200,7 @@ def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
         return
     names = ", ".join(f"`{label}`" for label in list(audit.skipped)[:3])
     more = f" and {len(audit.skipped) - 3} more" if len(audit.skipped) > 3 else ""
-    subject, hint = audit.pick.subject, "scan again: what is missing is measured again"
+    subject, hint = audit.pick.subject, _AGAIN
     message = (
         f"`{subject}` is the best of what was measured: {names}{more} was planned and is not "
         "among it"

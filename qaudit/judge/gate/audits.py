@@ -10,7 +10,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
 from qaudit.judge.candidates import bit_class
 from qaudit.judge.objectives import LOSS, Objective
@@ -51,6 +52,7 @@ class GateInput:
     searched: frozenset[str] = frozenset()  # labels of soups that a search made
     bits: tuple[str, ...] = ()  # the classes to decide; empty: all that were measured
     objective: Objective = LOSS
+    lost: tuple[tuple[str, str], ...] = ()  # planned, and neither measured nor skipped
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class GateInput:
             searched=frozenset(s.label for s in audit.plan.subjects if s.is_search),
             bits=bits or audit.plan.recipe.bits,
             objective=objective,
+            lost=tuple(_lost(audit)),
         )
 
     @cached_property
@@ -159,6 +162,28 @@ class GateInput:
 
     def not_measured(self, label: str) -> str:
         return f"`{label}` was planned and not measured: {self.skipped[label]}"
+
+
+def _short_of(spec: str) -> str:
+    try:
+        return parse_scheme(spec).short
+    except UsageError:  # of another installation
+        return spec
+
+
+def _lost(audit: AuditRecord) -> Iterator[tuple[str, str]]:
+    """Yield subject and scheme of what the plan has and the audit does not account for."""
+    shorts = {row.spec: row.scheme for row in audit.measurements}
+    measured = {(row.subject, row.spec) for row in audit.measurements}
+    skipped = {(one.subject, one.scheme) for one in audit.skipped}
+    labels = {label for label, _ in measured}
+    for subject in audit.plan.subjects:
+        if (subject.label, None) in skipped or (subject.is_search and subject.label not in labels):
+            continue
+        for spec in (*([FULL_PRECISION] if FULL_PRECISION in shorts else []), *audit.plan.specs):
+            short = shorts.get(spec) or _short_of(spec)
+            if (subject.label, spec) not in measured and (subject.label, short) not in skipped:
+                yield subject.label, short
 
 
 def matches(name: str, glob: str) -> bool:
