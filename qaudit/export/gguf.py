@@ -122,7 +122,7 @@ class GgufFiles(Format):
             if not self.template.is_file():
                 _convert(self.converter, source, self.template)
         header = read_header(self.template)
-        gguf_base.must_match(str(self.template), header, source)
+        gguf_base.must_match(str(self.template), header, source, self.template)
         if header.architecture not in gguf_base.ARCHITECTURES:
             raise SourceError(
                 f"the order of rows in GGUF files of `{header.architecture}` is not known here",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,8 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.gguf import header_in, read_header
+from qaudit.checkpoints.gguf import GgufHeader, header_in, read_header
+from qaudit.checkpoints.quantized import gguf_base
 from qaudit.checkpoints.quantized.gguf import GgufFile, bits_in, bits_of
+from qaudit.checkpoints.quantized.gguf_keys import differences, rope_factors
 from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import QauditError, SourceError, UsageError
@@ -28,7 +32,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for family in FAMILIES:
         made[family] = tmp_path_factory.mktemp("tiny") / family
-        make(made[family], family)
+        # What llama.cpp has in its code.
+        rotated = {"no_rope_layer_interval": 4} if family == "smollm3" else {}
+        make(made[family], family, **rotated)
     return made
 
 
@@ -186,10 +192,12 @@ def test_tensors_that_the_base_does_not_have_are_refused(
     ("key", "value", "sentence"),
     [
         ("model_type", "qwen2", "its `architecture` is llama"),
-        ("num_hidden_layers", 99, "its `num_hidden_layers` is 3"),
-        ("hidden_size", 128, "its `hidden_size` is 64"),
-        ("num_key_value_heads", 4, "its `num_key_value_heads` is 2"),
-        ("rope_theta", 5e5, "its `rope_theta` is 10000"),
+        ("num_hidden_layers", 99, "`llama.block_count` is 3 where the base needs 99"),
+        ("hidden_size", 128, "`llama.embedding_length` is 64"),
+        ("num_key_value_heads", 4, "`llama.attention.head_count_kv` is 2"),
+        ("rms_norm_eps", 0.5, "`llama.attention.layer_norm_rms_epsilon` is"),
+        ("hidden_act", "gelu", "`llama.hidden_act` is silu where the base needs gelu"),
+        ("rope_theta", 5e5, "`llama.rope.freq_base` is 10000"),
     ],
 )
 def test_a_file_of_another_model_is_refused_by_its_key(
@@ -204,6 +212,143 @@ def test_a_file_of_another_model_is_refused_by_its_key(
     with pytest.raises(UsageError) as caught:
         must_match("m", path, tmp_path)
     assert sentence in caught.value.message
+
+
+NUMBERS = (
+    ("attention.layer_norm_rms_epsilon", 0.5), ("attention.sliding_window", 2),
+    ("rope.dimension_count", 2), ("rope.freq_base", 500.0), ("rope.scaling.factor", 4.0),
+    ("rope.scale_linear", 4.0), ("rope.scaling.attn_factor", 2.0), ("expert_count", 8),
+    ("expert_used_count", 2), ("attention.key_length", 8), ("attention.clamp_kqv", 0.1),
+    ("attention.scale", 1.0), ("attention.causal", False), ("rope.scaling.yarn_ext_factor", 1.0),
+    ("feed_forward_length", [128, 128, 64]), ("block_count", float("nan")),
+    ("rope.freq_base", 1e300), ("final_logit_softcapping", 30.0), ("rope.scaling.type", "yarn"),
+    ("attention.head_count", True), ("rope.dimension_count", []),
+)  # fmt: skip
+
+
+def changed(path: Path, changes: Mapping[str, object]) -> GgufHeader:
+    header = read_header(path)
+    metadata = {**header.metadata, **changes}
+    return replace(header, metadata={k: v for k, v in metadata.items() if v is not None})
+
+
+@pytest.mark.parametrize(("key", "value"), NUMBERS)
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused_by_its_key(
+    family: str, key: str, value: object, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    write_gguf(folders[family], tmp_path / "m.gguf", matrices("Q4_0"))
+    header = changed(tmp_path / "m.gguf", {f"{family}.{key}": value})
+    with pytest.raises(UsageError, match=f"`{family}.{key}`|scaling.factor` is 4.0"):
+        gguf_base.must_match("m", header, folders[family])
+
+
+@pytest.mark.parametrize("key", ["attention.layer_norm_rms_epsilon", "block_count"])
+def test_metadata_that_llama_cpp_needs_is_missed(
+    key: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    write_gguf(folders["llama"], tmp_path / "m.gguf", matrices("Q4_0"))
+    header = changed(tmp_path / "m.gguf", {f"llama.{key}": None})
+    with pytest.raises(UsageError, match="is not there where the base needs"):
+        gguf_base.must_match("m", header, folders["llama"])
+
+
+def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    write_gguf(folders["llama"], tmp_path / "m.gguf", matrices("Q4_0"))
+    neutral = {
+        "context_length": 7, "vocab_size": 1, "expert_count": 0, "rope.scaling.factor": 1.0,
+        "rope.scaling.type": "none", "attention.causal": True, "attention.key_length": 16,
+        "rope.scaling.finetuned": True, "feed_forward_length": [128] * 3,
+    }  # fmt: skip
+    changes = {f"llama.{key}": value for key, value in neutral.items()}
+    gguf_base.must_match(
+        "m", changed(tmp_path / "m.gguf", {**changes, "general.name": "x"}), folders["llama"]
+    )
+
+
+def test_a_window_is_that_of_the_base_in_its_layers(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    write_gguf(folders["olmo3"], tmp_path / "m.gguf", matrices("Q4_0"))
+    key = "olmo2.attention.sliding_window"
+    for changes in ({key: None}, {key: 2}, {f"{key}_pattern": [True] * 4}, {f"{key}_pattern": 2}):
+        with pytest.raises(UsageError, match=key):
+            header = changed(tmp_path / "m.gguf", changes)
+            gguf_base.must_match("m", header, folders["olmo3"])
+    header = changed(tmp_path / "m.gguf", {f"{key}_pattern": None})
+    gguf_base.must_match("m", header, folders["olmo3"])
+
+
+def _scaled(folder: Path, kind: str) -> dict[str, object]:
+    own: dict[str, object] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "llama3":
+        own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if kind != "linear":
+        own["original_max_position_embeddings"] = 32
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": own}))
+    return own
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_scaled_rotations_are_those_of_the_base(kind: str, tmp_path: Path) -> None:
+    make(tmp_path / "base", "llama")
+    write_gguf(tmp_path / "base", tmp_path / "m.gguf", matrices("Q4_0"))
+    own = _scaled(tmp_path / "base", kind)
+    changes = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
+    if kind == "yarn":
+        changes["llama.rope.scaling.original_context_length"] = 32
+    gguf_base.must_match("m", changed(tmp_path / "m.gguf", changes), tmp_path / "base")
+    for key in changes:
+        header = changed(tmp_path / "m.gguf", {**changes, key: None})
+        if (kind, key) != ("linear", "llama.rope.scaling.type"):  # llama.cpp's default
+            with pytest.raises(UsageError, match=key):
+                gguf_base.must_match("m", header, tmp_path / "base")
+    assert own["factor"] == 4.0
+
+
+def test_stored_factors_of_rotations_are_those_of_the_base(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    base = tmp_path / "base"
+    make(base, "llama")
+    plain = {name: WeightFolder(base).read(name).float() for name in names_of(base)}
+    write_gguf(base, tmp_path / "m.gguf", dense=plain)
+    _scaled(base, "llama3")
+    with pytest.raises(UsageError, match="`rope_freqs"):
+        must_match("m", tmp_path / "m.gguf", base)
+    config = AutoConfig.from_pretrained(base)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    usual = 10000.0 ** (-torch.arange(len(scaled)) / len(scaled))
+    ours = rope_factors(json.loads((base / "config.json").read_text()), len(scaled))
+    assert torch.allclose(torch.tensor(ours), usual / scaled, rtol=1e-5)
+    stored = {"rope_freqs": usual / scaled}
+    write_gguf(base, tmp_path / "m.gguf", dense=plain, more=stored)
+    must_match("m", tmp_path / "m.gguf", base)
+    write_gguf(base, tmp_path / "m.gguf", dense=plain, more={"rope_freqs": 2 * usual / scaled})
+    with pytest.raises(UsageError, match="`rope_freqs"):
+        must_match("m", tmp_path / "m.gguf", base)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_of_configurations_are_those_of_transformers(
+    family: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    write_gguf(folders[family], tmp_path / "m.gguf", matrices("Q4_0"))
+    theirs = CONFIG_MAPPING[family]()
+    header = changed(tmp_path / "m.gguf", {})
+    short = {"model_type": family, "num_hidden_layers": 4}
+    usual = {**theirs.to_dict(), "num_hidden_layers": 4, "layer_types": None}
+    usual["no_rope_layers"] = None
+    sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
+    short |= {key: usual[key] for key in sizes}
+    wanted = {key: one for key, _, one in differences(header, usual)}
+    assert wanted == {key: one for key, _, one in differences(header, short)}
 
 
 def test_another_vocabulary_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

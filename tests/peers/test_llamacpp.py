@@ -8,6 +8,8 @@ size; a divergence of 0.02 nats then agrees within a thousandth.
 from __future__ import annotations
 
 import hashlib
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import gguf
@@ -17,7 +19,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from qaudit.checkpoints.gguf import read_header
 from qaudit.checkpoints.quantized.gguf import GgufFile
+from qaudit.checkpoints.quantized.repository import must_match
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.pack import pack
@@ -28,6 +32,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
+from qaudit.errors import UsageError
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
@@ -215,3 +220,51 @@ def test_types_and_bytes_are_those_of_llama_quantize(
     assert mean_loss(logits_of(path, WINDOWS)) == pytest.approx(
         transformers_loss(folder, dense), abs=5e-3
     )
+
+
+def _metadata_values(key: str) -> list[object]:
+    texts = ["yarn", "none"] if key.endswith("type") else []
+    return [*texts, 0, 2, 0.5, False]
+
+
+def _logits_in_a_child(path: Path) -> np.ndarray | None:
+    """Return the logits of a file; None where llama.cpp refuses it, or aborts."""
+    from tests.support.llamacpp import logits_of
+
+    answer = path.with_suffix(".npy")
+    answer.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            np.save(answer, logits_of(path, [list(range(40))])[0])
+        os._exit(0)
+    os.waitpid(child, 0)
+    return np.load(answer) if answer.is_file() else None
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "olmo3"])
+def test_metadata_that_changes_logits_is_refused(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Try every key of an architecture that the `gguf` package knows."""
+    monkeypatch.setenv("GGML_NO_BACKTRACE", "1")  # which takes seconds where llama.cpp aborts
+    base, path = tmp_path / "base", tmp_path / "m.gguf"
+    make(base, family)
+    names = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
+    keys = sorted(one for one in names if isinstance(one, str) and one.startswith("{arch}."))
+    write_gguf(base, path, words=False)
+    plain = _logits_in_a_child(path)
+    assert plain is not None
+    architecture = read_header(path).architecture
+    obeyed = []
+    for key in (one.replace("{arch}", architecture) for one in keys):
+        for value in _metadata_values(key):
+            write_gguf(base, path, words=False, metadata={key: value})
+            other = _logits_in_a_child(path)
+            if other is None or np.abs(other - plain).max() <= 1e-6 * np.abs(plain).max():
+                continue
+            obeyed.append(key)
+            with pytest.raises(UsageError):
+                must_match("m", path, base)
+                raise AssertionError(f"{key} = {value} changes logits, and is accepted")
+    assert f"{architecture}.rope.freq_base" in obeyed

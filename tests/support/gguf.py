@@ -91,6 +91,7 @@ def write_gguf(
     dense: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, Any] | None = None,
     words: bool = True,
+    more: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Write a model's folder as a GGUF file; return the weights that the file means.
 
@@ -105,7 +106,9 @@ def write_gguf(
         vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
         writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
     for key, value in (metadata or {}).items():
-        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+        writer.kv_data[0].pop(key, None)
+        add = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
+        add.get(type(value), writer.add_uint32)(key, value)
     stored = WeightFolder(folder)
     tensors = dense or {name: stored.read(name).float() for name in stored.names()}
     if architecture == "olmo2" and "lm_head.weight" not in tensors:
@@ -129,6 +132,8 @@ def write_gguf(
         raw = None if kind in ("F32", "F16") else number
         writer.add_tensor(own, np.ascontiguousarray(data), raw_dtype=raw)
         meant[name] = _read_back(data, number, tensor, role, heads, architecture)
+    for name, tensor in (more or {}).items():
+        writer.add_tensor(f"{name}.weight", tensor.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -156,8 +161,16 @@ def _describe(writer: Any, config: Mapping[str, Any], architecture: str) -> None
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config.get("num_key_value_heads", config["num_attention_heads"]))
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
+    if architecture == "olmo":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
     rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if architecture == "olmo2" and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        kinds = config["layer_types"]
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_rope_dimension_count(head)

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.checkpoints.quantized.activations import Rounding
 from qaudit.checkpoints.quantized.format import most_bits, refused
-from qaudit.checkpoints.quantized.gguf_base import ARCHITECTURES, dense_names, heads_of, separate
+from qaudit.checkpoints.quantized.gguf_base import (
+    ARCHITECTURES,
+    ROPE_FACTORS,
+    dense_names,
+    heads_of,
+    separate,
+)
 from qaudit.errors import MachineError, SourceError
 
 if TYPE_CHECKING:
@@ -27,7 +33,8 @@ EXTRA = "pip install 'qaudit-llm[gguf]'"
 
 _PLAIN = ("F32", "F16", "BF16")
 _HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
-OF_NO_CONSEQUENCE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+OF_NO_CONSEQUENCE = (ROPE_FACTORS,)
+"""What depends on no weight; it is compared with the configuration of the base."""
 
 
 def library() -> Any:

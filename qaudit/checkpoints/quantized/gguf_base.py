@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
+import struct
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader
 from qaudit.checkpoints.quantized.format import refused
+from qaudit.checkpoints.quantized.gguf_keys import UNKNOWN, differences, rope_factors
 from qaudit.errors import SourceError, UsageError
 
 ARCHITECTURES = {
@@ -32,13 +34,7 @@ INTERLEAVED = ("llama", "olmo", "smollm3")
 """Those whose converter interleaves the halves of each head's rows in q and k."""
 
 _MOST_BLOCKS = 10_000
-_SAME = {
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-}
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 def interleave(rows: Any, heads: int) -> Any:
@@ -82,25 +78,63 @@ def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[st
     return {name: one for name, one in own.items() if one in header.tensors}
 
 
-def must_match(label: str, header: GgufHeader, base: Path) -> None:
-    """Refuse a file of another architecture or another vocabulary than the base has."""
+def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = None) -> None:
+    """Refuse a file by which llama.cpp computes another model than the base, or other tokens.
+
+    Factors of rotations are tensors, which are compared where the file is on this machine.
+    """
     config = read_configuration(base)
     inner = config.get("text_config")
     config = inner if isinstance(inner, dict) else config
     own, theirs = header.architecture, config.get("model_type")
-    if own in ARCHITECTURES and theirs not in ARCHITECTURES[own]:
-        raise other_model(label, "architecture", own, theirs, base)
-    for key, name in _SAME.items():
-        number, wanted = header.number(key), config.get(name)
-        if number is not None and wanted is not None and number != wanted:
-            raise other_model(label, name, number, wanted, base)
-    rope = config.get("rope_parameters")
-    theta = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, dict) else None)
-    own_theta = header.number("rope.freq_base")
-    known = own_theta is not None and isinstance(theta, int | float)
-    if known and not math.isclose(own_theta or 0, theta or 0, rel_tol=1e-6):  # it is in float32
-        raise other_model(label, "rope_theta", own_theta, theta, base)
+    if own in ARCHITECTURES:
+        if theirs not in ARCHITECTURES[own]:
+            raise other_model(label, "architecture", own, theirs, base)
+        for key, value, wanted in differences(header, config):
+            raise _other_arithmetic(label, f"{own}.{key}", value, wanted, base)
+        _must_rotate_alike(label, header, config, base, path)
     _must_have_words(label, header, base)
+
+
+def _other_arithmetic(
+    label: str, key: str, value: object, wanted: object, base: Path
+) -> UsageError:
+    if wanted == UNKNOWN:
+        return UsageError(
+            f"`{label}` has `{key[:60]}`, by which llama.cpp may compute, and which is not read",
+            hint=f"`gguf-new-metadata --remove-metadata {key[:60]}` removes it",
+        )
+    return UsageError(
+        f"llama.cpp computes another model from `{label}` than `{base}` is: `{key}` is "
+        f"{str(value)[:40]} where the base needs {str(wanted)[:40]}",
+        hint="give the model that the file was made from as the target",
+    )
+
+
+def _must_rotate_alike(
+    label: str, header: GgufHeader, config: Mapping[str, Any], base: Path, path: Path | None
+) -> None:
+    """Compare the factors of rotations (Llama 3.1), which a converter computes and stores."""
+    info = header.tensors.get(ROPE_FACTORS)
+    pairs = info.shape[-1] if info else 1
+    wanted = rope_factors(config, pairs)
+    if info is None:
+        if wanted is not None:
+            raise _other_arithmetic(label, ROPE_FACTORS, "not there", "one of `llama3`", base)
+        return
+    if path is None:
+        return
+    with path.open("rb") as file:
+        file.seek(info.start)
+        raw = file.read(4 * pairs)
+    stored = struct.unpack(f"<{len(raw) // 4}f", raw[: len(raw) // 4 * 4])
+    pairs_of = zip(stored, wanted or [1.0] * pairs, strict=False)
+    if (
+        info.kind
+        or len(stored) < pairs
+        or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs_of)
+    ):
+        raise _other_arithmetic(label, ROPE_FACTORS, "of other rotations", "those of its own", base)
 
 
 def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:

@@ -56,7 +56,7 @@ def _bits(name: str, config: Config) -> int:
 def must_match(label: str, folder: Path, base: Path) -> None:
     """Refuse a file of another architecture or another vocabulary than the base has."""
     if is_gguf(folder):
-        gguf_base.must_match(label, read_header(folder), base)
+        gguf_base.must_match(label, read_header(folder), base, folder)
         return
     if (folder / "config.json").is_file() and (base / "config.json").is_file():
         own, theirs = read_configuration(folder), read_configuration(base)
