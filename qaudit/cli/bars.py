@@ -52,8 +52,8 @@ class _Left(ProgressColumn):
     """The time left: of all subjects in their own row, of a download in its own."""
 
     def render(self, task: Task) -> Text:
-        left = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
-        return Text(f"about {duration(left)} left" if left else "")
+        seconds = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
+        return Text(f"about {duration(seconds)} left" if seconds else "")
 
 
 class Bars:

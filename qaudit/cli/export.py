@@ -116,8 +116,10 @@ def export(
             )
         lines = [str(out)]
         if repo is not None:
-            done = push_folder(out, repo, hub, lambda *count: progress.count("large files", *count))
-            lines.append(f"{done.state}: {done.url}")
+            pushed = push_folder(
+                out, repo, hub, lambda *count: progress.count("large files", *count)
+            )
+            lines.append(f"{pushed.state}: {pushed.url}")
     print_result("\n".join(lines))
     return 0
 

@@ -70,9 +70,9 @@ def gate(
         result = _judge(audit, policy, baseline, classes_named(bits), quiet)
     except QauditError as error:
         failure = error  # `error` is unbound after this block
-        others = [output for output in outputs if output != Output(TERMINAL, None)]
+        files = [output for output in outputs if output != Output(TERMINAL, None)]
         _put(
-            others,
+            files,
             lambda form: render_failure(failure, form),
             lambda: step_summary_of_failure(failure),
         )

@@ -41,8 +41,8 @@ class Grouped(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 is_argument = param.param_type_name == "argument"
-                own = getattr(param, "rich_help_panel", None)
-                title = own or ("Arguments" if is_argument else "Options")
+                panel = getattr(param, "rich_help_panel", None)
+                title = panel or ("Arguments" if is_argument else "Options")
                 name = record[0].partition(" <")[0] if is_argument else _with_type(record[0])
                 groups.setdefault(title, []).append((name, _with_default(record[1])))
         for title, rows in sorted(groups.items(), key=lambda group: group[0] == "Options"):

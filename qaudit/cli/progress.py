@@ -63,13 +63,13 @@ class Progress(Watch):
 
     def block(self, done: int, total: int, what: str) -> None:
         self._pace.block(done, total)
-        left = self._pace.left_seconds()
+        seconds = self._pace.left_seconds()
         if self._bars is not None:
             self._bars.move("blocks", done, total, self._subject.partition(" ")[2], what)
-            self._bars.left(left)
+            self._bars.left(seconds)
         if self._bars is None or self._verbose:
             line = f"{self._subject}: block {done}/{total}, {one_line(what)}"
-            self._now(line, left, printed=self._verbose)
+            self._now(line, seconds, printed=self._verbose)
 
     def training(self, run: str, step: int, steps: int, what: str) -> None:
         """Move on to a step of a training run."""
@@ -99,10 +99,10 @@ class Progress(Watch):
 
     def _now(self, line: str, left_seconds: float | None = None, *, printed: bool = False) -> None:
         """Keep the state for the next line, or print it at once."""
-        left = "" if left_seconds is None else f", about {duration(left_seconds)} left"
-        self._state = "" if printed else line + left
+        remainder = "" if left_seconds is None else f", about {duration(left_seconds)} left"
+        self._state = "" if printed else line + remainder
         if printed:
-            self.note(line + left)
+            self.note(line + remainder)
 
     def _print_lines(self) -> None:
         while not self._closed.wait(SECONDS_BETWEEN_LINES):

@@ -81,7 +81,7 @@ def publish(
             return 0
         for text in proposal.plan.notes:
             progress.note(text)
-        done = submit(
+        submitted = submit(
             proposal,
             description_of(folder),
             hub,
@@ -89,10 +89,10 @@ def publish(
             lambda *count: progress.count("large files", *count),
         )
     if as_json:
-        rows = {"state": done.state, "url": done.url, **_rows(done.plan)}
+        rows = {"state": submitted.state, "url": submitted.url, **_rows(submitted.plan)}
         print_result(json.dumps(rows, indent=2))
     else:
-        print_result(f"{done.state}: {done.url}")
+        print_result(f"{submitted.state}: {submitted.url}")
     return 0
 
 

@@ -64,7 +64,7 @@ def _lines(result: Verification) -> list[str]:
     record, differences = result.record, result.differences
     lines = [f"{record.subject} at {record.scheme}, {record.format}"]
     if differences:
-        lines += [f"  {one}" for one in differences[:_SHOWN]]
+        lines += [f"  {difference}" for difference in differences[:_SHOWN]]
         if (more := len(differences) - _SHOWN) > 0:
             lines.append(f"  and {more} more differences")
     else:

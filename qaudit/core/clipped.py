@@ -61,7 +61,9 @@ def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence
         error = torch.div(weight, scale_N1).round_().clamp_(-top - 1, top).mul_(scale_N1)
         return error.sub_(weight).abs_().div_(unit_N).log2_().mul_(NORM).exp2_().sum(1)
 
-    squares_SN = torch.stack([_squares(weight_NK, one, unit_N1, top) for one in scale_SN1])
+    squares_SN = torch.stack(
+        [_squares(weight_NK, scale_N1, unit_N1, top) for scale_N1 in scale_SN1]
+    )
     bound_SN = (1 - SLACK) * columns * (squares_SN / columns) ** (NORM / 2)
     every_N, nearest_N = torch.arange(len(unit_N1), device=unit_N1.device), squares_SN.argmin(0)
     tried_SN = bound_SN <= loss(every_N, scale_SN1[nearest_N, every_N])

@@ -88,8 +88,8 @@ def _running(checkpoints: Sequence[Checkpoint], steps: Sequence[int]) -> tuple[f
 def courses(checkpoints: Sequence[Checkpoint]) -> list[tuple[list[Checkpoint], Places]]:
     """Return the runs of a series in their order, each with its places."""
     numbered = [c for c in checkpoints if c.step is not None or c.tokens is not None]
-    known = numbered if len(numbered) > 1 else list(checkpoints)
-    main = [c for c, on in zip(known, on_trunk(known), strict=True) if on]
+    candidates = numbered if len(numbered) > 1 else list(checkpoints)
+    main = [c for c, on in zip(candidates, on_trunk(candidates), strict=True) if on]
     placed = place(main)
     runs: list[list[Checkpoint]] = []
     before = 0.0

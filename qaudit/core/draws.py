@@ -76,10 +76,10 @@ def draw_noise(column_RD: Array) -> DrawNoise | None:
 
 def combined(noises: Sequence[DrawNoise]) -> DrawNoise:
     """Return what several columns know together of a noise that they have alike."""
-    freedom = sum(one.freedom for one in noises)
+    freedom = sum(noise.freedom for noise in noises)
     return DrawNoise(
-        sum(one.variance * one.freedom for one in noises) / freedom,
-        sum(one.together * one.freedom for one in noises) / freedom,
+        sum(noise.variance * noise.freedom for noise in noises) / freedom,
+        sum(noise.together * noise.freedom for noise in noises) / freedom,
         freedom,
     )
 
@@ -152,7 +152,7 @@ def _of_draws(
         part = noise.times(slope / math.sqrt(len(columns_RD[same[0]])))
         parts.setdefault(noise.origin or noise, []).append(part)
     # Several columns whose noise was made of the same estimates have the freedom of one.
-    return _sum([replace(_sum(own), freedom=own[0].freedom) for own in parts.values()])
+    return _sum([replace(_sum(noises), freedom=noises[0].freedom) for noises in parts.values()])
 
 
 def _same_draws(columns_RD: Sequence[Array], noises: Sequence[DrawNoise | None]) -> list[list[int]]:
@@ -181,10 +181,10 @@ def _slopes(mean: tuple[Array, ...], statistic: Statistic) -> Array:
 
 def _sum(parts: Sequence[DrawNoise]) -> DrawNoise:
     """Return the sum of independent noises; its freedom is Welch and Satterthwaite's."""
-    variance = sum(one.variance for one in parts)
-    fourth = sum(one.variance**2 / one.freedom for one in parts)
-    freedom = variance**2 / fourth if fourth > 0 else sum(one.freedom for one in parts)
-    return DrawNoise(variance, sum(one.together for one in parts), freedom)
+    variance = sum(noise.variance for noise in parts)
+    fourth = sum(noise.variance**2 / noise.freedom for noise in parts)
+    freedom = variance**2 / fourth if fourth > 0 else sum(noise.freedom for noise in parts)
+    return DrawNoise(variance, sum(noise.together for noise in parts), freedom)
 
 
 def added_by_draws(

@@ -53,8 +53,8 @@ def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
     codes = e4m3(usual).view(torch.uint8)
     lower = (codes.int() - step for step in range(NV_STEPS))
     scales = (
-        one.clamp(min=1).to(torch.uint8).view(torch.float8_e4m3fn).float() / tensor_scale
-        for one in lower
+        code.clamp(min=1).to(torch.uint8).view(torch.float8_e4m3fn).float() / tensor_scale
+        for code in lower
     )
     return _best(weight_KR, scales)
 

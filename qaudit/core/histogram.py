@@ -60,8 +60,8 @@ def quantile_interval(counts_DB: Counts, share: float, confidence: float = 0.95)
     b = min(int(place), BINS - 1)
     below_D = counts_DB[:, :b].sum(axis=1, dtype=np.float64) + (place - b) * counts_DB[:, b]
     tokens_D = counts_DB.sum(axis=1, dtype=np.float64)
-    known = interval((below_D, tokens_D), per_token, confidence)
+    below = interval((below_D, tokens_D), per_token, confidence)
     # The true quantile is where the share below may be `share`.
-    low = quantile(counts_DB, share - (known.high - known.estimate))
-    high = quantile(counts_DB, share + (known.estimate - known.low))
+    low = quantile(counts_DB, share - (below.high - below.estimate))
+    high = quantile(counts_DB, share + (below.estimate - below.low))
     return Interval(estimate, min(low, estimate), max(high, estimate))

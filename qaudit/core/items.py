@@ -67,36 +67,36 @@ def drop(tasks: Sequence[Marked], confidence: float, *, normalized: bool) -> Int
 
     Normalized, it is divided by what full precision gets wrong; None where that is nothing.
     """
-    lost = [one.full_N.astype(float) - one.right_N for one in tasks]
-    left = [1 - one.full_N.astype(float) for one in tasks]
+    lost = [task.full_N.astype(float) - task.right_N for task in tasks]
+    left = [1 - task.full_N.astype(float) for task in tasks]
     below = sum(float(left_N.mean()) for left_N in left) if normalized else float(len(tasks))
     if below == 0:
         return None
     estimate = sum(float(lost_N.mean()) for lost_N in lost) / below
     above, under = 0.0, 0.0
     rows = []
-    for one in tasks:
-        value_2M = np.concatenate([np.stack([one.right_N, one.full_N]).astype(float), _CELLS], 1)
-        weight_M = np.concatenate([np.ones(len(one.full_N)), np.full(4, _HALF)])
+    for task in tasks:
+        value_2M = np.concatenate([np.stack([task.right_N, task.full_N]).astype(float), _CELLS], 1)
+        weight_M = np.concatenate([np.ones(len(task.full_N)), np.full(4, _HALF)])
         weight_M = weight_M / weight_M.sum()
         lost_M = value_2M[1] - value_2M[0]
         left_M = 1 - value_2M[1] if normalized else np.ones_like(lost_M)
         above, under = above + float(weight_M @ lost_M), under + float(weight_M @ left_M)
-        rows.append((weight_M, lost_M, left_M, len(one.full_N) + 2))
+        rows.append((weight_M, lost_M, left_M, len(task.full_N) + 2))
     center = above / under
     variance = 0.0
     for weight_M, lost_M, left_M, count in rows:
         residual_M = lost_M - center * left_M
         mean = float(weight_M @ residual_M)
         variance += float(weight_M @ (residual_M - mean) ** 2) / count
-    freedom = sum(len(one.full_N) for one in tasks) + 1
+    freedom = sum(len(task.full_N) for task in tasks) + 1
     half = float(special.stdtrit(freedom, 0.5 + confidence / 2)) * math.sqrt(variance) / under
     return Interval(estimate, min(estimate, center - half), max(estimate, center + half))
 
 
 def flips(tasks: Sequence[Marked], confidence: float) -> Interval:
     """Return the share of items that went from right to wrong or back, the mean over tasks."""
-    flipped = [one.full_N != one.right_N for one in tasks]
+    flipped = [task.full_N != task.right_N for task in tasks]
     if len(flipped) == 1:
         return statistics.accuracy(flipped[0], confidence)
     return mean_accuracy(flipped, confidence)

@@ -61,31 +61,38 @@ def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
 
     if not (steps and len(block.batches)):
         return False
-    free = [one for learner in learners for one in learner.free]
+    free = [parameter for learner in learners for parameter in learner.free]
     turns = [turn for learner in learners for turn in learner.turns]
-    every = [*(one for one, _ in free), *turns]
-    start, before = [one.detach().clone() for one in every], total_error(block, learners)
+    every = [*(parameter for parameter, _ in free), *turns]
+    start, before = (
+        [parameter.detach().clone() for parameter in every],
+        total_error(block, learners),
+    )
     device = every[0].device
-    adam = torch.optim.Adam([{"params": [one], "lr": rate} for one, rate in free]) if free else None
+    adam = (
+        torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in free])
+        if free
+        else None
+    )
     for step in range(steps):
         with torch.enable_grad(), _repeatable(device):
             loss = _error(block, learners, block.batches[step % len(block.batches)])
             grads = torch.autograd.grad(loss, every)
         if not bool(torch.isfinite(loss)):
             break
-        left = 1 - step / steps
-        for one, grad in zip(every, grads, strict=True):
-            one.grad = grad
+        share = 1 - step / steps
+        for parameter, grad in zip(every, grads, strict=True):
+            parameter.grad = grad
         if adam is not None:
             for group, (_, rate) in zip(adam.param_groups, free, strict=True):
-                group["lr"] = rate * (1 - math.cos(math.pi * left)) / 2
+                group["lr"] = rate * (1 - math.cos(math.pi * share)) / 2
             adam.step()
         for turn in turns:
-            turn.data = cayley_step(turn.data, turn.grad, ANGLE * left)
+            turn.data = cayley_step(turn.data, turn.grad, ANGLE * share)
     if total_error(block, learners) < before:  # what is not a number never is
         return True
-    for one, first in zip(every, start, strict=True):
-        one.data = first
+    for parameter, first in zip(every, start, strict=True):
+        parameter.data = first
     return False
 
 
@@ -105,7 +112,7 @@ def total_error(block: WholeBlock, learners: Sequence[Learner]) -> float:
 
 
 def _error(block: WholeBlock, learners: Sequence[Learner], batch: MiniBatch) -> Tensor:
-    out_BTD = block.run(batch.hidden_BTD, [one.quantized() for one in learners])
+    out_BTD = block.run(batch.hidden_BTD, [learner.quantized() for learner in learners])
     target_ND = batch.target_BTD[batch.valid_BT].float()
     error: Tensor = (out_BTD[batch.valid_BT].float() - target_ND).square().sum()
     return error / target_ND.square().sum()
@@ -143,8 +150,8 @@ class Transform:
     ) -> Transform:
         """Return rotations, and the best shares of the ranges of rotated weights."""
         columns = len(scale_C)
-        left = max(a for a in range(1, math.isqrt(columns) + 1) if columns % a == 0)
-        left_AA, right_BB = (rotation(n).to(scale_C) for n in (left, columns // left))
+        first = max(a for a in range(1, math.isqrt(columns) + 1) if columns % a == 0)
+        left_AA, right_BB = (rotation(n).to(scale_C) for n in (first, columns // first))
         turn = cls(left_AA, right_BB, scale_C, scale_C.new_full((), token_clip), {})
         turned = {name: turn.of_weights(_wide(one)) for name, one in weights.items()}
         return replace(turn, row_clips={n: best_shares(one, bits) for n, one in turned.items()})
@@ -167,7 +174,7 @@ class Transform:
     def nbits(self, *, scaling: bool) -> int:
         """Count what a file holds of it, in 16 bits each; scales where they are not all 1."""
         parts = (self.left_AA, self.right_BB, *([self.scale_C] if scaling else []))
-        return 16 * sum(one.numel() for one in parts)
+        return 16 * sum(part.numel() for part in parts)
 
 
 class Course:
@@ -179,24 +186,26 @@ class Course:
 
         self._start, self._goal = start, goal
         self._weights = {name: _wide(one) for name, one in linears.weights.items()}
-        self._factors = [one.clone().requires_grad_() for one in (start.left_AA, start.right_BB)]
+        self._factors = [
+            factor.clone().requires_grad_() for factor in (start.left_AA, start.right_BB)
+        ]
         self._log_scale_C = torch.zeros_like(start.scale_C).requires_grad_(goal.scaling)
         # Shares through a sigmoid, as FlatQuant's.
         self._token_clip, *rows = (
-            torch.logit(one.clamp(max=LARGEST_SHARE)).requires_grad_()
-            for one in (start.token_clip, *start.row_clips.values())
+            torch.logit(clip.clamp(max=LARGEST_SHARE)).requires_grad_()
+            for clip in (start.token_clip, *start.row_clips.values())
         )
         self._row_clips = dict(zip(start.row_clips, rows, strict=True))
 
     @property
     def free(self) -> Sequence[tuple[Tensor, float]]:
         rate = self._goal.rate
-        free = [] if self._goal.orthogonal else [(one, rate) for one in self._factors]
+        free = [] if self._goal.orthogonal else [(factor, rate) for factor in self._factors]
         free += [(self._log_scale_C, rate)] if self._goal.scaling else []
         if self._goal.clipping:
             clips = [] if self._goal.bits is None else [*self._row_clips.values()]
             clips += [] if self._goal.act is None else [self._token_clip]
-            free += [(one, CLIPS_FASTER * rate) for one in clips]
+            free += [(clip, CLIPS_FASTER * rate) for clip in clips]
         return free
 
     @property
@@ -206,8 +215,8 @@ class Course:
     def end(self) -> None:
         """Stay where it is."""
         clips = (self._token_clip, *self._row_clips.values())
-        for one in (*self._factors, self._log_scale_C, *clips):
-            one.requires_grad_(False)
+        for parameter in (*self._factors, self._log_scale_C, *clips):
+            parameter.requires_grad_(False)
 
     def transform(self) -> Transform:
         import torch
@@ -248,7 +257,7 @@ def learn(
 ) -> list[Transform]:
     """Return the transformation of each group of a block."""
     starts = [start(linears) for linears in block.groups]
-    courses = [Course(*one, goal) for one in zip(block.groups, starts, strict=True)]
+    courses = [Course(*pair, goal) for pair in zip(block.groups, starts, strict=True)]
     if not descend(block, courses, steps):
         return starts
     for course in courses:

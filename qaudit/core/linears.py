@@ -128,7 +128,7 @@ def decoded(
         if column_scale_C is not None:
             weight_RC = weight_RC.to(column_scale_C.dtype).div_(column_scale_C)
         weights[name] = weight_RC.to(original_RC.dtype)
-    bits = sum(one.nbits for one in stored.values())
+    bits = sum(part.nbits for part in stored.values())
     return Quantized(weights, bits, notes, forwards or {}, stored, column_scale_C, inputs)
 
 
@@ -142,7 +142,7 @@ def refuse_nonfinite(linears: Linears) -> None:
             )
     inputs = linears.inputs
     moments = [] if inputs is None else [inputs.gram_CC, inputs.absmean_C, inputs.drift_CC]
-    if not all(_is_finite(one) for one in moments if one is not None):
+    if not all(_is_finite(moment) for moment in moments if moment is not None):
         names = ", ".join(f"`{name}`" for name in linears.weights)
         raise SourceError(
             f"the calibration inputs of {names} hold NaN or infinity",

@@ -65,7 +65,7 @@ class MixedCodes(StoredWeight):
     def decode(self) -> Tensor:
         import torch
 
-        parts = [one.decode() for one in (self.rest, self.kept) if one is not None]
+        parts = [part.decode() for part in (self.rest, self.kept) if part is not None]
         return torch.cat(parts, 1)[:, torch.argsort(self.order_C)]
 
     @property

@@ -168,14 +168,14 @@ def items_to_detect(
     reached = interval.estimate - interval.low
     if interval.estimate <= margin:
         reached = interval.high - interval.estimate
-    known = float(special.ndtri(0.5 + confidence / 2))
+    quantile = float(special.ndtri(0.5 + confidence / 2))
     if not 0.0 < effect < math.inf or not math.isfinite(reached):
         return None
     power = float(special.ndtri(POWER))
 
     def enough(count: int) -> bool:
         reach_there = reached * math.sqrt(items / count)
-        return math.hypot(reach_there, draw) + power * reach_there / known <= effect
+        return math.hypot(reach_there, draw) + power * reach_there / quantile <= effect
 
     return _smallest(enough, MINIMUM_DOCUMENTS, MOST)
 

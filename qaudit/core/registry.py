@@ -156,7 +156,7 @@ def read_pairs(pairs: list[str]) -> dict[str, str]:
 def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
     """Make a plug-in from the texts of its parameters, which override those of a preset."""
     plugin: Any = kind
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(plugin)}
+    fields_by_name: dict[str, Field[Any]] = {field.name: field for field in fields(plugin)}
     values: dict[str, Any] = {}
     preset = explicit.pop("preset", None)
     if preset is not None:
@@ -165,12 +165,16 @@ def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
             raise SchemeError(f"`{name}` has no preset `{preset}`", hint=f"presets: {choice}")
         values.update(plugin.presets[preset])
     for key, text in explicit.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"it takes: {', '.join(known) or '-'}"
+        if key not in fields_by_name:
+            near = difflib.get_close_matches(key, fields_by_name, n=1)
+            hint = (
+                f"did you mean `{near[0]}`?"
+                if near
+                else f"it takes: {', '.join(fields_by_name) or '-'}"
+            )
             raise SchemeError(f"`{name}` has no parameter `{key}`", hint=hint)
-        values[key] = _read_value(name, known[key], text)
-    for key, field in known.items():
+        values[key] = _read_value(name, fields_by_name[key], text)
+    for key, field in fields_by_name.items():
         if key not in values and field.default is MISSING:
             example = f"{name}-4bit" if key == "bits" else f"{name}:{key}=..."
             raise SchemeError(f"`{name}` needs {key}", hint=f"write `{example}`")

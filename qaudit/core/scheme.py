@@ -225,14 +225,14 @@ class Scheme:
 
     def _pairs(self, parameters: Iterable[Field[Any]]) -> Iterator[str]:
         """Yield parameters as they are written, that of the cache last."""
-        for one in sorted(parameters, key=lambda one: one.name == "kv"):
-            yield f"{one.name}={_print(getattr(self, one.name))}"
+        for parameter in sorted(parameters, key=lambda field: field.name == "kv"):
+            yield f"{parameter.name}={_print(getattr(self, parameter.name))}"
 
 
 def most_bits_first(bit_class: str) -> tuple[float, str]:
     """Return the key that orders classes; weights decide, and then whether activations are kept."""
-    known = re.fullmatch(BIT_CLASS, bit_class) is not None
-    return (-float(bit_class.removeprefix("w")[0]) if known else -math.inf, bit_class)
+    valid = re.fullmatch(BIT_CLASS, bit_class) is not None
+    return (-float(bit_class.removeprefix("w")[0]) if valid else -math.inf, bit_class)
 
 
 def class_of_stored(bit_class: str, bits: float | None) -> str:

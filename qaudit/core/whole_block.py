@@ -64,10 +64,10 @@ def alone(linears: Linears, scheme: str) -> WholeBlock:
     def run(x: Tensor, quantized: Iterable[Quantized]) -> Tensor:
         change = None
         forwards: dict[str, Callable[[Tensor], Tensor]] = {**plain}
-        for one in quantized:
-            change = one.inputs
-            forwards |= {name: partial(_product, one.weights[name]) for name in one.weights}
-            forwards |= one.forwards
+        for part in quantized:
+            change = part.inputs
+            forwards |= {name: partial(_product, part.weights[name]) for name in part.weights}
+            forwards |= part.forwards
         read = x if change is None else change(x)
         return torch.cat([forward(read) for forward in forwards.values()], -1)
 

@@ -47,7 +47,7 @@ class Diagnoses:
         """Diagnose subjects of a series; `evicts`: the checkpoint before may leave the disk."""
         self._confidence = confidence
         self._evicts = evicts
-        self._diagnostics = {one: _measure_of(one) for one in diagnostics}
+        self._diagnostics = {diagnostic: _measure_of(diagnostic) for diagnostic in diagnostics}
         self._subjects = subjects
         self._machine = machine
         self._store = store.within(FOLDER)
@@ -57,16 +57,18 @@ class Diagnoses:
 
     def lacks(self, task: Task) -> bool:
         """Return whether a subject's weights are needed to diagnose it."""
-        return any(self._find(one, task) is None for one in self._diagnostics)
+        return any(self._find(diagnostic, task) is None for diagnostic in self._diagnostics)
 
     def watch(self, task: Task, progress: Progress) -> Observer | None:
         """Return an observer of a subject's quantization, if any diagnostic needs one."""
         observers: dict[str, Observer] = {}
-        for one, measure in self._diagnostics.items():
-            if measure.watch is not None and self._find(one, task) is None:
-                case = self._case(one, task, progress)
-                observers[one.name] = observer = measure.watch(case)
-                self._observed[task.subject.label, one.name] = replace(case, observer=observer)
+        for diagnostic, measure in self._diagnostics.items():
+            if measure.watch is not None and self._find(diagnostic, task) is None:
+                case = self._case(diagnostic, task, progress)
+                observers[diagnostic.name] = observer = measure.watch(case)
+                self._observed[task.subject.label, diagnostic.name] = replace(
+                    case, observer=observer
+                )
 
         def observe(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
             for name, observer in tuple(observers.items()):
@@ -81,28 +83,28 @@ class Diagnoses:
         return observe if observers else None
 
     def take(self, task: Task, progress: Progress) -> None:
-        for one, measure in self._diagnostics.items():
-            rows = self._find(one, task)
+        for diagnostic, measure in self._diagnostics.items():
+            rows = self._find(diagnostic, task)
             if rows is None:
-                rows = self._measured(one, measure, task, progress)
+                rows = self._measured(diagnostic, measure, task, progress)
             if rows is not None:
-                self._rows[task.subject.label, one.name] = rows
+                self._rows[task.subject.label, diagnostic.name] = rows
 
     def find(self, task: Task, first: str = "") -> None:
         """Use the rows on disk, which a twin shares with its first subject, or the reason."""
-        for one in self._diagnostics:
-            rows = self._find(one, task)
+        for diagnostic in self._diagnostics:
+            rows = self._find(diagnostic, task)
             if rows is not None:
-                self._rows[task.subject.label, one.name] = rows
+                self._rows[task.subject.label, diagnostic.name] = rows
             else:
-                reason = self._reasons.get((first, one.name), "its rows cannot be read")
-                self.fail(task.subject.label, reason, one.name)
+                reason = self._reasons.get((first, diagnostic.name), "its rows cannot be read")
+                self.fail(task.subject.label, reason, diagnostic.name)
 
     def fail(self, label: str, reason: str, name: str = "") -> None:
         """Record why a subject lacks one diagnostic, or all that it has no rows of."""
-        for one in self._diagnostics:
-            if one.name == name or (not name and (label, one.name) not in self._rows):
-                self._reasons.setdefault((label, one.name), reason)
+        for diagnostic in self._diagnostics:
+            if diagnostic.name == name or (not name and (label, diagnostic.name) not in self._rows):
+                self._reasons.setdefault((label, diagnostic.name), reason)
 
     def tables(self, labels: Sequence[str]) -> Diagnostics:
         """Return the rows of each diagnostic, in the order of the labels, and what is missing."""
@@ -147,7 +149,7 @@ class Diagnoses:
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:
         """Return the rows on disk, under the labels of this audit."""
         before = self._before(diagnostic, task)
-        keys = [self._key(diagnostic, task, one) for one in dict.fromkeys((before, None))]
+        keys = [self._key(diagnostic, task, earlier) for earlier in dict.fromkeys((before, None))]
         stored = find_rows(self._store.folder, diagnostic.name, keys)
         if stored is None:
             return None

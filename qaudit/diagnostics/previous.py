@@ -17,15 +17,15 @@ def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | N
     if subject.merge is not None:
         return None
     own, before = subject.first, list[Checkpoint]()
-    for one in subjects:
-        if one.label == subject.label:
+    for candidate in subjects:
+        if candidate.label == subject.label:
             break
-        if one.merge is None and _series(one.first) == _series(own):
-            before.append(one.first)
+        if candidate.merge is None and _series(candidate.first) == _series(own):
+            before.append(candidate.first)
     branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
     trunk = [c for c in before if c.ingredient is None]
-    others = (c for c in reversed(branch or trunk) if not c.files or c.files != own.files)
-    return next(others, None)
+    earlier = (c for c in reversed(branch or trunk) if not c.files or c.files != own.files)
+    return next(earlier, None)
 
 
 def _series(checkpoint: Checkpoint) -> str:

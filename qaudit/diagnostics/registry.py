@@ -55,10 +55,10 @@ def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:
         if text.strip() == ALL:
             parsed |= {name: kind() for name, kind in diagnostics().items() if name not in parsed}
         elif text.strip():
-            one = _parse(text.strip())
-            if parsed.get(one.name, one) not in (one, type(one)()):
-                raise SchemeError(f"`{one.name}` is requested twice", hint="request it once")
-            parsed[one.name] = one
+            diagnostic = _parse(text.strip())
+            if parsed.get(diagnostic.name, diagnostic) not in (diagnostic, type(diagnostic)()):
+                raise SchemeError(f"`{diagnostic.name}` is requested twice", hint="request it once")
+            parsed[diagnostic.name] = diagnostic
     return tuple(parsed.values())
 
 

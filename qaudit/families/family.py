@@ -64,14 +64,14 @@ class Family(Strict):
 
     @model_validator(mode="after")
     def _stages_follow_each_other(self) -> Family:
-        known: set[str] = set()
+        seen: set[str] = set()
         for stage in self.stages:
             before = (stage.starts_after or "").rpartition("@")[0]
-            if before and before not in known:
+            if before and before not in seen:
                 raise ValueError(
                     f"stage `{stage.name}` starts after `{before}`, which is not before it"
                 )
-            known.add(stage.name)
+            seen.add(stage.name)
         return self
 
     # ------------------------------------------------------------------ names and their order

@@ -85,26 +85,26 @@ def nbytes_before(answer: Answer, start: int, stop: int) -> int:
 def rest_of(answer: Answer, skip: int, nbytes: int) -> Iterator[bytes]:
     """Yield `nbytes` after the first `skip`, as they come, and then the body must end."""
     _check_length(answer, skip + nbytes)
-    left = nbytes
+    remaining = nbytes
     for piece in _after(skip, answer.pieces()):
-        if len(piece) > left:
+        if len(piece) > remaining:
             raise answer.garbled("it sends more bytes than it listed")
-        left -= len(piece)
+        remaining -= len(piece)
         yield piece
-    if left:
-        raise DroppedError(f"it ended {left} bytes early")
+    if remaining:
+        raise DroppedError(f"it ended {remaining} bytes early")
 
 
 def part_of(answer: Answer, skip: int, nbytes: int) -> bytes:
     """Return `nbytes` after the first `skip`, and read no further."""
     _check_length(answer, skip + nbytes)
-    pieces, left = [], nbytes
+    pieces, remaining = [], nbytes
     for piece in _after(skip, answer.pieces()):
-        pieces.append(piece[:left])
-        left -= len(pieces[-1])
-        if not left:
+        pieces.append(piece[:remaining])
+        remaining -= len(pieces[-1])
+        if not remaining:
             return b"".join(pieces)
-    raise DroppedError(f"it ended {left} bytes early")
+    raise DroppedError(f"it ended {remaining} bytes early")
 
 
 def _after(skip: int, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -79,11 +79,11 @@ class BlobProgress:
     def advance(self, blob: str, nbytes: int) -> None:
         with self._lock:
             self._done[blob] = min(max(self._done[blob] + nbytes, 0), self._sizes[blob])
-            done = sum(self._done.values())
-            is_step = abs(done - self._shown) * self._STEPS >= self._total
-            if done != self._shown and (is_step or done == self._total):
-                self._shown = done
-                self._watch.download(self._what, done, self._total)
+            received = sum(self._done.values())
+            is_step = abs(received - self._shown) * self._STEPS >= self._total
+            if received != self._shown and (is_step or received == self._total):
+                self._shown = received
+                self._watch.download(self._what, received, self._total)
 
 
 @dataclass(eq=False)

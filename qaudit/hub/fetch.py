@@ -111,7 +111,7 @@ class Fetcher:
         if checkpoint.commit is None:
             return 0
         commit = _snapshot(checkpoint)
-        others = [c for c in keep if c.commit is not None and c.ref.location == commit.repo]
+        kept = [c for c in keep if c.commit is not None and c.ref.location == commit.repo]
         with self._claims.alone(commit.claim) as alone:
             if not alone:
                 self.watch.note(f"{commit.label} is used by another scan, so it stays on the disk")
@@ -120,10 +120,10 @@ class Fetcher:
                 commit.cache,
                 self._ledger,
                 [(commit.pointer(path), file.blob) for file, path in _weights(checkpoint)],
-                keep_links={_snapshot(c).pointer(path) for c in others for _, path in _weights(c)},
-                keep_blobs={file.blob for c in others for file, _ in _weights(c)},
+                keep_links={_snapshot(c).pointer(path) for c in kept for _, path in _weights(c)},
+                keep_blobs={file.blob for c in kept for file, _ in _weights(c)},
             )
-        if any(c.commit == commit.commit for c in others):
+        if any(c.commit == commit.commit for c in kept):
             self._claims.take(commit.claim)
         return freed
 

@@ -84,7 +84,7 @@ class Listing:
                 return one.commit
         if revision.startswith("refs/") or _SHORT_COMMIT.fullmatch(revision):
             return self.client.commit(repo, revision, kind)
-        near = nearest(revision, [one.name for one in revisions])
+        near = nearest(revision, [candidate.name for candidate in revisions])
         hint = near if near.startswith("did you mean") else ""
         if (repo, kind) in self._incomplete:
             raise not_known_offline(Request(f"`{revision}` of `{repo}`", repo, kind), hint)
@@ -164,9 +164,9 @@ class Listing:
     def _current_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
         revisions = self.client.revisions(repo, kind)
         answer: dict[str, Any] = {"at": int(time.time()), "branches": [], "tags": []}
-        for one in revisions:
-            entries = answer["branches" if one.kind == "branch" else "tags"]
-            entries.append({"name": one.name, "targetCommit": one.commit})
+        for revision in revisions:
+            entries = answer["branches" if revision.kind == "branch" else "tags"]
+            entries.append({"name": revision.name, "targetCommit": revision.commit})
         self._store.put("revisions", self._key(repo, kind), answer)
         return revisions
 

@@ -92,7 +92,7 @@ def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, 
     if not repositories:
         raise HubError(f"no repository matches `{ref.location}`", hint="check the owner's name")
     refs = (replace(ref, location=repo) for repo in repositories)
-    return tuple(_in_repository(listing, one, recipe, target) for one in refs)
+    return tuple(_in_repository(listing, ref, recipe, target) for ref in refs)
 
 
 def parse(target: str) -> Ref:
@@ -176,9 +176,9 @@ def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
 
 def _candidate(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Candidate:
     """Return a checkpoint, named by its revision, or by its repository if that has no other."""
-    name, own = revision.name, repo.partition("/")[2]
+    name, repo_name = revision.name, repo.partition("/")[2]
     if alone and name in ("main", "master"):
-        return Candidate(Ref(repo, name), own, (name, own), known, revision.commit)
+        return Candidate(Ref(repo, name), repo_name, (name, repo_name), known, revision.commit)
     label = name[:12] if is_commit(name) else name
     return Candidate(Ref(repo, name), label, (name,), known, revision.commit)
 
@@ -313,5 +313,5 @@ class _Reader:
 def _family(checkpoint: Checkpoint) -> Family | None:
     if checkpoint.family is None:
         return None
-    own = find(checkpoint.ref.location)
-    return own if own and own.family == checkpoint.family else load(checkpoint.family)
+    family = find(checkpoint.ref.location)
+    return family if family and family.family == checkpoint.family else load(checkpoint.family)

@@ -43,8 +43,8 @@ class Data:
     def of(cls, leaf: Leaf) -> Data:
         config = leaf.config
         path, kwargs = str(config.get("dataset_path") or ""), config.get("dataset_kwargs") or {}
-        own = path in _LOCAL or Path(path).is_dir()
-        if not own and (
+        is_local = path in _LOCAL or Path(path).is_dir()
+        if not is_local and (
             "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config
         ):
             raise SourceError(
@@ -52,7 +52,7 @@ class Data:
                 hint="name a folder with its data in a YAML file of your own",
             )
         name = config.get("dataset_name")
-        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"), own)
+        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"), is_local)
 
     def source(self, split: str) -> str:
         """Return the name under which a plan pins the files of a split."""
@@ -85,13 +85,13 @@ def find(hub: Hub, data: Data) -> Iterator[TextFile]:
 def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
     """Return the files of a plan that hold the splits of a data set, and its README."""
     sources = {data.source(split) for split in data.splits}
-    own = [text for text in texts if text.source in sources]
-    if {text.source for text in own} != sources:
+    pinned_texts = [text for text in texts if text.source in sources]
+    if {text.source for text in pinned_texts} != sources:
         raise NotPinnedError(
             f"the files of `{data.repo}` were not looked up when the audit was planned",
             hint="plan the audit again: `--update`",
         )
-    return [*(text for text in texts if text.source == data.readme), *own]
+    return [*(text for text in texts if text.source == data.readme), *pinned_texts]
 
 
 @lru_cache(maxsize=256)
@@ -114,7 +114,9 @@ def own_stamp(leaf: Leaf) -> list[Any]:
     kwargs = leaf.config.get("dataset_kwargs") or {}
     named_files = kwargs.get("data_files") or {}
     flat = named_files.values() if isinstance(named_files, dict) else [named_files]
-    paths = [Path(path) for one in flat for path in (one if isinstance(one, list) else [one])]
+    paths = [
+        Path(path) for entry in flat for path in (entry if isinstance(entry, list) else [entry])
+    ]
     root = Path(str(leaf.config.get("dataset_path") or ""))
     if root.is_dir():
         paths += [root / path for path in files.paths_in(root)]

@@ -82,10 +82,12 @@ def metadata_of(readme: bytes, name: str | None) -> str:
     for key in ("configs", "dataset_info"):
         entries = table.get(key)
         if name and isinstance(entries, list):
-            own = [
-                one for one in entries if isinstance(one, dict) and one.get("config_name") == name
+            entries_of_name = [
+                entry
+                for entry in entries
+                if isinstance(entry, dict) and entry.get("config_name") == name
             ]
-            table[key] = own or entries
+            table[key] = entries_of_name or entries
     return f"---\n{json.dumps(table, default=str)}\n---\n"
 
 
@@ -179,7 +181,7 @@ def _unpacked(
         member = _MEMBERS[split].format(fold=fold)
         try:
             with zipfile.ZipFile(archive) as content:
-                names = [one for one in content.namelist() if one.endswith(member)]
+                names = [name for name in content.namelist() if name.endswith(member)]
                 table = json.loads(content.read(names[0] if names else member))
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise SourceError(

@@ -92,7 +92,7 @@ def checked(table: dict[str, Any]) -> dict[str, Any]:
         value = table.get(key)
         if value is not None and not isinstance(value, (*kinds, Code)):
             raise ValueError(f"`{key}` is no {kinds[0].__name__}")
-    if not all(isinstance(one, dict) for one in table.get("metric_list") or []):
+    if not all(isinstance(metric, dict) for metric in table.get("metric_list") or []):
         raise ValueError("`metric_list` is no list of tables")
     return table
 

@@ -63,10 +63,10 @@ class Leaf:
 
     def shots(self, requested: int | None) -> int:
         """Return how many examples stand before a question."""
-        own = self.config.get("num_fewshot")
-        if own == 0:  # lm-eval never overrides a zero of a task
+        shots = self.config.get("num_fewshot")
+        if shots == 0:  # lm-eval never overrides a zero of a task
             return 0
-        return requested if requested is not None else own or DEFAULT_SHOTS
+        return requested if requested is not None else shots or DEFAULT_SHOTS
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Prompted:
 
 def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
     """Return the requested tasks; names may be tasks, groups, tags, or folders of YAML files."""
-    known: dict[str, Definition] = {}
+    by_name: dict[str, Definition] = {}
     for name in requested:
         for definition in _in_folder(Path(name)) if _is_folder(name) else _in_library(name):
-            known.setdefault(definition.name, definition)
-    for definition in known.values():
+            by_name.setdefault(definition.name, definition)
+    for definition in by_name.values():
         for leaf in definition.leaves:
             _must_be_scored(leaf)
-    return tuple(known.values())
+    return tuple(by_name.values())
 
 
 def all_tasks() -> dict[str, str]:
@@ -140,11 +140,11 @@ def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
     """Return the folders to index for a task: those of the twelve save seven seconds."""
     if name in KNOWN:
         return (KNOWN[name].folder,)
-    known = {one.folder for one in KNOWN.values()}
-    own = _tasks_folder()
-    if file is not None and own in file.parents:
-        inside = file.parent.relative_to(own).as_posix()
-        return (inside,) if inside in known else (None,)
+    folders = {preset.folder for preset in KNOWN.values()}
+    tasks_folder = _tasks_folder()
+    if file is not None and tasks_folder in file.parents:
+        inside = file.parent.relative_to(tasks_folder).as_posix()
+        return (inside,) if inside in folders else (None,)
     return (None,)
 
 
@@ -245,7 +245,7 @@ def _must_be_scored(leaf: Leaf) -> None:
             f"`{name}` takes its prompt from promptsource", hint="write it as `doc_to_text`"
         )
     kind = config.get("output_type", "generate_until")
-    metrics = [str(one.get("metric")) for one in config.get("metric_list") or []]
+    metrics = [str(metric.get("metric")) for metric in config.get("metric_list") or []]
     if "class" in config:
         raise UsageError(f"`{name}` is a Python class of lm-eval", hint=_INSTEAD)
     if kind == "generate_until":
@@ -294,11 +294,11 @@ def _right(task: Any, document: Any, choices: Sequence[str]) -> tuple[int, ...]:
             f"`{task.task_name}` has items without a right answer", hint="leave the task out"
         )
     all_of_them = gold if isinstance(gold, list) else [gold]
-    if any(not isinstance(one, int) for one in all_of_them):
+    if any(not isinstance(place, int) for place in all_of_them):
         raise SourceError(
             f"the answers of `{task.task_name}` are no options", hint="leave the task out"
         )
-    return tuple(one for one in all_of_them if 0 <= one < len(choices))
+    return tuple(place for place in all_of_them if 0 <= place < len(choices))
 
 
 @contextmanager

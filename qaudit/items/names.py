@@ -62,7 +62,7 @@ _UNKNOWN = Known("", DEFAULT_ITEMS, 4, 440, 300, 40, 4.4)
 
 def named(requested: Sequence[str]) -> tuple[str, ...]:
     """Return the requested tasks with presets written out, no task twice."""
-    names = (name for one in requested for name in PRESETS.get(one, (one,)))
+    names = (name for request in requested for name in PRESETS.get(request, (request,)))
     return tuple(dict.fromkeys(names))
 
 

@@ -62,7 +62,7 @@ def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
 def code_of(recipe: Recipe, *, trusted: bool) -> tuple[str, ...]:
     """Return the files with Python code that tasks run; UsageError unless they are trusted."""
     files: dict[str, None] = {}
-    for leaf in (leaf for one in tasks_of(recipe) for leaf in one.leaves if leaf.is_foreign):
+    for leaf in (leaf for task in tasks_of(recipe) for leaf in task.leaves if leaf.is_foreign):
         must_be_trusted(leaf.name, leaf.config, trusted=trusted)
         for code in code_in(leaf.config):
             file = code.file
@@ -75,7 +75,7 @@ def code_of(recipe: Recipe, *, trusted: bool) -> tuple[str, ...]:
 def needs_hub(recipe: Recipe) -> bool:
     if not recipe.tasks or recipe.task_data:
         return False
-    return any(not Data.of(leaf).own_files for one in tasks_of(recipe) for leaf in one.leaves)
+    return any(not Data.of(leaf).own_files for task in tasks_of(recipe) for leaf in task.leaves)
 
 
 # -------------------------------------------------------------------------------- find and fetch
@@ -90,14 +90,14 @@ def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tup
     found: dict[tuple[str, str], TextFile] = {}
     failed: dict[str, HubError | SourceError] = {}
     tasks = () if recipe.task_data else tasks_of(recipe)
-    for one in tasks:
+    for task in tasks:
         try:
-            for leaf in one.leaves:
+            for leaf in task.leaves:
                 data = Data.of(leaf)
                 if not data.own_files:
                     found |= {(text.source, text.path): text for text in find(hub, data)}
         except (HubError, SourceError) as error:
-            failed[one.name] = error
+            failed[task.name] = error
     if failed and len(failed) == len(tasks):
         name, first = next(iter(failed.items()))
         raise type(first)(
@@ -111,15 +111,15 @@ def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tup
 def fetch_items(hub: Hub, recipe: Recipe, texts: Sequence[TextFile]) -> dict[str, SourceError]:
     """Fetch and check the data of tasks; return why some of them cannot be had."""
     failed: dict[str, SourceError] = {}
-    for one in () if recipe.task_data else tasks_of(recipe):
-        for leaf in one.leaves:
+    for task in () if recipe.task_data else tasks_of(recipe):
+        for leaf in task.leaves:
             data = Data.of(leaf)
-            if data.own_files or one.name in failed:
+            if data.own_files or task.name in failed:
                 continue
             try:
                 _fetch(hub, data, texts)
             except (HubError, SourceError, UnreachableError) as error:
-                failed[one.name] = SourceError(
+                failed[task.name] = SourceError(
                     f"its data cannot be had: {error.message}", hint=error.hint
                 )
     return failed
@@ -127,11 +127,11 @@ def fetch_items(hub: Hub, recipe: Recipe, texts: Sequence[TextFile]) -> dict[str
 
 def _fetch(hub: Hub, data: Data, texts: Sequence[TextFile]) -> None:
     try:
-        own = pinned(data, texts)
+        pins = pinned(data, texts)
     except NotPinnedError:
         list(find(hub, data))  # raises the reason for which the plan has none, if it still holds
         raise
-    for text in own:
+    for text in pins:
         hub.fetcher.text(text)
 
 
@@ -155,10 +155,10 @@ class Reading:
             (leaf.name, leaf.replaced, leaf.shots(recipe.task_shots), self._data(leaf))
             for leaf in one.leaves
         ]
-        own: list[Any] = [files_sha256(leaf.file) for leaf in one.leaves]
-        own += [repr(leaf.config) for leaf in one.leaves if leaf.is_foreign]  # files it includes
+        parts: list[Any] = [files_sha256(leaf.file) for leaf in one.leaves]
+        parts += [repr(leaf.config) for leaf in one.leaves if leaf.is_foreign]  # files it includes
         about = (VERSION, version("lm-eval"), harness.FEWSHOT_SEED, recipe.task_items)
-        return digest([about, leaves, own, self.tokenizer_sha256, self.context])
+        return digest([about, leaves, parts, self.tokenizer_sha256, self.context])
 
     def folder(self, leaf: Leaf) -> tuple[Path, files.Splits] | None:
         """Return where the data of a task are, and the files of its splits; None: its own."""
@@ -167,12 +167,12 @@ class Reading:
             return None
         if self.recipe.task_data:
             return local(Path(self.recipe.task_data), data)
-        own = pinned(data, self.texts)
+        pins = pinned(data, self.texts)
         splits = {
-            split: tuple(text.path for text in own if text.source == data.source(split))
+            split: tuple(text.path for text in pins if text.source == data.source(split))
             for split in data.splits
         }
-        return snapshot(data.repo, own[0].commit, "dataset"), splits
+        return snapshot(data.repo, pins[0].commit, "dataset"), splits
 
     def _data(self, leaf: Leaf) -> list[Any]:
         data = Data.of(leaf)
@@ -187,9 +187,9 @@ class Reading:
 def counted(reading: Reading) -> ItemText | None:
     """Return the items of all tasks if they were built before."""
     built = []
-    for one in tasks_of(reading.recipe):
+    for task in tasks_of(reading.recipe):
         with suppress(QauditError, OSError):
-            if (items := stored_items(_place(reading.key(one)))) is not None:
+            if (items := stored_items(_place(reading.key(task)))) is not None:
                 built.append(items)
                 continue
         return None
@@ -201,19 +201,19 @@ def read_items(
 ) -> tuple[ItemText, dict[str, SourceError]]:
     """Return the items of all tasks, and why some have none."""
     failed, built = dict(failed), []
-    for one in tasks_of(reading.recipe):
-        if one.name in failed:
+    for task in tasks_of(reading.recipe):
+        if task.name in failed:
             continue
         try:
-            place = _place(reading.key(one))
+            place = _place(reading.key(task))
             items = stored_items(place)
             if items is None:
-                items = _build(reading, one, tokenizer)
+                items = _build(reading, task, tokenizer)
                 write_items(items, place)
             built.append(items)
         except (SourceError, CorpusError, OSError) as error:
             reason = error.message if isinstance(error, QauditError) else str(error)
-            failed[one.name] = SourceError(reason, hint=getattr(error, "hint", ""))
+            failed[task.name] = SourceError(reason, hint=getattr(error, "hint", ""))
     return ItemText.together(built), failed
 
 

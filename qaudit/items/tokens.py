@@ -75,13 +75,13 @@ class ItemText:
 
 def _tree_size(options: Sequence[Ints]) -> int:
     shortest = min(map(len, options))
-    same = np.all([one[:shortest] == options[0][:shortest] for one in options], axis=0)
+    same = np.all([option[:shortest] == options[0][:shortest] for option in options], axis=0)
     shared = int(np.argmin(same)) if not same.all() else shortest
-    return shared + sum(len(one) - shared for one in options)
+    return shared + sum(len(option) - shared for option in options)
 
 
 def _window_sizes(options: Sequence[Ints]) -> list[int]:
-    ordered = sorted(one.astype(">i8").tobytes() for one in options)
+    ordered = sorted(option.astype(">i8").tobytes() for option in options)
     following = [*ordered[1:], b"-"]
     return [len(a) // 8 for a, b in zip(ordered, following, strict=True) if not b.startswith(a)]
 
@@ -96,7 +96,7 @@ def write_items(text: ItemText, path: Path) -> None:
         names=np.array([item.name for item in text.items]),
         options=np.array([item.options for item in text.items], dtype=np.int64),
         right_counts=np.array(right, dtype=np.int64),
-        right=np.array([one for item in text.items for one in item.right], dtype=np.int64),
+        right=np.array([place for item in text.items for place in item.right], dtype=np.int64),
         lengths=np.array(lengths, dtype=np.int64),
         scored_from=np.array([w.scored_from for w in text.windows], dtype=np.int64),
         tokens=np.concatenate([np.zeros(0, np.int32), *(w.tokens for w in text.windows)]),
@@ -119,7 +119,7 @@ def _read(columns: dict[str, np.ndarray]) -> ItemText:
     task = str(columns["task"][0])
     rights = np.split(columns["right"], np.cumsum(columns["right_counts"])[:-1])
     items = tuple(
-        Item(task, str(name), int(options), tuple(int(one) for one in right))
+        Item(task, str(name), int(options), tuple(int(place) for place in right))
         for name, options, right in zip(columns["names"], columns["options"], rights, strict=True)
     )
     tokens = np.split(columns["tokens"], np.cumsum(columns["lengths"])[:-1])
@@ -160,8 +160,8 @@ def encoded(tokenizer: Any, pairs: Sequence[tuple[str, str]], context: int) -> t
 def _batches(
     tokenizer: Any, texts: Iterable[str], options: dict[str, bool]
 ) -> Iterable[tuple[str, tuple[int, ...]]]:
-    left = iter(texts)
-    while some := list(islice(left, _TOGETHER)):
+    remaining = iter(texts)
+    while some := list(islice(remaining, _TOGETHER)):
         tokens = tokenizer(some, verbose=False, **options)["input_ids"]
         yield from zip(some, map(tuple, tokens), strict=True)
 
@@ -190,8 +190,8 @@ def _pair(
 
 
 def _prefix_of(tokenizer: Any) -> int | None:
-    known = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return next((int(token) for token in known if token is not None), None)
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return next((int(token) for token in candidates if token is not None), None)
 
 
 def _prefix(tokenizer: Any) -> int:

@@ -43,7 +43,7 @@ class Document:
         try:
             return TypeAdapter(kind).validate_python(dict(table))
         except ValidationError as error:
-            errors = [{**one, "loc": (*at, *one["loc"])} for one in error.errors()]
+            errors = [{**detail, "loc": (*at, *detail["loc"])} for detail in error.errors()]
             sentence, hint = explain(errors, _allowed(kind, at))
             place = tuple(first(errors)["loc"])
             raise self.refuse(sentence.removeprefix("all of it: "), hint, place) from error
@@ -57,13 +57,13 @@ def _allowed(kind: Any, at: Place) -> dict[str, Sequence[str]]:
         for inner in getattr(annotation, "__args__", ()):
             collect(name, inner)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            own = {f.alias or n: f.annotation for n, f in annotation.model_fields.items()}
+            names = {f.alias or n: f.annotation for n, f in annotation.model_fields.items()}
         elif is_dataclass(annotation):
-            own = {f.name: None for f in fields(annotation)}
+            names = {f.name: None for f in fields(annotation)}
         else:
             return
-        keys[name] = list(own)
-        for key, inner in own.items():
+        keys[name] = list(names)
+        for key, inner in names.items():
             collect(key, inner)
 
     collect(str(at[-1]) if at else "", kind)

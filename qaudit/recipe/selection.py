@@ -106,9 +106,9 @@ def _is_of(checkpoint: Checkpoint, glob: str) -> bool:
 
 
 def _no_stage(glob: str, checkpoints: Iterable[Checkpoint]) -> UsageError:
-    known = dict.fromkeys(branch for c in checkpoints for branch in _branches(c) if branch)
-    if known:
-        return UsageError(f"there is no stage `{glob}`", hint=_near(glob, list(known)))
+    branches = dict.fromkeys(branch for c in checkpoints for branch in _branches(c) if branch)
+    if branches:
+        return UsageError(f"there is no stage `{glob}`", hint=_near(glob, list(branches)))
     return UsageError(
         f"there is no stage `{glob}`: no checkpoint has a known stage",
         hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",

@@ -82,7 +82,7 @@ def _diagnostics(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _names(value: tuple[str, ...]) -> tuple[str, ...]:
     """Return names that were separated by commas, or repeated."""
-    return tuple(name.strip() for one in value for name in one.split(",") if name.strip())
+    return tuple(name.strip() for text in value for name in text.split(",") if name.strip())
 
 
 def _task_items(value: object) -> str:

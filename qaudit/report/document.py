@@ -246,7 +246,11 @@ def name_cell(name: str, *, value: float | None = None) -> Cell:
 
 def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> Row:
     """Return a row; a string is a cell that is shown as it is."""
-    return Row(tuple(cell(one) if isinstance(one, str) else one for one in cells), minor, chosen)
+    return Row(
+        tuple(cell(content) if isinstance(content, str) else content for content in cells),
+        minor,
+        chosen,
+    )
 
 
 def columns(*names: str) -> tuple[Column, ...]:

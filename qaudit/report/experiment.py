@@ -143,7 +143,7 @@ def drawing_of(summary: ExperimentSummary) -> Drawing:
             panel, y = _contrasts(group, y + GAP)
             parts += panel
     title = f"{summary.experiment}, size {summary.size}, {plural(len(summary.seeds), 'seed')}"
-    there = {r.standing for r in summary.results if r.interval is not None}
+    standings = {r.standing for r in summary.results if r.interval is not None}
     legend = [
         Swatch(name(scheme), look_of(k).marker, f"mark {look_of(k).colour}")
         for k, scheme in enumerate(schemes)
@@ -151,7 +151,7 @@ def drawing_of(summary: ExperimentSummary) -> Drawing:
     legend += [
         Swatch(f"over seeds: {words}", line=f"whisker bold {colour}")
         for standing, (colour, words) in MEANINGS.items()
-        if standing in there
+        if standing in standings
     ]
     note = "A mark is a seed, a long bar the mean of the seeds, a line its interval over seeds."
     return Drawing("summary", title, title, tuple(parts), y + 44, note, tuple(legend))
@@ -178,10 +178,14 @@ def _errors(
         parts.append(_name(subject, middle))
         for n, scheme in enumerate(schemes):
             look = look_of(n)
-            own = errors.get((subject, scheme), [])
+            errors_of_cell = errors.get((subject, scheme), [])
             y = middle + 8 * (n - (len(schemes) - 1) / 2)
-            parts += [_bar(across.at(sum(own) / len(own)), y, 5, look.colour)] if own else []
-            parts += [frame.mark(look.marker, across.at(x), y, look.colour) for x in own]
+            parts += (
+                [_bar(across.at(sum(errors_of_cell) / len(errors_of_cell)), y, 5, look.colour)]
+                if errors_of_cell
+                else []
+            )
+            parts += [frame.mark(look.marker, across.at(x), y, look.colour) for x in errors_of_cell]
     return parts, bottom
 
 

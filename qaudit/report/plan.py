@@ -175,6 +175,6 @@ def _detectable_drop(plan: Plan) -> str:
         ]
         alone = f", of a task of {max(counts):,} items {largest[1]:.2g}" if len(counts) > 1 else ""
         parts.append(f"{largest[0]:.2g} points{alone}, where {100 * flips:.2g} % of answers flip")
-    known = ", as measured here already" if plan.flips is not None else ""
+    note = ", as measured here already" if plan.flips is not None else ""
     mean = "mean accuracy over tasks" if len(counts) > 1 else "accuracy"
-    return f"a change of {mean} of {'; '.join(parts)}{known}; in four of five cases"
+    return f"a change of {mean} of {'; '.join(parts)}{note}; in four of five cases"

@@ -52,9 +52,9 @@ def _result(race: Race, scheme: str) -> Iterator[str]:
         yield "on documents that it was not chosen on: no detectable difference."
     else:
         yield "on other documents, which are too few to confirm it."
-    others = [f"`{label}`" for label in race.contenders if label != race.runner_up]
-    if others:
-        yield f"{listing(others)} may be as good."
+    labels = [f"`{label}`" for label in race.contenders if label != race.runner_up]
+    if labels:
+        yield f"{listing(labels)} may be as good."
 
 
 def _unsettled(race: Race) -> Iterator[str]:

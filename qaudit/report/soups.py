@@ -148,8 +148,8 @@ def soup_reading(row: SoupRow) -> str:
     second = {"a_better": "loses less", "b_better": "loses more", "equivalent": "loses as much"}
     if better == loses == "inconclusive":
         return "indistinguishable"
-    left = first.get(better, "no detectable difference")
-    return f"{left}; {second.get(loses, 'what it loses is inconclusive')}"
+    word = first.get(better, "no detectable difference")
+    return f"{word}; {second.get(loses, 'what it loses is inconclusive')}"
 
 
 def disagree(row: SoupRow) -> bool:
@@ -178,7 +178,7 @@ def _counts(less: str, more: str, verdicts: Sequence[tuple[SoupRow, str]]) -> st
     by_scheme: dict[str, list[str]] = {}
     for row, verdict in verdicts:
         by_scheme.setdefault(row.scheme, []).append(verdict)
-    every = sum(set(own) == {"a_better"} for own in by_scheme.values())
+    every = sum(set(verdicts) == {"a_better"} for verdicts in by_scheme.values())
     best = [verdict for row, verdict in verdicts if row.is_best]
     return (
         f"{less} every ingredient under {every}, {less} the best one under "

@@ -139,9 +139,9 @@ class _Column:
 
 def _side_by_side(columns: list[_Column], width: int, gap: str) -> Iterator[str]:
     height = max(len(column.heading) for column in columns)
-    labels, *others = (column.lines(height) for column in columns)
+    labels, *values = (column.lines(height) for column in columns)
     lines = labels
-    for column in others:
+    for column in values:
         if lines is not labels and width_of(lines[0] + gap + column[0]) > width:
             yield _joined(lines)
             lines = labels

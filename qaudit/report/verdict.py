@@ -38,14 +38,14 @@ def answer(verdict: Verdict) -> str:
 
 
 def _of(verdict: Verdict, status: Status) -> list[ClassVerdict]:
-    return [one for one in verdict.classes if one.status == status]
+    return [decision for decision in verdict.classes if decision.status == status]
 
 
 def _classes(status: Status, classes: Sequence[ClassVerdict]) -> str:
     """Name what ships; of other classes their number of bits."""
     if status == "ship":
-        return f"ship {listing([what(one) for one in classes])}"
-    bits = listing([label(one) for one in classes])
+        return f"ship {listing([what(decision) for decision in classes])}"
+    bits = listing([label(decision) for decision in classes])
     return f"hold {bits}" if status == "hold" else f"{bits} undecided"
 
 
@@ -68,8 +68,8 @@ def what(one: ClassVerdict) -> str:
 
 def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
     """Return a line for each bit class, and what else keeps the whole from shipping."""
-    others = (doc.bullets(*verdict.others),) if verdict.others else ()
-    return (doc.Banner(tuple(map(_notice, verdict.classes))), *others)
+    bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
+    return (doc.Banner(tuple(map(_notice, verdict.classes))), *bullets)
 
 
 def _notice(one: ClassVerdict) -> doc.Notice:
@@ -156,7 +156,7 @@ def coverage(view: View) -> str:
 def rare_damage(view: View) -> tuple[str, ...]:
     """Return where one document carries much of what is added to what the verdict names."""
     classes = view.verdict.classes if view.verdict else ()
-    cells = {(one.subject, one.scheme) for one in classes}
+    cells = {(decision.subject, decision.scheme) for decision in classes}
     return tuple(
         f"{finding.message}."
         for finding in view.audit.findings
@@ -168,9 +168,9 @@ def evidence(view: View) -> tuple[doc.Section, ...]:
     """Return what each class was chosen by, what may be as good, and what would change it."""
     classes = view.verdict.classes if view.verdict else ()
     return tuple(
-        doc.Section(label(one), (doc.bullets(*_evidence(view, one)),))
-        for one in classes
-        if one.subject
+        doc.Section(label(decision), (doc.bullets(*_evidence(view, decision)),))
+        for decision in classes
+        if decision.subject
     )
 
 
@@ -198,9 +198,9 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
             "confirm it on others."
         )
     rival = f"{one.runner_up} at {one.runner_up_scheme}"
-    if others := [f"`{name}`" for name in one.contenders if name != rival]:
-        more = [f"{len(others) - SHOWN} more"] if len(others) > SHOWN else []
-        yield f"With all compared at once, {listing(others[:SHOWN] + more)} may be as good."
+    if rivals := [f"`{name}`" for name in one.contenders if name != rival]:
+        more = [f"{len(rivals) - SHOWN} more"] if len(rivals) > SHOWN else []
+        yield f"With all compared at once, {listing(rivals[:SHOWN] + more)} may be as good."
     yield from (f"Warning: {warning}." for warning in one.warnings)
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."
@@ -215,13 +215,13 @@ def _least(view: View, one: ClassVerdict) -> Iterator[str]:
         for subject in view.subjects
         if (error := view.error(subject.label, one.scheme)) is not None
     ]
-    own = view.score(one.subject, one.scheme)
-    if not errors or own is None:
+    score = view.score(one.subject, one.scheme)
+    if not errors or score is None:
         return
     _, least, error = min(errors, key=lambda entry: entry[:2])
     other = view.score(least, one.scheme)
     if least != one.subject and other is not None:
         yield (
             f"`{least}` loses least to {one.scheme} ({percent(error, unit=' %')}), but its "
-            f"quantized loss is {other.ce.estimate - own.ce.estimate:.4f} nats per token higher."
+            f"quantized loss is {other.ce.estimate - score.ce.estimate:.4f} nats per token higher."
         )

@@ -76,7 +76,7 @@ class View:
         if audit.verdict is not None or pick is None:
             return audit.verdict
         score = self.score(pick.subject, pick.scheme)
-        one = ClassVerdict(
+        decision = ClassVerdict(
             bit_class=pick.scheme,
             level="off",
             status="undecided",
@@ -95,13 +95,17 @@ class View:
             needs=(NEEDS,),
         )
         recipe = audit.plan.recipe
-        return Verdict(recipe.policy, pick.objective, recipe.confidence, (one,), "undecided")
+        return Verdict(recipe.policy, pick.objective, recipe.confidence, (decision,), "undecided")
 
     @cached_property
     def main(self) -> ClassVerdict | None:
         """The class that a reader sees first: that ships, with the fewest bits."""
         statuses, levels = ("ship", "undecided", "hold"), ("error", "warn", "off")
-        classes = [one for one in (self.verdict.classes if self.verdict else ()) if one.subject]
+        classes = [
+            decision
+            for decision in (self.verdict.classes if self.verdict else ())
+            if decision.subject
+        ]
         return min(
             classes,
             key=lambda one: (
@@ -116,7 +120,7 @@ class View:
     def of_interest(self) -> tuple[str, ...]:
         """Labels of what the verdict names and the last checkpoint, each once."""
         classes = self.verdict.classes if self.verdict else ()
-        picks = [one.subject for one in classes if one.subject is not None]
+        picks = [decision.subject for decision in classes if decision.subject is not None]
         last = [self.last.label] if self.last else []
         return tuple(dict.fromkeys([*picks, *last]))
 

@@ -70,11 +70,13 @@ class Search(Generic[T]):
 
 def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> Search[T]:
     """Search among candidates; `loss` measures each by itself, then means of several."""
-    own = [loss((candidate,)) for candidate in candidates]
-    places = sorted(range(len(candidates)), key=lambda k: (not math.isfinite(own[k]), own[k], k))
-    taken, best, trials = places[:1], own[places[0]], []
+    losses = [loss((candidate,)) for candidate in candidates]
+    places = sorted(
+        range(len(candidates)), key=lambda k: (not math.isfinite(losses[k]), losses[k], k)
+    )
+    taken, best, trials = places[:1], losses[places[0]], []
     for place in places[1:]:
-        if not math.isfinite(own[place]):
+        if not math.isfinite(losses[place]):
             break  # broken by itself: these come last, and no mean with one of them is finite
         members = sorted([*taken, place])
         of_mean = loss(tuple(candidates[k] for k in members))
@@ -83,7 +85,7 @@ def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> S
             taken, best = members, of_mean
         trials.append(Trial(candidates[place], of_mean, better))
     return Search(
-        ranking=tuple((candidates[k], own[k]) for k in places),
+        ranking=tuple((candidates[k], losses[k]) for k in places),
         trials=tuple(trials),
         members=tuple(candidates[k] for k in taken),
     )
@@ -179,7 +181,7 @@ def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
         alone = _stays_alone(search.label, scheme.short, outcome.members[0].label)
         return SearchResult(None, (), row, (alone,))
     soup = _mean(search.label, outcome.members)
-    results = [result for one in tasks for result in measured(one.changed(subject=soup))]
+    results = [result for task in tasks for result in measured(task.changed(subject=soup))]
     return SearchResult(soup, tuple(results), row)
 
 

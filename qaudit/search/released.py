@@ -117,11 +117,11 @@ def worst(tensors: Iterable[WeightDifference]) -> WeightDifference:
         return WeightDifference()
     return replace(
         max(every, key=lambda one: (one.ulps, bool(one.dtype))),
-        elements=sum(one.elements for one in every),
-        unequal=sum(one.unequal for one in every),
-        beyond=sum(one.beyond for one in every),
-        of_largest=max(one.of_largest for one in every),
-        relative=max(one.relative for one in every),
+        elements=sum(difference.elements for difference in every),
+        unequal=sum(difference.unequal for difference in every),
+        beyond=sum(difference.beyond for difference in every),
+        of_largest=max(difference.of_largest for difference in every),
+        relative=max(difference.relative for difference in every),
     )
 
 
@@ -146,10 +146,10 @@ def compare_weights(
         parts, names = [], opened[0].names()
         for number, name in enumerate(names):
             progress(number, len(names), name)
-            one = _compared(name, [weights.read(name) for weights in opened], shares, merge)
-            if one.mismatch:
-                return one
-            parts.append(one)
+            difference = _compared(name, [weights.read(name) for weights in opened], shares, merge)
+            if difference.mismatch:
+                return difference
+            parts.append(difference)
     return worst(parts)
 
 

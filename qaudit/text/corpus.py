@@ -157,8 +157,8 @@ def _further(
     count, taken = protocol.calibration_documents, {encoded.sha256 for encoded in first}
     for k in range(1, draws):
         documents = pool.draw(protocol.calibration_seed + k)
-        others = (one for one in documents if one.sha256 not in taken)
-        draw = _take(others, count, "calibration", cutter, at_least=0)
+        candidates = (document for document in documents if document.sha256 not in taken)
+        draw = _take(candidates, count, "calibration", cutter, at_least=0)
         taken |= {encoded.sha256 for encoded in draw}
         yield draw
 

@@ -239,7 +239,7 @@ def _split(
     half goes to the one and the second to the other.
     """
     early = [2 * k < len(documents) if packed else k % 2 == 0 for k in range(len(documents))]
-    halves = [SELECTION if one else HELD_OUT for one in early]
+    halves = [SELECTION if is_early else HELD_OUT for is_early in early]
     return tuple(replace(d, split=half) for d, half in zip(documents, halves, strict=True))
 
 

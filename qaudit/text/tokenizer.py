@@ -145,8 +145,8 @@ def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
     for label, folder in folders.items():
         if files := _tokenizer_files(folder):
             labels.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
-    first, *others = [*labels.values()] or [""]
-    return (first, others[0]) if others else None
+    first, *labels_of_others = [*labels.values()] or [""]
+    return (first, labels_of_others[0]) if labels_of_others else None
 
 
 def must_share_a_tokenizer(folders: dict[str, Path]) -> None:

@@ -71,7 +71,7 @@ class Pass:
     def is_quantized(self) -> bool:
         """Return whether the subject is such a file itself: there is no full precision."""
         first = self.subject.first
-        return any((one.ref, one.files) == (first.ref, first.files) for one in self.shipped)
+        return any((file.ref, file.files) == (first.ref, first.files) for file in self.shipped)
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,8 @@ class PooledRow(Row):
 
     def over(self, score: MeasurementRow) -> MeasurementRow:
         """Return a draw's row with the numbers of all draws."""
-        own = {k: v for k, v in vars(self).items() if k not in ("draws", "draw_noise")}
-        return replace(score, **own)
+        values = {k: v for k, v in vars(self).items() if k not in ("draws", "draw_noise")}
+        return replace(score, **values)
 
 
 @dataclass(frozen=True)

@@ -50,20 +50,20 @@ class WorkUnit:
 
     @property
     def flops(self) -> float:
-        return sum(one.price.flops for one in self.passes)
+        return sum(step.price.flops for step in self.passes)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The members and the quantized files beside them, equal contents once."""
         members = [checkpoint for checkpoint, _ in self.subject.members]
-        shipped = [checkpoint for one in self.passes for checkpoint in one.shipped]
+        shipped = [checkpoint for step in self.passes for checkpoint in step.shipped]
         return tuple({c.content: c for c in (*members, *shipped)}.values())
 
     @cached_property
     def content(self) -> str:
         """Identify the work by what is measured, under any label."""
         passes = [(p.schemes, p.full_precision, p.draw, p.perturbed) for p in self.passes]
-        shipped = [checkpoint.content for one in self.passes for checkpoint in one.shipped]
+        shipped = [checkpoint.content for step in self.passes for checkpoint in step.shipped]
         place = [] if self.device is None else [self.device]
         settings = [c.settings_content for c in self.checkpoints if c.settings]
         place += [digest(settings)] if settings else []  # old plans pinned none
@@ -90,7 +90,7 @@ class Run:
     def work(self) -> tuple[object, ...]:
         """Identify the run, its units and what judges them."""
         plan = self.plan
-        releases = tuple(one.label for one in plan.releases)
+        releases = tuple(release.label for release in plan.releases)
         units = tuple(unit.content for unit in units_of(plan.passes))
         return (self.identity, units, releases, plan.recipe, plan.further is None)
 

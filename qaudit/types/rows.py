@@ -53,7 +53,7 @@ class Row:
             required += [c for c in columns if name in required and c not in required]
             if name not in columns:
                 del described[name]
-                required = [one for one in required if one != name]
+                required = [column for column in required if column != name]
         described |= {column: {"type": ["number", "null"]} for column in cls.nulls}
         row["required"] = [name for name in described if name in required]
         return reference

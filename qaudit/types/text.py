@@ -159,8 +159,8 @@ class Corpus:
         counts: dict[tuple[str, int], int] = {}
         for item in self.items:
             counts[item.task, item.part] = counts.get((item.task, item.part), 0) + item.options
-        left = iter(self.item_windows)
-        return tuple(tuple(islice(left, count)) for count in counts.values())
+        windows = iter(self.item_windows)
+        return tuple(tuple(islice(windows, count)) for count in counts.values())
 
     @cached_property
     def sha256(self) -> str:

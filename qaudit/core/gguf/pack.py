@@ -193,8 +193,8 @@ def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tenso
             six.append((codes_NJ.to(torch.uint8), half(over(largest_N, 63.0, largest_N))))
         else:
             sums_JN = total(weight_KM).reshape(len(x_NK), -1).T.contiguous()
-            one = positive(values_NJ.T.contiguous(), 63, sums_JN)
-            six.append((one.codes_KM.T.to(torch.uint8), half(one.scale_M)))
+            level = positive(values_NJ.T.contiguous(), 63, sums_JN)
+            six.append((level.codes_KM.T.to(torch.uint8), half(level.scale_M)))
     (s_NJ, d_NB), (t_NJ, e_NB) = six
     step_M = (widened(d_NB) * s_NJ.float()).flatten()
     offset_M = (widened(e_NB) * t_NJ.float()).flatten()

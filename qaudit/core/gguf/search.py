@@ -52,8 +52,8 @@ def over(numerator: float | Tensor, denominator: float | Tensor, like: Tensor) -
     import torch
 
     a, b = (
-        one if isinstance(one, torch.Tensor) else torch.full_like(like, one)
-        for one in (numerator, denominator)
+        value if isinstance(value, torch.Tensor) else torch.full_like(like, value)
+        for value in (numerator, denominator)
     )
     return a / b
 
@@ -205,8 +205,8 @@ def _squared(difference_KM: Tensor, weight_KM: Tensor) -> Tensor:
 
 def _sum(*terms: float | tuple[float, int]) -> float:
     """Add numbers and products in float32, one after another."""
-    own = np.float32(0)
+    total = np.float32(0)
     for term in terms:
         value = term if isinstance(term, tuple) else (term, 1)
-        own = own + np.float32(value[0]) * np.float32(value[1])
-    return float(own)
+        total = total + np.float32(value[0]) * np.float32(value[1])
+    return float(total)

@@ -38,9 +38,9 @@ class Stock(Merge):
             raise UsageError(
                 "`stock` needs an anchor and two members or more", hint="or take their `mean`"
             )
-        anchor, *others = tensors
-        t = _way(anchor, others)
-        return (1 - t, *[t / len(others)] * len(others))
+        anchor, *members = tensors
+        t = _way(anchor, members)
+        return (1 - t, *[t / len(members)] * len(members))
 
 
 def _way(anchor: Tensor, others: Sequence[Tensor]) -> float:

@@ -44,7 +44,7 @@ class _CutGptq(Gptq):
 
     def _fit(self, weight_KR: Tensor) -> Grid:
         smallest_1R, largest_1R = (
-            self.share * one for one in weight_KR.aminmax(dim=0, keepdim=True)
+            self.share * bound for bound in weight_KR.aminmax(dim=0, keepdim=True)
         )
         return fit_range(smallest_1R, largest_1R, self.bits, symmetric=True, scale_dtype="bf16")
 

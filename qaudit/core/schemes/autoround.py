@@ -220,8 +220,10 @@ def _tunable(block: WholeBlock, rows: int) -> Any:
         def forward(self, hidden_states: Tensor) -> Tensor:
             products = dict(zip(_weights(block), map(_product, self.linears), strict=True))
             quantized = [
-                Quantized(one.weights, 0, forwards={name: products[name] for name in one.weights})
-                for one in block.groups
+                Quantized(
+                    group.weights, 0, forwards={name: products[name] for name in group.weights}
+                )
+                for group in block.groups
             ]
             parts = [
                 block.run(pad(part_BTD, (0, 0, 0, 0, 0, rows - len(part_BTD))), quantized)
@@ -307,15 +309,15 @@ def _unreplaced() -> Iterator[None]:
     # it adds to `Logger`, and transformers has a `warning_once` of its own there.
     classes = [pkgutil.resolve_name(name) for name in _REPLACED]
     kinds = pkgutil.resolve_name("transformers.modeling_rope_utils:ROPE_INIT_FUNCTIONS")
-    before, kinds_before = [dict(vars(one)) for one in classes], dict(kinds)
+    before, kinds_before = [dict(vars(kind)) for kind in classes], dict(kinds)
     try:
         yield
     finally:
-        for one, was in zip(classes, before, strict=True):
-            for name, value in dict(vars(one)).items():
-                if name not in was and one is not logging.Logger:
-                    delattr(one, name)
+        for kind, was in zip(classes, before, strict=True):
+            for name, value in dict(vars(kind)).items():
+                if name not in was and kind is not logging.Logger:
+                    delattr(kind, name)
                 elif name in was and value is not was[name]:
-                    setattr(one, name, was[name])
+                    setattr(kind, name, was[name])
         for name in kinds.keys() - kinds_before.keys():
             del kinds[name]

@@ -140,11 +140,11 @@ class Awq(Scheme):
                 stored[name] = quantize_groups(scaled_RC, self.bits, self.group, **self._grid)
         notes = list(group_notes(linears.columns, self.group))
         if scale_C is None:
-            done = "clipped" if self.clip else "rounded"
+            verb = "clipped" if self.clip else "rounded"
             notes.append(
-                f"nothing before these linears can take scales: {done} only"
+                f"nothing before these linears can take scales: {verb} only"
                 if linears.fold_C is None
-                else f"columns share a row of what precedes, and shared_fold=false: {done} only"
+                else f"columns share a row of what precedes, and shared_fold=false: {verb} only"
             )
         elif fold_C is None:
             notes.append("scales applied unfolded, counted too")
@@ -170,7 +170,9 @@ class Awq(Scheme):
         input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC), tie_C)
         weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group), tie_C)
 
-        scales = [_scales(input_mean_I, weight_mean_I, one)[tie_C] for one in RATIOS[self.ratios]]
+        scales = [
+            _scales(input_mean_I, weight_mean_I, ratio)[tie_C] for ratio in RATIOS[self.ratios]
+        ]
         if self.exact_fold:
             scales = [powers_of_two(scale_C) for scale_C in scales]
         elif fold_C is None:

@@ -110,7 +110,7 @@ class DuQuant(Scheme):
         return self._apply(linears, Clips(self, linears))
 
     def train(self, block: WholeBlock) -> Quantize:
-        learners = {tuple(one.weights): Clips(self, one) for one in block.calibrated()}
+        learners = {tuple(group.weights): Clips(self, group) for group in block.calibrated()}
         descend(block, list(learners.values()), LWC_STEPS)
         return lambda linears: self._apply(linears, learners[tuple(linears.weights)])
 
@@ -251,7 +251,7 @@ class DualTurn:
     @property
     def nbits(self) -> int:
         rotations = (self.first, self.second)
-        numbers = sum(one.full_BB.numel() + one.last_LL.numel() for one in rotations)
+        numbers = sum(rotation.full_BB.numel() + rotation.last_LL.numel() for rotation in rotations)
         return SCALE_BITS * numbers + INDEX_BITS * len(self.order_C)
 
 
@@ -296,10 +296,10 @@ def zigzag(size_C: Tensor, block: int) -> Tensor:
     walk = [*range(len(room)), *reversed(range(len(room)))]
     ordered = iter(torch.argsort(size_C, descending=True, stable=True).tolist())
     while sum(map(len, dealt)) < columns:
-        for one in walk:
-            if len(dealt[one]) < room[one]:
-                dealt[one].append(next(ordered))
-    return torch.tensor([c for one in dealt for c in one], device=size_C.device)
+        for channel in walk:
+            if len(dealt[channel]) < room[channel]:
+                dealt[channel].append(next(ordered))
+    return torch.tensor([c for block in dealt for c in block], device=size_C.device)
 
 
 def _swapped(matrix: Tensor, i: int, j: int) -> Tensor:

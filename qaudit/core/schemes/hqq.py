@@ -62,15 +62,15 @@ class FloatZeroCodes(StoredWeight):
         wide = torch.promote_types(self.scales_RG.dtype, torch.float32)
         columns = self.codes_RC.shape[1]
         scales_RC, zeros_RC = (
-            one.to(wide).repeat_interleave(self.group, 1)[:, :columns]
-            for one in (self.scales_RG, self.zeros_RG)
+            part.to(wide).repeat_interleave(self.group, 1)[:, :columns]
+            for part in (self.scales_RG, self.zeros_RG)
         )
         return self.codes_RC.to(wide).sub_(zeros_RC).mul_(scales_RC)
 
     @property
     def nbits(self) -> int:
         floats = (self.scales_RG, self.zeros_RG)
-        each = sum(8 * one.element_size() * one.numel() for one in floats)
+        each = sum(8 * part.element_size() * part.numel() for part in floats)
         return self.codes_RC.numel() * self.bits + each
 
 

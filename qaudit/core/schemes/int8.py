@@ -104,7 +104,9 @@ def smoothing_scales(linears: Linears, largest_C: Tensor, alpha: float) -> Tenso
     import torch
 
     weights = [weight_RC.detach().float() for weight_RC in linears.weights.values()]
-    weight_C = torch.stack([one.abs().amax(0) for one in weights]).amax(0).clamp_(min=SMALLEST)
+    weight_C = (
+        torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).clamp_(min=SMALLEST)
+    )
     input_C = largest_C.to(weight_C.device)
     scale_C = (input_C.pow(alpha) / weight_C.pow(1 - alpha)).clamp_(min=SMALLEST)
     return torch.where(input_C > 0, scale_C, 1.0)

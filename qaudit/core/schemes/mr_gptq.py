@@ -102,7 +102,9 @@ class MrGptq(Scheme):
         gram_CC = required_inputs(linears, self.name).gram_CC
         turn = partial(rotate_blocks, size=self.block)
         originals = list(linears.weights.values())
-        weight_CR = turn(torch.cat([one.detach().float() for one in originals])).T.contiguous()
+        weight_CR = turn(
+            torch.cat([weight.detach().float() for weight in originals])
+        ).T.contiguous()
         gram_CC = turn(turn(gram_CC.to(weight_CR)).T.contiguous())
         gram_CC = (gram_CC + gram_CC.T) / 2
         scale = tensor_scale(weight_CR.abs().amax())
@@ -118,7 +120,7 @@ class MrGptq(Scheme):
         fit = fit_mx if self.format == "mxfp4" else partial(fit_nv, tensor_scale=scale)
         walk: Walk[FloatGrid] = Walk(group=self._group, fit=fit, static_groups=True)
         solution = solve(weight_CR, hessian, walk)
-        counts = [len(one) for one in originals]
+        counts = [len(weight) for weight in originals]
         parts = zip(
             solution.codes_CR.T.split(counts), solution.grid_GR.scale.T.split(counts), strict=True
         )

@@ -55,7 +55,7 @@ class NvFloat4Weights(Scheme):
         refuse_nonfinite(linears)
         turned = rotated(linears) if self.rotate else linears
         wide = {name: weight_RC.detach().float() for name, weight_RC in turned.weights.items()}
-        scale = tensor_scale(torch.stack([one.abs().amax() for one in wide.values()]).amax())
+        scale = tensor_scale(torch.stack([weight.abs().amax() for weight in wide.values()]).amax())
         input_scale = self._input_scale(linears)
         stored = {
             name: NvFloat4Codes.of(weight_RC, scale, input_scale)

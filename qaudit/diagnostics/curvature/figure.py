@@ -35,14 +35,14 @@ def draw(view: View, alt: str) -> Drawing:
     soups = [s.label for s in view.soups if s.label in models]
     places = dict(where.positions)
     places |= {label: soup_position(where, k) for k, label in enumerate(soups)}
-    known = {label: places[label] for label in models if label in places}
+    places_measured = {label: places[label] for label in models if label in places}
     series = list(where.positions.values())
     ticks = tuple(linear_ticks(min(series), max(series), 6))
-    along = Scale(*widened([*series, *known.values()], 0.03), LEFT, RIGHT, ticks)
+    along = Scale(*widened([*series, *places_measured.values()], 0.03), LEFT, RIGHT, ticks)
     panels = [("trace", _trace), ("largest eigenvalue", _largest)]
     shown = [(name, read) for name, read in panels if any(map(read, models.values()))]
     parts: list[Part] = [
-        Series(str(k), tuple(_panel(view, where, along, models, known, k, *panel)))
+        Series(str(k), tuple(_panel(view, where, along, models, places_measured, k, *panel)))
         for k, panel in enumerate(shown)
     ]
     bottom = TOP + len(shown) * (TALL + GAP) - GAP

@@ -22,11 +22,11 @@ def section(view: View) -> doc.Section:
 
 
 def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
-    one = next(iter(models.values()))
+    first = next(iter(models.values()))
     level = f"{100 * view.audit.plan.recipe.confidence:g}"
     return (
         f"The Hessian of the mean loss of a token, for all parameters, on "
-        f"{plural(one.documents, view.unit)} and {plural(one.tokens, 'token')}. Intervals at "
+        f"{plural(first.documents, view.unit)} and {plural(first.tokens, 'token')}. Intervals at "
         f"{level} % are over probes and {view.unit}s."
     )
 

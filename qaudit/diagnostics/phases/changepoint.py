@@ -120,8 +120,8 @@ def find_break(
     straight = _against(line, series, draw)
     bent = max(_against(curve, series, draw) for curve in curves)
     best, variance = _located(line, series, places, confidence, draw)
-    known = None if expected is None else _expected(places, expected, series, confidence, draw)
-    return Course(straight, max(straight, bent), best, variance**0.5, known)
+    expected_M = None if expected is None else _expected(places, expected, series, confidence, draw)
+    return Course(straight, max(straight, bent), best, variance**0.5, expected_M)
 
 
 # --------------------------------------------------------------------- hypotheses
@@ -143,9 +143,9 @@ class _Contrasts:
         spread_M, turn_MM = np.linalg.eigh(moved_BM.T @ moved_BM / len(moved_BM))
         basis_NM = free_NM @ turn_MM
         power = float(np.mean((series.values_N @ basis_NM) ** 2))
-        known = float(spread_M.mean())
-        top = max(4 * power, known, np.finfo(float).tiny)
-        low = max(known, 1e-6 * top) / 100
+        mean_spread = float(spread_M.mean())
+        top = max(4 * power, mean_spread, np.finfo(float).tiny)
+        low = max(mean_spread, 1e-6 * top) / 100
         grid = np.concatenate([[0.0], np.geomspace(low, top, VARIANCES)])
         return cls(basis_NM, _shrunk(spread_M, top), shapes_CN @ basis_NM, grid)
 

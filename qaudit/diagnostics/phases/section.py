@@ -39,8 +39,12 @@ def section(view: View) -> doc.Section:
     course = main_course(view)
     if course is None:
         return doc.Section(TITLE, (), 5)
-    others = len(view.audit.diagnostics.phases) - 1
-    more = [doc.paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
+    further_courses = len(view.audit.diagnostics.phases) - 1
+    more = (
+        [doc.paragraph(f"{plural(further_courses, 'more run')} in `audit.json`.")]
+        if further_courses
+        else []
+    )
     return doc.Section(
         TITLE, (doc.bullets(*_sentences(course)), *_together(view, course), *more), 5
     )
@@ -50,12 +54,12 @@ def _together(view: View, course: Course) -> tuple[doc.Block, ...]:
     schemes = dict.fromkeys(row.scheme for row in course.correlations)
     pick = view.audit.pick.scheme if view.audit.pick else ""
     scheme = pick if pick in schemes else next(iter(schemes), "")
-    rows = [one for one in course.correlations if one.scheme == scheme]
-    rows_with_ranks = tuple(_row(one) for one in rows if one.ranks is not None)
+    rows = [correlation for correlation in course.correlations if correlation.scheme == scheme]
+    rows_with_ranks = tuple(_row(row) for row in rows if row.ranks is not None)
     if not rows_with_ranks:
         return ()
-    left = [f"{one.quantity}, {one.reason}" for one in rows if one.reason]
-    note = [doc.paragraph(doc.words(f"Left out: {listing(left)}."))] if left else []
+    reasons = [f"{row.quantity}, {row.reason}" for row in rows if row.reason]
+    note = [doc.paragraph(doc.words(f"Left out: {listing(reasons)}."))] if reasons else []
     legend = doc.paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
     title = f"What the relative error under {scheme} correlates with"
     return (doc.fold(title, legend, doc.Table(COLUMNS, rows_with_ranks), *note),)

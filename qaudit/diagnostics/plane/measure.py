@@ -85,8 +85,8 @@ class _Slice:
     def _line(self, weights: Weights, a: float) -> Mapping[float, Array]:
         """Return the losses along the direction of quantization, from somewhere on."""
         first = a == 0.0
-        others = [b for b in self.parameters.along if b != 0.0 and (b != 1.0 or not first)]
-        schemes = {b: Along(anchor=self.anchor, part=b) for b in others}
+        points = [b for b in self.parameters.along if b != 0.0 and (b != 1.0 or not first)]
+        schemes = {b: Along(anchor=self.anchor, part=b) for b in points}
         specs = {0.0: FULL_PRECISION, **{b: scheme.spec for b, scheme in schemes.items()}}
         if first:
             specs[1.0] = self.anchor.spec
@@ -225,11 +225,11 @@ class Between:
         return self._weights.shape(name)
 
     def read(self, name: str) -> Tensor:
-        here, there = self._weights.read(name), self._other.read(name)
+        here, origin = self._weights.read(name), self._other.read(name)
         if not here.is_floating_point():
-            must_be_equal(name, self._labels[0], here, self._labels[1], there)
+            must_be_equal(name, self._labels[0], here, self._labels[1], origin)
             return here
-        return here.float() + self._part * (there.float() - here.float())
+        return here.float() + self._part * (origin.float() - here.float())
 
 
 MEASURE = Measure(measure_plane)

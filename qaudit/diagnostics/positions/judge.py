@@ -56,8 +56,8 @@ def _rows(table: Measurements, cell: Cell) -> list[PositionRow]:
 
 def _with_positions(draws: Sequence[Measurement]) -> list[Positions]:
     """Return the positions of every draw, or nothing where one has none."""
-    known = [m.evidence.positions for m in draws if is_finite(m)]
-    positions = [one for one in known if one is not None]
+    recorded = [m.evidence.positions for m in draws if is_finite(m)]
+    positions = [part for part in recorded if part is not None]
     return positions if len(positions) == len(draws) else []
 
 
@@ -76,13 +76,13 @@ def _row(
     def interval(statistic: Statistic, noise: DrawNoise | None, *columns: Array) -> Interval | None:
         if not all(map(len, columns)):
             return None
-        known = (noise, *(None for _ in columns[1:]))
-        return pooled(columns, statistic, level, known).interval
+        noises = (noise, *(None for _ in columns[1:]))
+        return pooled(columns, statistic, level, noises).interval
 
     of_loss, of_kl = noises
-    losses = np.array([one.nll_sum[inside, b] for one in draws])
-    full = np.array([one.nll_sum[inside, b] for one in against])
-    kl = np.array([one.kl_sum[inside, b] for one in draws if one.kl_sum is not None])
+    losses = np.array([draw.nll_sum[inside, b] for draw in draws])
+    full = np.array([draw.nll_sum[inside, b] for draw in against])
+    kl = np.array([draw.kl_sum[inside, b] for draw in draws if draw.kl_sum is not None])
     return PositionRow(
         subject=measured.subject,
         scheme=measured.scheme,

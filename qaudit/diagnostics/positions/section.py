@@ -18,16 +18,16 @@ def section(view: View) -> doc.Section:
 
 
 def _cell(cell: tuple[str, str], rows: tuple[PositionRow, ...]) -> list[doc.Block]:
-    own = [one for one in rows if (one.subject, one.scheme) == cell]
-    if len(own) < 2:  # one bin is the whole window
+    rows_of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
+    if len(rows_of_cell) < 2:  # one bin is the whole window
         return []
     cells = tuple(
         doc.row(
-            f"{one.first:,} to {one.last:,}",
-            f"{one.documents:,}",
-            *numbers(one.ce, one.relative_error, one.kl),
+            f"{row.first:,} to {row.last:,}",
+            f"{row.documents:,}",
+            *numbers(row.ce, row.relative_error, row.kl),
         )
-        for one in own
+        for row in rows_of_cell
     )
     return [
         doc.fold(f"{cell[0]} at {cell[1]}, by position in the window", doc.Table(COLUMNS, cells))

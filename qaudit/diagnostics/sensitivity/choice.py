@@ -80,9 +80,9 @@ def cheapest_loss(options: Mapping[str, Sequence[Option]], budget: float) -> dic
     frontier: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
     for several in options.values():
         entries = [
-            (storage + one.storage, loss + one.loss, (*chosen, one.bits))
+            (storage + variant.storage, loss + variant.loss, (*chosen, variant.bits))
             for storage, loss, chosen in frontier
-            for one in several
+            for variant in several
         ]
         frontier = _unbeaten([entry for entry in entries if entry[0] <= budget])
     if not frontier:

@@ -21,9 +21,9 @@ def section(view: View) -> doc.Section:
 
 
 def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
-    own = [one for one in rows if one.subject == label]
-    lowest = min((one.bits for one in own if one.bits is not None), default=None)
-    alone = [one for one in own if one.part == "role" and one.bits == lowest]
+    rows_of_subject = [row for row in rows if row.subject == label]
+    lowest = min((row.bits for row in rows_of_subject if row.bits is not None), default=None)
+    alone = [row for row in rows_of_subject if row.part == "role" and row.bits == lowest]
     if not alone:
         return []
     legend = (
@@ -32,13 +32,17 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
     )
     cells = tuple(
         doc.row(
-            doc.name_cell(one.name),
-            shown(one.absolute_change, spread),
-            shown(one.share, percent),
+            doc.name_cell(row.name),
+            shown(row.absolute_change, spread),
+            shown(row.share, percent),
         )
-        for one in alone
+        for row in alone
     )
-    return [doc.paragraph(legend), doc.Table(COLUMNS, cells), *map(doc.paragraph, _mixture(own))]
+    return [
+        doc.paragraph(legend),
+        doc.Table(COLUMNS, cells),
+        *map(doc.paragraph, _mixture(rows_of_subject)),
+    ]
 
 
 def _mixture(added: list[SensitivityRow]) -> list[str]:

@@ -21,13 +21,13 @@ LEFT, RIGHT, TOP = 64.0, 840.0, 30.0
 
 def is_drawn(view: View) -> bool:
     """Return whether there is a file with a place in the picture."""
-    return any(is_shipped(one.spec) for one in _shown(view))
+    return any(is_shipped(score.spec) for score in _shown(view))
 
 
 def draw(view: View, alt: str) -> Drawing:
     """Draw files, and the schemes that were measured beside them; what is dominated is hollow."""
     shown = _shown(view)
-    spots = [_spot(view, one, shown) for one in shown]
+    spots = [_spot(view, score, shown) for score in shown]
     nbytes = [spot.across for spot in spots]
     bottom = TOP + height_for(spots)
     low, high = min(nbytes) / 1.12, max(nbytes) * 1.6  # names are at the right of their marks
@@ -43,7 +43,7 @@ def draw(view: View, alt: str) -> Drawing:
     )
     note = "Filled, and joined by the line: nothing with fewer bytes diverges less, by estimate. "
     note += "Whiskers: intervals over documents."
-    if broken := sum(bool(one.looks_broken) for one in view.audit.diagnostics.shipped):
+    if broken := sum(bool(row.looks_broken) for row in view.audit.diagnostics.shipped):
         note += f" A cross: looks broken ({broken})."
     return Drawing(NAME, ALT, alt, (Series("0", parts),), bottom + 42, note)
 
@@ -52,7 +52,7 @@ def _shown(view: View) -> list[MeasurementRow]:
     """Return what has bytes and a KL divergence, of bases that have files."""
     scores = [
         score
-        for base in {one.subject for one in view.audit.diagnostics.shipped}
+        for base in {row.subject for row in view.audit.diagnostics.shipped}
         for scheme in view.schemes
         if (score := view.score(base, scheme)) is not None
     ]
@@ -62,7 +62,7 @@ def _shown(view: View) -> list[MeasurementRow]:
 def _spot(view: View, score: MeasurementRow, shown: list[MeasurementRow]) -> Spot:
     assert score.kl is not None and score.nbytes is not None
     broken = any(
-        one.looks_broken for one in view.audit.diagnostics.shipped if one.scheme == score.scheme
+        row.looks_broken for row in view.audit.diagnostics.shipped if row.scheme == score.scheme
     )
     kind = "file" if is_shipped(score.spec) else "scheme"
     look = looks(("file", "scheme"))[kind]
@@ -70,7 +70,7 @@ def _spot(view: View, score: MeasurementRow, shown: list[MeasurementRow]) -> Spo
         score.scheme,
         score.nbytes,
         score.kl.estimate,
-        not any(_is_better(one, score) for one in shown),
+        not any(_is_better(other, score) for other in shown),
         Look(look.colour, "X") if broken else look,
         (
             score.scheme,

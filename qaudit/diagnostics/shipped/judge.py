@@ -27,13 +27,13 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
 def _ranked(table: Measurements, subject: str) -> tuple[list[ShippedRow], list[Finding]]:
     """Rank the files of one base; schemes that were measured beside them may dominate them."""
     first = {m.scheme: m for m in reversed(table.measurements) if m.subject == subject}
-    others = [m for m in first.values() if m.scheme != FULL_PRECISION]
-    files = [m for m in others if is_shipped(m.spec)]
-    level = statistics.simultaneous(table.confidence, len(files) * (len(others) - 1))
+    quantized = [m for m in first.values() if m.scheme != FULL_PRECISION]
+    files = [m for m in quantized if is_shipped(m.spec)]
+    level = statistics.simultaneous(table.confidence, len(files) * (len(quantized) - 1))
     rows: list[ShippedRow] = []
     findings: list[Finding] = []
     for file in sorted(files, key=lambda m: (_divergence(m), m.scheme)):
-        leads = _leads(table, file, others, level)
+        leads = _leads(table, file, quantized, level)
         broken = tuple(note for note in file.notes if note.startswith(LOOKS_BROKEN))
         rows.append(_row(table, file, tuple(leads), broken))
         findings += [_dominated(file, leads)] if leads else []
@@ -59,14 +59,18 @@ def _leads(
     It takes no more bytes and diverges less, paired by document and over the noise of draws.
     """
     leads: dict[str, Interval] = {}
-    for one in others:
-        smaller = one.nbytes is not None and file.nbytes is not None and one.nbytes <= file.nbytes
-        if one.scheme == file.scheme or not smaller:
+    for measurement in others:
+        smaller = (
+            measurement.nbytes is not None
+            and file.nbytes is not None
+            and measurement.nbytes <= file.nbytes
+        )
+        if measurement.scheme == file.scheme or not smaller:
             continue
-        cells = [(file.subject, file.scheme), (one.subject, one.scheme)]
+        cells = [(file.subject, file.scheme), (measurement.subject, measurement.scheme)]
         lead = estimated(table, cells, statistics.change, confidence=level, sums=divergences)
         if lead is not None and lead.interval.low > 0:
-            leads[one.scheme] = lead.interval
+            leads[measurement.scheme] = lead.interval
     return leads
 
 

@@ -38,21 +38,21 @@ def section(view: View) -> Section:
     damaged = _damaged(view)
     blocks: list[Block] = []
     if rows:
-        table = Table(COLUMNS, tuple(_row(view, one) for one in rows), name="shipped")
+        table = Table(COLUMNS, tuple(_row(view, row) for row in rows), name="shipped")
         blocks += [paragraph(LEGEND), table]
     blocks += [bullets(*damaged)] if damaged else []
     return Section("Shipped files", tuple(blocks), 3)
 
 
 def _damaged(view: View) -> list[Inline]:
-    labels = {one.label for one in view.audit.plan.shipped}
+    labels = {shipped.label for shipped in view.audit.plan.shipped}
     seen = [
-        (one.scheme, note) for one in view.audit.diagnostics.shipped for note in one.looks_broken
+        (row.scheme, note) for row in view.audit.diagnostics.shipped for note in row.looks_broken
     ]
     seen += [
-        (one.scheme, f"was not read: {one.reason}")
-        for one in view.audit.skipped
-        if one.scheme in labels
+        (skipped.scheme, f"was not read: {skipped.reason}")
+        for skipped in view.audit.skipped
+        if skipped.scheme in labels
     ]
     return [(*code(name), *words(" "), *prose(note), *words(".")) for name, note in seen]
 

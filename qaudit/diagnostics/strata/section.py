@@ -27,23 +27,29 @@ def shipped(view: View) -> list[tuple[str, str]]:
     """Return the subject and scheme of each bit class of the verdict, or those of the pick."""
     verdict, pick = view.audit.verdict, view.audit.pick
     classes = verdict.classes if verdict is not None else ()
-    cells = [(one.subject, one.scheme) for one in classes if one.subject and one.scheme]
+    cells = [
+        (decision.subject, decision.scheme)
+        for decision in classes
+        if decision.subject and decision.scheme
+    ]
     return list(dict.fromkeys(cells)) or ([(pick.subject, pick.scheme)] if pick else [])
 
 
 def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[doc.Block]:
-    own = [one for one in rows if (one.subject, one.scheme) == cell]
-    errors = [one.relative_error for one in own if one.relative_error is not None]
+    rows_of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
+    errors = [row.relative_error for row in rows_of_cell if row.relative_error is not None]
     if not errors:
         return []
-    own.sort(key=lambda one: -one.relative_error.estimate if one.relative_error else math.inf)
-    worst, *others = sorted(errors, key=lambda one: -one.estimate)
-    overlap = ", intervals overlap" if any(one.high >= worst.low for one in others) else ""
-    summary = (
-        f"{cell[0]} at {cell[1]}: most is added on {own[0].stratum}, "
-        f"{interval_of(largest(errors), percent)} % ({len(own)} strata{overlap})"
+    rows_of_cell.sort(
+        key=lambda one: -one.relative_error.estimate if one.relative_error else math.inf
     )
-    return [doc.fold(summary, doc.Table(COLUMNS, tuple(_row(one) for one in own)))]
+    worst, *lower = sorted(errors, key=lambda error: -error.estimate)
+    overlap = ", intervals overlap" if any(error.high >= worst.low for error in lower) else ""
+    summary = (
+        f"{cell[0]} at {cell[1]}: most is added on {rows_of_cell[0].stratum}, "
+        f"{interval_of(largest(errors), percent)} % ({len(rows_of_cell)} strata{overlap})"
+    )
+    return [doc.fold(summary, doc.Table(COLUMNS, tuple(_row(row) for row in rows_of_cell)))]
 
 
 def _row(one: StratumRow) -> doc.Row:

@@ -19,15 +19,15 @@ def section(view: View) -> doc.Section:
 
 
 def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Block]:
-    roles = [one for one in rows if one.subject == label and one.part == "role"]
+    roles = [row for row in rows if row.subject == label and row.part == "role"]
     if not roles:
         return []
-    schemes = dict.fromkeys(name for one in roles for name in one.perturbation)
+    schemes = dict.fromkeys(name for role in roles for name in role.perturbation)
     pick = view.audit.pick.scheme if view.audit.pick else ""
     scheme = pick if pick in schemes else next(iter(schemes), None)
     names = ["role", "excess kurtosis", "range / deviation"]
     names += [] if scheme is None else [f"moved by {scheme}, %"]
-    cells = tuple(doc.row(doc.name_cell(one.name), *_numbers(one, scheme)) for one in roles)
+    cells = tuple(doc.row(doc.name_cell(role.name), *_numbers(role, scheme)) for role in roles)
     return [
         doc.paragraph(f"The weights of `{label}`, by role."),
         doc.Table(doc.columns(*names), cells),

@@ -136,7 +136,9 @@ def result_of(
         for seed, evidence in seeds.items()
         if (interval := estimate(contrast, evidence, confidence)) is not None
     ]
-    over_seeds = over_repetitions([one.interval.estimate for one in estimates], confidence)
+    over_seeds = over_repetitions(
+        [estimate.interval.estimate for estimate in estimates], confidence
+    )
     points = [p for seed in seeds for p in points_of(seed, seeds[seed], confidence)]
     verdict = standing(contrast, len(estimates), over_seeds, errors_of(contrast, points))
     return ContrastResult(contrast, tuple(estimates), over_seeds, verdict)

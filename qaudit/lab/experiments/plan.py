@@ -141,14 +141,14 @@ def price(
 ) -> LabPrice:
     """Price the runs that are not trained, each once, and the scans of the seeds without one."""
     size = experiment.sizes[size_name]
-    distinct = {one.run.key: one for one in planned}
-    missing = [one for one in distinct.values() if not one.is_trained(runs_folder)]
+    distinct = {run.run.key: run for run in planned}
+    missing = [run for run in distinct.values() if not run.is_trained(runs_folder)]
     measured = rates(runs_folder).get(size_name)
     rate = measured or size.tokens_per_second
     subjects = len(experiment.scan) + len(experiment.soups)
     scans = len(set(seeds) - set(scanned))
     measurements = scans * subjects * (1 + len(size.schemes))
-    tokens = sum(one.tokens for one in missing)
+    tokens = sum(run.tokens for run in missing)
     return LabPrice(
         runs=len(missing),
         runs_trained=len(distinct) - len(missing),

@@ -114,21 +114,21 @@ def run_seed(request: LabRequest, experiment: Experiment, seed: int, progress: P
 
 def train_missing(request: LabRequest, planned: Sequence[PlannedRun], progress: Progress) -> None:
     """Train, in their order, the runs whose checkpoints do not all exist."""
-    missing = [one for one in planned if not one.is_trained(request.runs)]
+    missing = [run for run in planned if not run.is_trained(request.runs)]
     if not missing:
         return
     from qaudit.lab.train import train  # imports torch: a price needs none
 
     text = stream(request.runs, missing[0].run.shape.vocabulary)
-    for one in missing:
+    for run in missing:
         rates: list[float] = []
 
         def show(step: int, loss: float, rate: float) -> None:
             rates.append(rate)  # noqa: B023 - called within this turn of the loop
-            progress(one.name, step, one.run.steps, loss)  # noqa: B023
+            progress(run.name, step, run.run.steps, loss)  # noqa: B023
 
         device, compiled = request.device, request.compiled
-        train(one.run, text, request.runs, device=device, compiled=compiled, progress=show)
+        train(run.run, text, request.runs, device=device, compiled=compiled, progress=show)
         if rates:
             save_rate(request.runs, request.size, rates[-1])
 
@@ -150,11 +150,11 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
         if old.is_symlink() and old.readlink().is_relative_to(runs.absolute()):
             old.unlink()
     named: dict[str, Run] = {}
-    for one in planned:
-        for label, checkpoint in one.folders(runs).items():
+    for run in planned:
+        for label, checkpoint in run.folders(runs).items():
             (folder / label).symlink_to(checkpoint.absolute(), target_is_directory=True)
-        parent = one.run.parent and named[one.run.parent.key]
-        named[one.run.key] = replace(one.run, name=one.name, parent=parent)
+        parent = run.run.parent and named[run.run.parent.key]
+        named[run.run.key] = replace(run.run, name=run.name, parent=parent)
     from qaudit.lab.family import family_table
 
     table = family_table("experiment", named.values())
@@ -181,7 +181,7 @@ def sum_up(request: LabRequest, experiment: Experiment) -> ExperimentSummary:
         {seed: evidence(seed) for seed in seeds},
         command=request.command(experiment),
         parameters=next((audit.plan.parameters for audit in audits), 0),
-        tokens=sum(one.tokens for one in planned_runs(experiment, request.size, 1)),
+        tokens=sum(run.tokens for run in planned_runs(experiment, request.size, 1)),
     )
     write_summary(summary, request.folder(experiment))
     return summary

@@ -57,7 +57,7 @@ def _row(view: View, score: MeasurementRow) -> doc.Row:
     divergences = (score.kl, score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
     cells = (
         doc.cell(score.scheme),
-        *(doc.interval_cell(shown(one, spread)) for one in divergences),
+        *(doc.interval_cell(shown(divergence, spread)) for divergence in divergences),
         doc.cell(shown(score.kl_max, "{:.3g}".format)),
         doc.interval_cell(shown(score.top1_agreement, percent)),
         doc.interval_cell(shown(score.rms_dp, percent)),

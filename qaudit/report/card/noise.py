@@ -35,7 +35,9 @@ def noise_section(view: View) -> tuple[doc.Block, ...]:
 def _shown(view: View) -> set[str]:
     """Return the last checkpoint and what decides."""
     classes = view.audit.verdict.classes if view.audit.verdict else ()
-    labels = {label for one in classes for label in (one.subject, one.runner_up) if label}
+    labels = {
+        label for decision in classes for label in (decision.subject, decision.runner_up) if label
+    }
     return labels | ({view.last.label} if view.last else set())
 
 
@@ -79,8 +81,8 @@ def _sources(view: View) -> list[str]:
 
 
 def _power(view: View) -> Iterator[str]:
-    for one in view.verdict.classes if view.verdict else ():
-        yield from _documents_needed(view, one)
+    for decision in view.verdict.classes if view.verdict else ():
+        yield from _documents_needed(view, decision)
     smallest = view.audit.plan.detectable_relative_error
     if smallest is not None:
         yield (
@@ -106,15 +108,15 @@ def _documents_needed(view: View, one: ClassVerdict) -> Iterator[str]:
 def _draws(view: View) -> Iterator[str]:
     """Yield which intervals include another draw of calibration text."""
     pooled = view.audit.pooled
-    own = [row for row in pooled if row.draws > 1]
+    drawn = [row for row in pooled if row.draws > 1]
     widened = [row for row in pooled if row.draw_noise is not None]
     left_out = without_draws(view.audit)
-    if own:
+    if drawn:
         yield (
-            f"Calibration draws: {plural(len(own), 'measurement')} drawn {view.draws} times, and "
+            f"Calibration draws: {plural(len(drawn), 'measurement')} drawn {view.draws} times, and "
             "the intervals include how they differ."
         )
-    for source, count in Counter(one.draw_noise for one in widened).items():
+    for source, count in Counter(row.draw_noise for row in widened).items():
         yield f"{plural(count, 'interval')} of one draw widened by the draws of {source}."
     if left_out:
         yield (
@@ -160,9 +162,9 @@ def divergence_floor(view: View) -> str:
         f"itself by at most {own:.1e} nats per token, and {points(lost)} % of its likeliest "
         "tokens change."
     )
-    others = [f"{scheme} by {max(parts):.1e}" for scheme, parts in floors.items()]
-    if others:
-        text += f" KL divergence of schemes changed by at most: {listing(others)}."
+    shifts = [f"{scheme} by {max(parts):.1e}" for scheme, parts in floors.items()]
+    if shifts:
+        text += f" KL divergence of schemes changed by at most: {listing(shifts)}."
     return text
 
 

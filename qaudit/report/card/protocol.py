@@ -156,7 +156,7 @@ def _option(entry: Entry, value: Any) -> list[str]:
     if entry.name in _JOINED:
         return [flag, ",".join(value)]
     values = value if isinstance(value, tuple) else (value,)
-    return [part for one in values for part in (flag, str(one))]
+    return [part for value in values for part in (flag, str(value))]
 
 
 def _permitted(needs: Collection[str]) -> list[str]:

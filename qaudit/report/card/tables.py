@@ -112,16 +112,16 @@ def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
     if len(view.subjects) <= most:
         return view.subjects
     wanted = list(dict.fromkeys(_wanted(view)))[:most]
-    others = [s.label for s in view.checkpoints if s.label not in set(wanted)]
-    shown = {*wanted, *_evenly(others, most - len(wanted))}
+    further = [s.label for s in view.checkpoints if s.label not in set(wanted)]
+    shown = {*wanted, *_evenly(further, most - len(wanted))}
     return tuple(s for s in view.subjects if s.label in shown)
 
 
 def _wanted(view: View) -> Iterator[str]:
     """Yield the labels of rows that a decision depends on, most important first."""
     labels = [s.label for s in view.subjects]
-    for one in view.verdict.classes if view.verdict else ():
-        yield from (s for s in (one.subject, one.runner_up) if s in labels)
+    for decision in view.verdict.classes if view.verdict else ():
+        yield from (s for s in (decision.subject, decision.runner_up) if s in labels)
     yield from (s.label for s in (view.last, view.stage_end) if s is not None)
     for scheme in (*view.schemes, FULL_PRECISION):
         if (best := view.best(scheme)) is not None:
@@ -154,14 +154,14 @@ CANDIDATES_CAPTION = (
 
 def candidates(view: View) -> tuple[doc.Block, ...]:
     """Return the rows that matter at the scheme of the main class."""
-    one = view.main
-    if one is None or one.subject is None or one.scheme is None:
+    main = view.main
+    if main is None or main.subject is None or main.scheme is None:
         return ()
     roles: dict[tuple[str, str], list[str]] = {}
-    for role, place in _roles(view, one, one.subject, one.scheme):
+    for role, place in _roles(view, main, main.subject, main.scheme):
         roles.setdefault(place, []).append(role)
     measured = [(score, names) for place, names in roles.items() if (score := view.score(*place))]
-    rows = [_candidate(score, names, one) for score, names in measured[:MOST_CANDIDATES]]
+    rows = [_candidate(score, names, main) for score, names in measured[:MOST_CANDIDATES]]
     return (
         (doc.Table(CANDIDATE_COLUMNS, tuple(rows), CANDIDATES_CAPTION, name="candidates"),)
         if rows

@@ -39,8 +39,8 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
     if not rows:
         return ()
     by_cell: dict[tuple[str, str], list[TaskRow]] = {}
-    for one in rows:
-        by_cell.setdefault((one.subject, one.scheme), []).append(one)
+    for row in rows:
+        by_cell.setdefault((row.subject, row.scheme), []).append(row)
     tables = [
         block
         for subject, scheme in _shipping(view, by_cell)
@@ -75,7 +75,10 @@ def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
 
 def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:
     """Return what ships of each bit class, or what is picked, as far as tasks were scored."""
-    cells = [(one.subject, one.scheme) for one in (view.verdict.classes if view.verdict else ())]
+    cells = [
+        (decision.subject, decision.scheme)
+        for decision in (view.verdict.classes if view.verdict else ())
+    ]
     if not cells and view.audit.pick is not None:
         cells = [(view.audit.pick.subject, view.audit.pick.scheme)]
     return [
@@ -86,15 +89,15 @@ def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[t
 
 
 def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block | None:
-    before = {one.task: one.accuracy for one in full}
-    compared = [one for one in rows if one.drop is not None]
+    before = {row.task: row.accuracy for row in full}
+    compared = [row for row in rows if row.drop is not None]
     if not compared:
         return None
     last = compared[-1]
     drop = "" if last.drop is None else f", {percent(last.drop)} points lost"
     what = f"{last.subject} at {last.scheme}{drop}"
     return doc.fold(
-        what, doc.Table(_SHIPS, tuple(_row(one, before.get(one.task)) for one in compared))
+        what, doc.Table(_SHIPS, tuple(_row(row, before.get(row.task)) for row in compared))
     )
 
 

@@ -46,7 +46,9 @@ def drawn(spots: Sequence[Spot], across: Scale, up: Scale) -> list[Part]:
     corners = [((x, before), (x, y)) for (_, before), (x, y) in pairwise(placed)]
     steps = (*placed[:1], *(point for corner in corners for point in corner))
     parts: list[Part] = [Path(steps, "front")]
-    for cluster in _apart([_Cluster.of(one, across, up) for one in _near(spots)], across, up):
+    for cluster in _apart(
+        [_Cluster.of(members, across, up) for members in _near(spots)], across, up
+    ):
         parts += cluster.parts
     return parts
 

@@ -84,11 +84,11 @@ TEXT: Rule = {
 def resolved(kind: str, palette: Palette) -> Rule:
     """Return the style of a kind with its colours."""
     names = kind.split()
-    own = next((name for name in names if name in palette and name != "ground"), "ink")
+    ink = next((name for name in names if name in palette and name != "ground"), "ink")
     rule: Rule = {}
     for name in names:
         rule |= TEXT if name == "text" else KINDS.get(name, {})
-    return {key: palette.get(own if value == "c" else value, value) for key, value in rule.items()}
+    return {key: palette.get(ink if value == "c" else value, value) for key, value in rule.items()}
 
 
 def page_css() -> str:

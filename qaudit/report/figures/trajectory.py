@@ -103,17 +103,17 @@ def _along(view: View, where: Axis) -> Scale:
 
 def _errors(view: View, bottom: float, unit: str) -> tuple[Scale, str, float]:
     """Return the scale of errors, which intervals may leave, its name, and where it is linear."""
-    known = [
+    points = [
         e for s in view.subjects for scheme in view.schemes if (e := view.error(s.label, scheme))
     ]
-    errors = [100 * e.estimate for e in known if math.isfinite(e.estimate)] or [0.0]
+    errors = [100 * e.estimate for e in points if math.isfinite(e.estimate)] or [0.0]
     low, high, chosen = min(errors), max(errors), error_scale(errors)
     if chosen.kind == "log":
         low, high = low / 1.8, high * 1.8
         scale = Scale(low, high, bottom, TOP, tuple(log_ticks(low, high)), math.log10)
         return scale, f"{unit} (logarithmic)", 0.0
     if chosen.kind == "linear":
-        reached = [100 * x for e in known for x in (e.low, e.high) if math.isfinite(x)]
+        reached = [100 * x for e in points for x in (e.low, e.high) if math.isfinite(x)]
         return linear([0.0, *errors, *reached], bottom, TOP, 6), unit, 0.0
     straight = chosen.straight
     ticks = tuple(mixed_ticks(straight, low, high))
@@ -163,15 +163,15 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
 
 def _tip(view: View, subject: Subject, scheme: str) -> list[str]:
     first, error = subject.first, view.error(subject.label, scheme)
-    known = [
+    facts = [
         f"step {first.step:,}" if first.step is not None else "",
         f"{count(first.tokens)} tokens" if first.tokens is not None else "",
         f"learning rate {first.learning_rate:.3g}" if first.learning_rate is not None else "",
     ]
     if subject.kind == "soup":
-        known = [f"a soup of {len(subject.members)} checkpoints"]
+        facts = [f"a soup of {len(subject.members)} checkpoints"]
     measured = f"{scheme}: {percent(error, unit=' %')}" if error else ""
-    return [printable(subject.label), measured, ", ".join(filter(None, known))]
+    return [printable(subject.label), measured, ", ".join(filter(None, facts))]
 
 
 def _names(view: View, up: Scale, bottom: float) -> Iterator[Part]:

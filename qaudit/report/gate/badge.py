@@ -54,9 +54,13 @@ def _endpoint(text: str, color: str) -> dict[str, object]:
 
 def message(gate: Gate) -> str:
     """Return the status of each bit class, the most bits first, and what was ignored."""
-    parts = [f"{_short(one.bit_class)} {one.status}" for one in gate.classes if one.level != "off"]
+    parts = [
+        f"{_short(decision.bit_class)} {decision.status}"
+        for decision in gate.classes
+        if decision.level != "off"
+    ]
     status = verdict_of(gate, "loss").status
-    counted = [one.status for one in gate.classes if one.level == "error"]
+    counted = [decision.status for decision in gate.classes if decision.level == "error"]
     if status not in counted:  # by a check of no class: documents, a subject left out
         parts.append(f"overall {status}" if parts else status)
     if ignored := sum(standing(check) == "ignored" for check in worst_first(gate)):

@@ -79,12 +79,12 @@ def _notification(text: str, level: str) -> dict[str, Any]:
 
 
 def _rule(code: str) -> dict[str, Any]:
-    known = CODES.get(code, _UNKNOWN)
+    rule = CODES.get(code, _UNKNOWN)
     return {
         "id": code,
-        "shortDescription": {"text": known.title},
-        "fullDescription": {"text": f"{known.title[0].upper()}{known.title[1:]}. {known.help}"},
-        "help": {"text": known.help, "markdown": known.help},
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": f"{rule.title[0].upper()}{rule.title[1:]}. {rule.help}"},
+        "help": {"text": rule.help, "markdown": rule.help},
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["quantization"], "precision": "high"},
     }

@@ -228,11 +228,11 @@ def _table(table: doc.Table, caption: str) -> Html:
 
 def _rows(table: doc.Table) -> Iterator[Html]:
     for row in table.rows:
-        first, *others = row.cells
+        first, *cells = row.cells
         yield element(
             "tr",
             element("th", *_shown(first), scope="row", data_value=_exact(first.value)),
-            *map(_cell, others),
+            *map(_cell, cells),
             class_=" ".join(["more"] * row.minor + ["chosen"] * row.chosen) or None,
         )
 

@@ -103,8 +103,8 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
     if windows < most:
         notes.append(f"{windows} of {most} windows side by side, to fit in memory")
     basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
-    left = free - sketch - product_nbytes(shape, windows, length)
-    if basis <= left:
+    nbytes_left = free - sketch - product_nbytes(shape, windows, length)
+    if basis <= nbytes_left:
         return Room(device, windows, device, notes=tuple(notes))
     if device.type != "cpu" and basis <= free_nbytes(host) - 2 * shape.vector_nbytes:
         notes.append("vectors of Lanczos on the host, to fit in memory")

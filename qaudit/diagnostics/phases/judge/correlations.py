@@ -64,9 +64,9 @@ def _quantities(run: Run, traits: Traits) -> Iterator[tuple[str, Mapping[str, fl
     if rates:
         yield "learning rate", rates
     for name, values in traits.items():
-        known = {label: values[label] for label in run.labels if label in values}
-        if known:
-            yield name, known
+        measured = {label: values[label] for label in run.labels if label in values}
+        if measured:
+            yield name, measured
 
 
 def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> CorrelationRow:
@@ -187,5 +187,5 @@ def probability(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
     left, right = ranks_of(a), ranks_of(b)
     orders_PN = np.array(list(permutations(range(n))))
     products_P = right[orders_PN] @ (left - left.mean())
-    own = abs(float(right @ (left - left.mean())))
-    return float((np.abs(products_P) >= own - 1e-9).mean())
+    slope = abs(float(right @ (left - left.mean())))
+    return float((np.abs(products_P) >= slope - 1e-9).mean())

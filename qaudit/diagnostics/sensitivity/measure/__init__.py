@@ -230,12 +230,12 @@ class _Bench:
         """Return which part of what all of its kind add, each alone, is this one's."""
         bits = variant.bits[0][1]
         kind = [v for v in self.filed if v.part == variant.part and v.bits[0][1] == bits]
-        added = [self._added(self.filed[one].measurement.evidence, used) for one in kind]
-        own = self._added(self.filed[variant].measurement.evidence, used)
+        added = [self._added(self.filed[draw].measurement.evidence, used) for draw in kind]
+        mean = self._added(self.filed[variant].measurement.evidence, used)
         if not np.sum(added) > 0:
             return None
         return statistics.interval(
-            (own, np.sum(added, axis=0)), lambda sums: sums[0] / sums[1], self.case.confidence
+            (mean, np.sum(added, axis=0)), lambda sums: sums[0] / sums[1], self.case.confidence
         )
 
     def _predicted(self, variant: Variant, used: Mask) -> float:
