@@ -39,6 +39,7 @@ EXAMPLE_SCHEME, EXAMPLE_SCHEMES = "gptq-3bit", "rtn-4bit,gptq-4bit"
 
 MEASURE, TEXT, COMPUTE, OUTPUT = "What to measure", "Text", "How to compute", "Output"
 EXECUTE = "Where to compute"
+_LONGEST = 1 << 24  # tokens; the longest that a model of today claims is 10 million
 ONLY_IN_RECIPES = ""
 """The panel of a setting that has a key and an argument, and no option."""
 
@@ -131,10 +132,14 @@ class Recipe:
         "Folder with data sets of tasks, as org/name.", TEXT, unset="from the Hub"
     )
     context: int | None = setting(
-        "Window length in tokens.", TEXT, unset="the model's longest, at most 2048", at_least=2
+        "Window length in tokens.",
+        TEXT,
+        unset="the model's longest, at most 2048",
+        at_least=2,
+        at_most=_LONGEST,
     )
     stride: int | None = setting(
-        "Tokens between window starts.", TEXT, unset="the context", at_least=1
+        "Tokens between window starts.", TEXT, unset="the context", at_least=1, at_most=_LONGEST
     )
     bos: Literal["auto", "always", "never"] = setting(
         "Start each window with a BOS token: auto, always or never.", TEXT, "auto"

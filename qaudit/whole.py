@@ -9,6 +9,7 @@ resumed.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import platform
 import re
@@ -19,6 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from qaudit.errors import not_written
+
+LARGEST_NBYTES = 1 << 29
+"""Of a file that is read at once; tokenizers have tens of megabytes."""
 
 STALE_SECONDS = 3600
 """Far longer than writing a small file takes, and than clocks of hosts differ."""
@@ -63,15 +67,20 @@ def remove_stale(folder: Path) -> None:
                 path.unlink()
 
 
-def read_regular(path: Path, most_nbytes: int) -> bytes:
-    """Read a regular file of at most so many bytes; OSError for anything else."""
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file, or a link to one, for reading; OSError for anything else."""
     # A FIFO without a writer would block an ordinary open for ever.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_size > most_nbytes:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return io.BufferedReader(io.FileIO(descriptor))
+
+
+def read_regular(path: Path, most_nbytes: int = LARGEST_NBYTES) -> bytes:
+    """Read a regular file of at most so many bytes; OSError for anything else."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most_nbytes:
             raise OSError(errno.EFBIG, f"larger than {most_nbytes:,} bytes", str(path))
         return file.read(most_nbytes)
 

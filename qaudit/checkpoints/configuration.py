@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
+from qaudit.whole import read_regular
 
 OURS = (
     "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
@@ -46,7 +47,7 @@ def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any
     try:
         if path.stat().st_size > _LARGEST_NBYTES:
             raise ValueError(f"it is larger than {_LARGEST_NBYTES // 10**6} MB")
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_regular(path).decode())
         if not isinstance(table, dict):
             raise ValueError("it is not a table of keys")
         for inner in _tables(table):

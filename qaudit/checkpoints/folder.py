@@ -27,6 +27,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
 from qaudit.families.names import parse_name
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
+from qaudit.whole import open_regular
 
 DEMO = "demo"
 """The target that means the series shipped with this installation."""
@@ -212,7 +213,7 @@ def is_copy(one: Path, other: Path) -> bool:
 def _glance(path: Path) -> tuple[int, list[bytes]]:
     """Return the size of a file and a few of its bytes, spread over it."""
     size = path.stat().st_size
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         parts = []
         for k in range(_GLANCES):
             file.seek(size * k // _GLANCES)

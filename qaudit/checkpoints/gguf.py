@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from qaudit.errors import SourceError
+from qaudit.whole import open_regular
 
 MAGIC = b"GGUF"
 ENDING = ".gguf"
@@ -68,7 +69,7 @@ def is_gguf(place: PurePath | str) -> bool:
 def read_header(path: Path) -> GgufHeader:
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
 
             def first(count: int) -> bytes:
                 file.seek(0)

@@ -27,6 +27,7 @@ from qaudit.checkpoints.header import (
 )
 from qaudit.checkpoints.pickles import load_pickles
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.whole import open_regular, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +101,7 @@ class WeightFolder:
     def raw(self, name: str) -> bytes:
         """Read the bytes of a small tensor, without torch."""
         info = self._headers[name]
-        with (self._folder / info.file).open("rb") as file:
+        with open_regular(self._folder / info.file) as file:
             file.seek(info.start)
             read = file.read(info.nbytes)
         if len(read) < info.nbytes:
@@ -210,7 +211,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     if not index.is_file():
         return {}
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(read_regular(index).decode())["weight_map"]
         pairs = {str(name): str(file) for name, file in weight_map.items()}
         if not pairs:
             raise ValueError("no tensor")
@@ -228,7 +229,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 def _read_header(path: Path, read: Callable[[Path, bytes, int], dict[str, _T]]) -> dict[str, _T]:
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = header_nbytes(path, file.read(8), size)
             return read(path, file.read(length), size)
     except OSError as error:
@@ -248,7 +249,7 @@ def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
         )
     raw = torch.empty(info.nbytes, dtype=torch.uint8)
     view, done = memoryview(raw.numpy().data), 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         file.seek(info.start)
         while done < info.nbytes:
             count = file.readinto(view[done:])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.types import WeightFile
+from qaudit.whole import read_regular
 
 CONFIGURATION = "config.json"
 QUANTIZATION = ("quantize_config.json", "quant_config.json")  # of older quantized repositories
@@ -59,5 +60,5 @@ def _paths(folder: Path) -> Iterator[Path]:
 def _names_code(path: Path) -> bool:
     with suppress(OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size < LARGEST_SETTINGS_NBYTES:
-            return "auto_map" in json.loads(path.read_text(encoding="utf-8"))
+            return "auto_map" in json.loads(read_regular(path).decode())
     return False

@@ -26,7 +26,7 @@ from typing import Literal
 from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.errors import MachineError
 from qaudit.types import Checkpoint, digest
-from qaudit.whole import write_whole
+from qaudit.whole import open_regular, read_regular, write_whole
 
 HashKind = Literal["sha256", "git"]
 
@@ -97,7 +97,7 @@ def remember_written(path: Path, file_hash: str, kind: HashKind = "sha256") -> N
 def known_hash(path: Path, kind: HashKind = "sha256") -> str | None:
     """Return the hash that is remembered for a file as it is now, without reading it."""
     try:
-        record = json.loads(_place(path, kind).read_text(encoding="utf-8"))
+        record = json.loads(read_regular(_place(path, kind)).decode())
         if record["stamp"] == asdict(Stamp.of(path)):
             return str(record["hash"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -110,7 +110,7 @@ def computed_hash(path: Path, kind: HashKind = "sha256") -> str:
 
     Only git's own ids are compared with it: nothing is trusted to SHA-1 that has a sha256.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if kind == "sha256":
             return hashlib.file_digest(file, "sha256").hexdigest()
         head = b"blob %d\0" % os.fstat(file.fileno()).st_size

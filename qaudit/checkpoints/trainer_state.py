@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import SourceError
+from qaudit.whole import read_regular
 
 FILE = "trainer_state.json"
 
@@ -34,7 +35,7 @@ def read_trainer_state(folder: Path) -> TrainerState:
     try:
         if path.stat().st_size > _LARGEST_NBYTES:
             raise ValueError(f"it is larger than {_LARGEST_NBYTES // 10**6} MB")
-        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+        return _parsed(json.loads(read_regular(path).decode()))
     except (OSError, ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise SourceError(

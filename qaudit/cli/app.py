@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +92,8 @@ def run(argv: list[str]) -> int:
     name = "hf qaudit" if Path(argv[0]).stem == "hf-qaudit" else "qaudit"
     if "_QAUDIT_COMPLETE" in os.environ:
         group(argv[1:], prog_name=name)  # a shell asks for completions
+    if "--out=" in argv or ("--out", "") in pairwise(argv):  # as a path it would be this folder
+        raise UsageError("`--out` is empty", hint="name a folder; `.` is the one you are in")
     try:
         with group.make_context(name, argv[1:]) as context:
             group.invoke(context)

@@ -195,7 +195,8 @@ def collect(
     print_result(to_json(collected.record) if as_json else render_terminal(collected.record))
     if not quiet:
         for row in collected.skipped:
-            say(f"skipped {row.subject}: {row.reason}")
+            under = f" under {row.scheme}" if row.scheme else ""
+            say(f"skipped {row.subject}{under}: {row.reason}")
         say(f"wrote {out / 'card.md'}, report.html, audit.json, evidence/ and plots/")
     return 3 if collected.skipped or collected.record.diagnostics.skipped else 0
 

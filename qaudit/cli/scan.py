@@ -92,7 +92,8 @@ def scan(
     print_result(to_json(audit.record) if as_json else render_terminal(audit.record))
     if not quiet:
         for row in audit.skipped:
-            say(f"skipped {row.subject}: {row.reason}")
+            under = f" under {row.scheme}" if row.scheme else ""
+            say(f"skipped {row.subject}{under}: {row.reason}")
         for row in audit.record.diagnostics.skipped:
             say(f"{row.subject} went without {row.diagnostic}: {row.reason}")
         say(f"wrote {audit.folder / 'card.md'}, report.html, audit.json, evidence/ and plots/")

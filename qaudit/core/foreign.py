@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from qaudit.errors import RecipeError
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -76,7 +77,7 @@ def yaml_of(text: str, tags: Tags = ()) -> Any:
 def yaml_file(path: Path) -> tuple[Any, Node | None]:
     """Read a YAML file of keys; RecipeError names what is wrong with it."""
     try:
-        return yaml_and_nodes(path.read_text(encoding="utf-8"))
+        return yaml_and_nodes(read_regular(path).decode())
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from qaudit.checkpoints.header import ITEMSIZE, TensorInfo, cut_short, header_nbytes, tensors_in
 from qaudit.checkpoints.safetensors import INDEX, SINGLE
+from qaudit.whole import open_regular
 
 _PIECE = 1 << 24
 
@@ -69,7 +70,7 @@ def write_index(folder: Path, where: Mapping[str, str], nbytes: int) -> None:
 
 def _sources(path: Path) -> list[_Source]:
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = file.read(header_nbytes(path, file.read(8), size))
     return [_Source(name, info, path) for name, info in tensors_in(path, header, size).items()]
 
@@ -88,7 +89,7 @@ def _write(shard: Sequence[_Source], path: Path) -> None:
     with path.open("wb") as out:
         out.write(struct.pack("<Q", len(header)) + header)
         for source in ordered:
-            with source.path.open("rb") as file:
+            with open_regular(source.path) as file:
                 file.seek(source.info.start)
                 left = source.info.nbytes
                 while left:

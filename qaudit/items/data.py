@@ -16,6 +16,7 @@ from qaudit.items import files
 from qaudit.items.harness import Leaf
 from qaudit.saved.results import sha256_of
 from qaudit.types import TextFile
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -104,7 +105,7 @@ def local(root: Path, data: Data) -> tuple[Path, files.Splits]:
             hint=f"hf download --repo-type dataset {data.repo} --local-dir {root / data.repo}",
         )
     readme = folder / files.README
-    about = readme.read_bytes() if readme.is_file() else None
+    about = read_regular(readme) if readme.is_file() else None
     paths = files.paths_in(folder)
     return folder, files.split_files(data.repo, data.name, data.splits, paths, about)
 

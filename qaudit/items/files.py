@@ -18,6 +18,7 @@ from typing import Any
 
 from qaudit.core.foreign import yaml_of
 from qaudit.errors import SourceError
+from qaudit.whole import read_regular
 
 README = "README.md"
 _MOST_FILES = 50_000
@@ -162,7 +163,7 @@ def source_of(
     described = scratch / "data"
     described.mkdir()
     if (folder / README).is_file():
-        text = metadata_of((folder / README).read_bytes(), name)
+        text = metadata_of(read_regular(folder / README), name)
         (described / README).write_text(text, encoding="utf-8")
     return {
         "dataset_path": str(described),

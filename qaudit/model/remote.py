@@ -35,6 +35,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from qaudit.checkpoints.configuration import is_own_code
 from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.model.routes import Weights, must_be_read, some
+from qaudit.whole import read_regular
 
 MODEL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
 _CLASS = re.compile(r"[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*\.[A-Za-z_]\w*", re.ASCII)
@@ -63,7 +64,7 @@ def code_sha256(folder: Path) -> str:
     """Identify the code of a folder by all of its Python files."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        raw = path.read_bytes()
+        raw = read_regular(path)
         digest.update(f"{path.relative_to(folder).as_posix()}\0{len(raw)}\0".encode() + raw)
     return digest.hexdigest()
 
@@ -173,7 +174,7 @@ def _must_be_whole(model: Any, read: set[str], folder: Path) -> None:
 def _config_of(folder: Path, file: str = "config.json") -> dict[str, Any]:
     """Return a table of JSON; empty where it cannot be read, which a later read refuses."""
     try:
-        table = json.loads((folder / file).read_text(encoding="utf-8"))
+        table = json.loads(read_regular(folder / file).decode())
     except (OSError, ValueError, RecursionError):
         return {}
     return table if isinstance(table, dict) else {}

@@ -12,6 +12,7 @@ from qaudit.core.keys import nearest
 from qaudit.errors import PolicyError
 from qaudit.policy.table import PRESETS, policy_in, read_table, shipped
 from qaudit.types import Policy
+from qaudit.whole import read_regular
 
 __all__ = ["PRESETS", "descriptions", "policy_named", "preset", "read_policy"]
 
@@ -35,7 +36,7 @@ def descriptions() -> dict[str, str]:
 def read_policy(path: Path) -> Policy:
     """Return the policy in a YAML file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except FileNotFoundError as error:
         raise PolicyError(f"there is no policy `{path}`", hint=_instead(path.stem)) from error
     except (OSError, UnicodeDecodeError) as error:

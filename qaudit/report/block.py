@@ -30,7 +30,7 @@ def put_block(text: str, card: str) -> str:
         return f"{text}{block}{newline}"
     gap = newline if text.endswith("\n") else newline * 2
     result = f"{text}{gap}{block}{newline}"
-    if _block(result) is None:
+    if [marker for marker, _, _, _ in _marked(result)] != [BEGIN, END]:
         raise UsageError(
             "the README ends inside of a code block that is never closed, and so would the card",
             hint="close it, with a line of ``` or ~~~ like the one that opens it, and try again",

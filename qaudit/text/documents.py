@@ -140,6 +140,8 @@ def must_exist(file: TextPath) -> None:
     path = file.path
     if path.is_file():
         return
+    if path.exists():
+        raise CorpusError(f"`{file}` is not a regular file", hint="name a file with text in it")
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = nearest(path.name, siblings) if siblings else ""
     if file.is_fetched:

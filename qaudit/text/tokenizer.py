@@ -20,6 +20,7 @@ from qaudit.errors import ConfigurationError, SourceError, UsageError
 from qaudit.saved.results import sha256_of
 from qaudit.text.cutting import Tokenizer
 from qaudit.types import Checkpoint, Ref, digest
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -91,7 +92,7 @@ def load_tokenizer(
 def has_own_code(folder: Path) -> bool:
     """Return whether the files of a tokenizer name code of their repository."""
     try:
-        table = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        table = json.loads(read_regular(folder / _SETTINGS).decode())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(table, dict) and bool(table.get("auto_map"))

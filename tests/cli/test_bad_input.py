@@ -619,3 +619,13 @@ def test_every_error_says_what_to_do() -> None:
         )
     ]
     assert without == []
+
+
+@pytest.mark.parametrize("option", [("--out", ""), ("--out=",)])
+def test_an_output_folder_without_a_name_is_refused(qaudit: Run, option: tuple[str, ...]) -> None:
+    refused(qaudit("scan", "demo", *option, "--dry-run"), 2, "`--out` is empty", "name a folder")
+
+
+def test_a_window_longer_than_any_model_reads_is_refused(qaudit: Run) -> None:
+    done = qaudit("scan", "demo", "--context", 10**30, "--dry-run")
+    refused(done, 2, "--context", "")

@@ -140,6 +140,7 @@ def test_a_file_that_breaks_while_it_is_read_is_skipped_by_name(place: Path, sca
     (skipped,) = audit["skipped"]
     assert skipped["scheme"] == "model-GPTQ"
     assert "scales of zero" in skipped["reason"]
+    assert f"skipped {skipped['subject']} under model-GPTQ: " in done.err
 
 
 def changed(folder: Path, suffix: str, change: Callable[[Tensor], Tensor | None]) -> None:

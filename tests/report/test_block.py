@@ -93,6 +93,12 @@ def test_what_commonmark_takes_for_no_open_fence_is_none(text: str) -> None:
     assert put_block(once, CARD) == f"{text}\n{CARD}"
 
 
+def test_a_card_whose_own_code_closes_an_open_block_is_refused_as_one() -> None:
+    card = CARD.replace(END, f"```sh\nqaudit scan\n```\n{END}")
+    with pytest.raises(UsageError, match="never closed"):
+        put_block("```sh\na\n", card)
+
+
 @pytest.mark.parametrize("text", ["```sh\na\n", "~~~~\n~~~\n"])
 def test_a_card_at_an_end_that_is_not_shown_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="never closed"):

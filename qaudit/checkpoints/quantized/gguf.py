@@ -24,6 +24,7 @@ from qaudit.checkpoints.quantized.gguf_base import (
     separate,
 )
 from qaudit.errors import MachineError, SourceError
+from qaudit.whole import open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +124,7 @@ class GgufFile:
 
     def _bytes(self, info: GgufTensor) -> bytes:
         wanted = self._nbytes(info)
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(info.start)
             data = file.read(wanted)
         if len(data) < wanted:

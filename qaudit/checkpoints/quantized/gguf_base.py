@@ -19,6 +19,7 @@ from qaudit.checkpoints.gguf import DAMAGED, GgufHeader
 from qaudit.checkpoints.quantized.format import refused
 from qaudit.checkpoints.quantized.gguf_keys import UNKNOWN, differences, rope_factors
 from qaudit.errors import SourceError, UsageError
+from qaudit.whole import read_regular
 
 ARCHITECTURES = {
     "llama": ("llama", "mistral"),
@@ -158,7 +159,7 @@ def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:
     """Compare the tokens of both; those that were added later may be written in another way."""
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     try:
-        table = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+        table = json.loads(read_regular(base / "tokenizer.json").decode())
         vocabulary = table["model"]["vocab"]
         added = {one["id"] for one in table.get("added_tokens") or ()}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -14,6 +14,7 @@ from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.gguf import GgufFile
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, known_quantization
+from qaudit.whole import read_regular
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
@@ -72,7 +73,7 @@ def must_match(label: str, folder: Path, base: Path) -> None:
 def _vocabulary(folder: Path) -> Mapping[str, Any] | None:
     """Return the tokens of a folder's `tokenizer.json`; None where there is none to compare."""
     try:
-        table = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        table = json.loads(read_regular(folder / "tokenizer.json").decode())
         vocabulary = table["model"]["vocab"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
