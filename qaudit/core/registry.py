@@ -30,11 +30,13 @@ from typing import Any, TypeVar
 import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
+from qaudit.core.plugins import Plugins
 from qaudit.core.scheme import Scheme
 from qaudit.core.scheme_sets import INSTEAD, SETS
 from qaudit.core.shipped import Shipped
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES, EXAMPLE_SCHEMES
+from qaudit.types import Plugin
 
 P = TypeVar("P")
 
@@ -43,13 +45,23 @@ NO_SCHEME = "none"
 
 
 @cache
-def schemes() -> Mapping[str, type[Scheme]]:
-    return MappingProxyType(_discover(qaudit.core.schemes, Scheme))
+def schemes() -> Plugins[Scheme]:
+    return Plugins("scheme", Scheme, _discover(qaudit.core.schemes, Scheme))
 
 
 @cache
-def merges() -> Mapping[str, type[Merge]]:
-    return MappingProxyType(_discover(qaudit.core.merges, Merge))
+def merges() -> Plugins[Merge]:
+    return Plugins("merge", Merge, _discover(qaudit.core.merges, Merge))
+
+
+def origins(
+    schemes_: Iterable[Scheme | type[Scheme]], merges_: Iterable[str | None] = ()
+) -> tuple[Plugin, ...]:
+    """Return the plug-ins of other distributions among schemes, and among merges as texts."""
+    plugins = [schemes().origin(scheme.name) for scheme in schemes_]
+    parts = [part for text in merges_ if text is not None for part in text.split(":")]
+    plugins += [merges().origin(part) for part in parts]
+    return tuple(dict.fromkeys(plugin for plugin in plugins if plugin is not None))
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -59,11 +71,11 @@ def parse_scheme(text: str) -> Scheme:
     if name == Shipped.name:  # as a plan wrote it
         return build(Shipped, name, read_pairs(pairs))
     if name not in schemes():
-        raise unknown("scheme", head, [*_scheme_examples(), *scheme_sets()], schemes())
+        raise unknown("scheme", head, [*short_forms(), *scheme_sets()], schemes())
     explicit = read_pairs(pairs)
     if bits is not None:
         if not _takes_bits(schemes()[name]):
-            raise unknown("scheme", head, _scheme_examples(), schemes())
+            raise unknown("scheme", head, short_forms(), schemes())
         if "bits" in explicit:
             raise SchemeError(f"`{text}` gives bits twice", hint=f"write `{name}-{bits}bit`")
         explicit["bits"] = bits
@@ -93,14 +105,15 @@ def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
 
 @cache
 def scheme_sets() -> Mapping[str, tuple[str, ...]]:
-    """Return the schemes of each set that `--schemes` takes."""
+    """Return the schemes of each set that `--schemes` takes; those of others have no set."""
+    built_in = schemes().built_in
     every = tuple(
         name if bits is None else f"{name}-{bits}bit"
-        for name, plugin in schemes().items()
+        for name, plugin in built_in.items()
         if plugin.any_model
         for bits in ((4, 3) if _takes_bits(plugin) else (None,))
     )
-    gguf = tuple(name for name, plugin in schemes().items() if plugin.mixes_types)
+    gguf = tuple(name for name, plugin in built_in.items() if plugin.mixes_types)
     return MappingProxyType({"default": DEFAULT_SCHEMES, **SETS, "gguf": gguf, "all": every})
 
 
@@ -202,17 +215,16 @@ def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float |
     raise SchemeError(f"`{field.name}={text}` of `{name}` is not {wanted}", hint=f"use {wanted}")
 
 
-def _scheme_examples() -> list[str]:
-    """Return every scheme in its short forms, for suggestions."""
-    return [
-        example
-        for name, plugin in schemes().items()
-        for example in (
-            [f"{name}-{bits}bit" for bits in (4, 3, 8, 2, 5, 6, 7)]
-            if _takes_bits(plugin)
-            else [name]
-        )
-    ]
+def short_forms(bits: Sequence[int] = (4, 3, 8, 2, 5, 6, 7)) -> list[str]:
+    """Return every scheme in its short forms; those of others, which are not imported, in both."""
+    forms: list[str] = []
+    for name in schemes():
+        plugin = schemes().built_in.get(name)
+        if plugin is None or not _takes_bits(plugin):
+            forms.append(name)
+        if plugin is None or _takes_bits(plugin):
+            forms += [f"{name}-{number}bit" for number in bits]
+    return forms
 
 
 def unknown(

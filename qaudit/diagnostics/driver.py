@@ -20,7 +20,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import FOLDER, Case, Measure, Rows, find_rows, is_on_disk, write_rows
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.previous import previous_of
-from qaudit.diagnostics.registry import part
+from qaudit.diagnostics.registry import origin, part
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
@@ -193,6 +193,7 @@ class Diagnoses:
             "schemes": [(s.spec, s.version) for s in diagnostic.schemes(task.schemes)],
             "previous": None if previous is None else previous.content,
             "confidence": self._confidence,
+            **({} if (plugin := origin(diagnostic.name)) is None else {"plugin": str(plugin)}),
         })  # fmt: skip
 
 

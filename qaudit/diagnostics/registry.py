@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from types import ModuleType
 
 import qaudit.diagnostics
+from qaudit.core.plugins import entries_of, imported, plugin_at
 from qaudit.core.registry import build, plugins_in, read_pairs, unknown
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import SchemeError
+from qaudit.types import Plugin
 
 ALL = "all"
 """Every diagnostic, each with its default parameters."""
@@ -21,14 +24,31 @@ ALL = "all"
 @cache
 def packages() -> tuple[str, ...]:
     """Return the packages: those that can be requested first, then those always computed."""
-    modules = pkgutil.iter_modules(qaudit.diagnostics.__path__)
-    names = sorted(module.name for module in modules if module.ispkg)
+    names = [*_built_in(), *entries()]
     return tuple(sorted(names, key=lambda name: part(name, "parameters") is None))
+
+
+@cache
+def _built_in() -> tuple[str, ...]:
+    modules = pkgutil.iter_modules(qaudit.diagnostics.__path__)
+    return tuple(sorted(module.name for module in modules if module.ispkg))
+
+
+def entries() -> Mapping[str, EntryPoint]:
+    """Return the packages of other distributions, by the name of their diagnostic."""
+    return entries_of("diagnostic", _built_in())
 
 
 def part(package: str, name: str) -> ModuleType | None:
     """Import one part of a diagnostic; None if the package has no such part."""
-    path = f"{qaudit.diagnostics.__name__}.{package}.{name}"
+    entry = entries().get(package)
+    if entry is None:
+        return _imported(f"{qaudit.diagnostics.__name__}.{package}.{name}")
+    with imported("diagnostic", entry):
+        return _imported(f"{entry.value}.{name}")
+
+
+def _imported(path: str) -> ModuleType | None:
     return None if find_spec(path) is None else importlib.import_module(path)
 
 
@@ -46,6 +66,17 @@ def diagnostics() -> dict[str, type[Diagnostic]]:
 @cache
 def _diagnostics() -> dict[str, type[Diagnostic]]:
     return {k: v for m in parts("parameters") for k, v in plugins_in(m, Diagnostic).items()}
+
+
+def origin(name: str) -> Plugin | None:
+    """Return the distribution that a diagnostic is of; None for one that is built in."""
+    return plugin_at("diagnostic", entries()[name]) if name in entries() else None
+
+
+def origins_of(texts: Iterable[str]) -> tuple[Plugin, ...]:
+    """Return the plug-ins of other distributions among requested diagnostics."""
+    plugins = [origin(diagnostic.name) for diagnostic in parse_diagnostics(texts)]
+    return tuple(plugin for plugin in plugins if plugin is not None)
 
 
 def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:

@@ -50,7 +50,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "processor": _processor(),
         "cores": psutil.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
-        "libraries": libraries(schemes().values()),
+        "libraries": libraries(schemes().built_in.values()),
     }
 
 

@@ -21,7 +21,7 @@ from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_o
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.registry import parse_merge
+from qaudit.core.registry import origins, parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
@@ -268,6 +268,7 @@ def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
 def _measurement(
     task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, full: Tally, sizes: Stored
 ) -> Measurement:
+    plugins = origins([scheme] if scheme else (), [task.subject.merge])
     return Measurement(
         subject=task.subject.label,
         scheme=short_of(scheme),
@@ -281,6 +282,7 @@ def _measurement(
         nbytes=_nbytes(tally, scheme, sizes),
         bit_class=scheme.class_at(tally.bits_per_weight) if scheme else FULL_PRECISION,
         calibrates=scheme is not None and scheme.calibrates,
+        plugins=tuple(dict.fromkeys(map(str, plugins))),
     )
 
 

@@ -137,7 +137,7 @@ class Task:
             dtype=str(machine.dtype),
             device=machine.device.type,
             numerics=NUMERICS,
-            libraries=digest(libraries([scheme] if scheme else ())),
+            libraries=digest(libraries([scheme] if scheme else (), [self.subject.merge])),
         )
 
 

@@ -37,7 +37,9 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
     from qaudit.executors.ready import read_text  # imports torch
 
     plan, options = prepared.plan, prepared.options
-    versions = pinned_libraries(map(parse_scheme, plan.specs))
+    versions = pinned_libraries(
+        map(parse_scheme, plan.specs), (subject.merge for subject in plan.subjects)
+    )
     corpus = read_text(plan, options, prepared.hub)
     pins = Pins(
         threads=threads or default_threads(),

@@ -29,7 +29,7 @@ from qaudit.export.contents import EVIDENCE, README, hashes_in
 from qaudit.export.folds import refuse_rounded
 from qaudit.export.formats import Format, changed_inputs, declared_group
 from qaudit.export.parts import Continued, Part, Parts
-from qaudit.export.registry import format_named
+from qaudit.export.registry import FORMATS, format_named
 from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.model.blocks import Weights
@@ -201,10 +201,16 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
         dense={name: one for part in all_parts for name, one in part.dense.items()},
         rest={name: one for part in all_parts for name, one in part.rest.items()},
         files=hashes_in(folder),
-        libraries=libraries([choice.scheme]),
+        libraries=libraries([choice.scheme], [choice.subject.merge]) | _of_format(work.form),
     )
     write_export(record, folder)
     (folder / README).write_text(export_card(choice, record, work.form), encoding="utf-8")
+
+
+def _of_format(form: Format) -> dict[str, str]:
+    """Return the distribution that a format is of, unless it is built in."""
+    origin = FORMATS.origin(form.name)
+    return {origin.distribution: origin.version} if origin else {}
 
 
 def _copy_evidence(choice: Choice, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qaudit.core.plugins import Plugins
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, UsageError
 from qaudit.export.bitsandbytes import Bitsandbytes
@@ -12,10 +13,8 @@ from qaudit.export.formats import Format
 from qaudit.export.gguf import GgufFiles
 from qaudit.export.integers import AwqFiles, GptqFiles, MlxFiles
 
-FORMATS: dict[str, type[Format]] = {
-    one.name: one
-    for one in (CompressedTensors, GptqFiles, AwqFiles, Bitsandbytes, MlxFiles, GgufFiles)
-}
+_BUILT_IN = (CompressedTensors, GptqFiles, AwqFiles, Bitsandbytes, MlxFiles, GgufFiles)
+FORMATS: Plugins[Format] = Plugins("format", Format, {one.name: one for one in _BUILT_IN})
 
 
 def format_named(name: str, scheme: Scheme) -> Format:

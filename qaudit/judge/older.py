@@ -39,9 +39,11 @@ def class_of(measured: Measurement | MeasurementRow) -> str:
 def calibrates_by_name(spec: str) -> bool:
     """Return whether a scheme's result depends on the calibration text."""
     try:
+        if split_bits(spec.partition(":")[0])[0] not in schemes().built_in:
+            return False  # full precision, or a scheme of others: their rows say it
         return parse_scheme(spec).calibrates
     except SchemeError:
-        kind = kind_of(spec)  # None: full precision, or a scheme of a later version
+        kind = kind_of(spec)  # None: of a later version
         return kind is not None and kind[0].calibration is not Calibration.NONE
 
 
@@ -53,7 +55,7 @@ def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
     """
     head, *pairs = spec.split(":")
     name, bits = split_bits(head)
-    plugin = Shipped if name == Shipped.name else schemes().get(name)
+    plugin = Shipped if name == Shipped.name else schemes().built_in.get(name)
     if plugin is None:
         return None
     written = dict(pair.split("=", 1) for pair in pairs if "=" in pair)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from qaudit.core.registry import origins
 from qaudit.core.scheme import Scheme
 from qaudit.errors import MachineError, OtherIdentityError, UsageError
 from qaudit.types import Pins
@@ -31,9 +32,14 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-def libraries(schemes: Iterable[Scheme | type[Scheme]] = ()) -> dict[str, str]:
+def libraries(
+    schemes: Iterable[Scheme | type[Scheme]] = (), merges: Iterable[str | None] = ()
+) -> dict[str, str]:
     """Return the versions of everything that computes, with what such schemes alone need."""
-    return _installed((*_LIBRARIES, *(one.extra[0] for one in schemes if one.extra)))
+    schemes = tuple(schemes)
+    alone = (one.extra[0] for one in schemes if one.extra)
+    others = (one.distribution for one in origins(schemes, merges))
+    return _installed((*_LIBRARIES, *alone, *others))
 
 
 version_of = functools.cache(version)  # each call reads and parses a file
@@ -59,9 +65,11 @@ def default_threads() -> int:
     return len(available(0)) if available else os.cpu_count() or 1
 
 
-def pinned_libraries(schemes: Iterable[Scheme]) -> dict[str, str]:
+def pinned_libraries(
+    schemes: Iterable[Scheme], merges: Iterable[str | None] = ()
+) -> dict[str, str]:
     """Return the versions that parts must have; torch must be one of them."""
-    versions = libraries(schemes)
+    versions = libraries(schemes, merges)
     if "torch" not in versions:
         raise MachineError(
             "a plan pins the versions of libraries, and torch is not installed here",

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qaudit.core.registry import parse_schemes
+from qaudit.core.registry import origins, parse_schemes
 from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.registry import origins_of
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import code_of
@@ -72,6 +73,8 @@ def make_plan(
     downloads = traffic.nbytes_disk_peak if traffic else 0
     work.scratch.refuse_short_disk(record.parent if record else Path(), downloads)
     price = sum((one.price for one in work.passes), Price())
+    merges = [subject.merge for subject in (*chosen.subjects, *releases.subjects)]
+    plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
     low, high = seconds_range(price.flops, work.device, work.dtype)
     return Plan(
         recipe=resolved.recipe,
@@ -95,6 +98,7 @@ def make_plan(
             *chosen.seen.notes,
             *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
+            *(f"the {one.kind} `{one.name}` is of {one}" for one in plugins),
             *(f"Python code of tasks is run on this machine: {one}" for one in chosen.task_code),
             *work.notes,
             *releases.notes,
@@ -107,6 +111,7 @@ def make_plan(
         diagnoses=work.diagnoses,
         passes=work.passes,
         further=work.further,
+        plugins=plugins,
         nbytes_disk=work.scratch.nbytes,
         items=work.items,
     )

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_and_nodes
 from qaudit.core.keys import dotted, explain, first, nearest
-from qaudit.core.registry import parse_scheme, schemes
+from qaudit.core.registry import parse_scheme, schemes, short_forms, split_bits
 from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, VerifyKeys, margin_of
 from qaudit.types import (
@@ -247,7 +247,7 @@ class _File:
 
     def _scheme(self, text: str, place: Place, metric: Metric | None) -> str:
         if any(sign in text for sign in "*?["):
-            known = _short_forms()
+            known = short_forms(range(2, 9))
             if not any(fnmatchcase(form, text.partition(":")[0]) for form in known):
                 self.refuse(place, f"no scheme matches `{text}`", nearest(text, known))
             return text
@@ -256,6 +256,8 @@ class _File:
                 sentence = f"`{metric}` compares a scheme with full precision, and `{text}` is that"
                 self.refuse(place, sentence, "name a scheme")
             return text
+        if split_bits(text.partition(":")[0])[0] in schemes().entries:
+            return text  # of another distribution, which is not imported to judge
         try:
             return parse_scheme(text).short
         except SchemeError as error:
@@ -292,16 +294,3 @@ def _explained(error: Mapping[str, Any]) -> tuple[str, str]:
         word = str(error["input"])
         return f"`{dotted(error['loc'])}` is `{word}`", nearest(word, known)
     return explain([error], _ALLOWED)
-
-
-def _short_forms() -> list[str]:
-    """Return the short form of every scheme by its defaults, for all numbers of bits."""
-    return [
-        form
-        for name, plugin in schemes().items()
-        for form in (
-            [f"{name}-{bits}bit" for bits in range(2, 9)]
-            if "bits" in plugin.__dataclass_fields__
-            else [name]
-        )
-    ]

@@ -109,6 +109,7 @@ class _About:
     nbytes: int | None = None
     bit_class: str | None = None
     calibrates: bool | None = None
+    plugins: tuple[str, ...] = ()
     identity: dict[str, str | int] | None = None  # what the key is the digest of
     sha256: str = ""  # the seal; earlier versions have none
 

@@ -73,6 +73,7 @@ from qaudit.types.experiments import (
     Standing,
 )
 from qaudit.types.parts import Pins, Run, WorkUnit, units_of
+from qaudit.types.plugins import Plugin, PluginKind
 from qaudit.types.policies import (
     BY_STRATUM,
     CODE_OF,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qaudit.settings import Recipe
 from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
 from qaudit.types.diagnostics import Diagnostics
+from qaudit.types.plugins import Plugin
 from qaudit.types.policies import Verdict
 from qaudit.types.subjects import Checkpoint, Subject
 from qaudit.types.text import HELD_OUT, SELECTION, TextFile
@@ -116,6 +117,7 @@ class Plan:
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
+    plugins: tuple[Plugin, ...] = ()  # of other distributions
     nbytes_disk: int = 0  # beside downloads: hidden states, and quantized weights between rounds
     items: tuple[tuple[str, int], ...] = ()  # of each task, counted or estimated
     flips: float | None = (
@@ -205,6 +207,7 @@ class Measurement:
     bit_class: str | None = None  # what it competes in; None: measured before it was recorded
     calibrates: bool | None = None  # whether the result depends on the calibration text
     identity: dict[str, str | int] | None = None  # of what it is; earlier versions saved none
+    plugins: tuple[str, ...] = ()  # distributions and versions that scheme and merge are of
 
 
 @dataclass(frozen=True)

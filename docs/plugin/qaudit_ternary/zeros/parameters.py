@@ -1,0 +1,9 @@
+"""What `--diagnose zeros` takes."""
+
+from qaudit.diagnostics.diagnostic import Diagnostic
+
+
+class Zeros(Diagnostic):
+    """The share of weights that are zero."""
+
+    name = "zeros"

@@ -1,0 +1,151 @@
+"""Plug-ins of other distributions: the package of the docs, built, installed, used and judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qaudit.core.linears import Linears
+from qaudit.core.plugins import entries_of
+from qaudit.core.registry import parse_scheme
+from qaudit.diagnostics import registry as diagnostics
+from qaudit.export.registry import format_named
+from tests.support.cli import Run, audit_of, refused
+
+PACKAGE = Path(__file__).parents[2] / "docs" / "plugin"
+ORIGIN = {"distribution": "qaudit-ternary", "version": "0.1.0"}
+Install = Callable[[], None]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the package of the docs and install it into a folder, without a network."""
+    target = tmp_path_factory.mktemp("site")
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--target")
+    command = [sys.executable, "-m", "pip", "install", "-q", *options, target, PACKAGE]
+    subprocess.run(command, check=True, capture_output=True)
+    return target
+
+
+def forget() -> None:
+    for one in (entries_of, diagnostics.packages, diagnostics._diagnostics):
+        one.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "qaudit_ternary"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def installed(built: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(built)
+    return built
+
+
+def distribution(folder: Path, name: str, version: str, entries: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entries)
+
+
+def test_the_example_is_short() -> None:
+    files = [*PACKAGE.rglob("*.py"), PACKAGE / "pyproject.toml"]
+    lines = [line for file in files for line in file.read_text().splitlines() if line.strip()]
+    assert len(lines) < 60
+
+
+def test_what_is_installed_is_listed(installed: Path, qaudit: Run) -> None:
+    for kind, name in (("schemes", "ternary"), ("merges", "middle"), ("diagnostics", "zeros")):
+        assert name in qaudit("list", kind, "-q").out.split()
+
+
+def test_what_is_installed_is_measured_and_judged_without_it(
+    installed: Path, scan: Run, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soup = "soup=middle(step10+step200+step1000)"
+    more = ("--schemes", "ternary", "--soup", soup, "--diagnose", "zeros", "--last", "1")
+    done = scan("series", *more)
+    assert done.code == 0, done.err
+    audit = audit_of(place / "out")
+    assert audit["plan"]["plugins"] == [
+        {"kind": "scheme", "name": "ternary", **ORIGIN},
+        {"kind": "merge", "name": "middle", **ORIGIN},
+        {"kind": "diagnostic", "name": "zeros", **ORIGIN},
+    ]
+    assert "the scheme `ternary` is of qaudit-ternary 0.1.0" in audit["plan"]["notes"]
+    rows = {(row["subject"], row["scheme"]): row for row in audit["measurements"]}
+    soup_row = rows["soup", "ternary"]
+    assert (soup_row["bit_class"], soup_row["calibrates"]) == ("2", False)
+    about = json.loads(str(np.load(place / "out" / soup_row["evidence"])["about"]))
+    assert about["plugins"] == ["qaudit-ternary 0.1.0"]
+    full = json.loads(str(np.load(place / "out" / rows["step1000", "fp"]["evidence"])["about"]))
+    assert full["plugins"] == []
+    assert {row["subject"] for row in audit["diagnostics"]["others"]["zeros"]} == {
+        "step1000", "soup"
+    }  # fmt: skip
+
+    rule = "{name: new, metric: relative_error, subjects: '@all', schemes: SCHEMES, margin: 900%}"
+    (place / "policy.yaml").write_text(f"rules: [{rule}]\n".replace("SCHEMES", "ternary"))
+    (place / "any.yaml").write_text(f"rules: [{rule}]\n".replace("SCHEMES", '"*"'))
+    forget()
+    judged = qaudit("gate", "out", "--policy", "policy.yaml", "--format", "json")
+    anywhere = qaudit("gate", "out", "--policy", "any.yaml", "--format", "json")
+    assert (judged.code, anywhere.code) == (0, 0), judged.err + anywhere.err
+    assert "qaudit_ternary" not in sys.modules
+    sys.path.remove(str(installed))
+    forget()
+    assert qaudit("gate", "out", "--policy", "any.yaml", "--format", "json").out == anywhere.out
+
+
+def test_files_are_written_in_a_format_of_others(installed: Path) -> None:
+    scheme = parse_scheme("ternary")
+    weight_RC = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    stored = scheme.quantize(Linears({"a": weight_RC})).stored["a"]
+    form = format_named("ternary", scheme)
+    assert set(form.pack("a", stored)) == {"a.weight_packed", "a.weight_scale", "a.weight_shape"}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("ternary", "qaudit-ternary 0.1.0"), ("rtn", "qaudit-llm ")]
+)
+def test_two_schemes_of_one_name_are_refused(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run,
+    name: str, other: str,
+) -> None:  # fmt: skip
+    distribution(tmp_path / "site", "other-one", "2.5", f"[qaudit.schemes]\n{name} = other:One\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    done = qaudit("list", "schemes")
+    refused(done, 2, f"two distributions have a scheme `{name}`", "pip uninstall")
+    assert other in done.err
+    assert "other-one 2.5" in done.err
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("absent_module:One", "the scheme `broken` of other-one 2.5 cannot be imported: No module"),
+        ("math:pi", "`math:pi` of other-one 2.5 is no Scheme named `broken`"),
+    ],
+)
+def test_a_broken_plug_in_is_refused_where_it_is_used(
+    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run, scan: Run,
+    value: str, sentence: str,
+) -> None:  # fmt: skip
+    entries = f"[qaudit.schemes]\nbroken = {value}\n"
+    distribution(tmp_path / "site", "other-one", "2.5", entries)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    refused(scan("series/step10", "--schemes", "broken"), 4, sentence, "uninstall other-one")
+    assert scan("series/step10", "--dry-run").code == 0
