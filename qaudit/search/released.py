@@ -136,7 +136,9 @@ def compare_weights(
     progress: Progress = lambda done, total, what: None,
 ) -> WeightDifference:
     """Read a release beside its ingredients, tensor by tensor."""
-    with unchanged_files(release, folder):
+    # Tensors alone are compared: of ingredients that are not measured nothing else is downloaded.
+    weights_alone = tuple((replace(c, settings=()), share) for c, share in release.members)
+    with unchanged_files(replace(release, members=weights_alone), folder):
         opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
         labels = [checkpoint.label for checkpoint, _ in release.members]
         if why := _mismatch(labels, opened):

@@ -162,7 +162,9 @@ def test_a_template_of_another_model_is_refused(qaudit: Run, place: Path, templa
     other = save_model(place / "other", 1, config["model_type"], num_hidden_layers=3)
     template.unlink()
     write_gguf(other, template)
-    refused(export(qaudit, "gguf-q4_0"), 2, "block_count` is 3 where the base needs", "was made from")
+    refused(
+        export(qaudit, "gguf-q4_0"), 2, "block_count` is 3 where the base needs", "was made from"
+    )
 
 
 @pytest.mark.usefixtures("template")
