@@ -6,7 +6,9 @@ process: a `set_client_factory` of ours would replace the session of a notebook 
 package, and two Hubs could not be open at once. Over such a factory retries, timeouts and the
 token could be held to our rules, and answers would still have to be checked, because names
 become paths. Uploads by `create_commit` go through `hf_xet`, whose connections no factory reaches,
-and a file that `.gitignore` names is left out with a warning where a refusal is needed.
+with no way back to plain HTTP; handed over as a stream, a file goes by HTTP, and the token goes to
+whichever host the link to confirm it names. A file that `.gitignore` names is left out of the pull
+request without an error, where a refusal is needed.
 
 A request is repeated where that may help, a bounded number of times and visibly; then the Hub
 counts as unreachable. A download is one attempt, because only the writer of the file knows how

@@ -6,7 +6,7 @@ Each diagnostic has its own price in `diagnostics/<name>/price.py`; one without 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 
@@ -22,23 +22,13 @@ class DiagnosticPrice:
     """The price of one diagnostic of one subject."""
 
     text: str
-    flops: float = 0.0
-    streams: int = 0
+    price: Price = field(default_factory=Price)
     load: Load | None = None  # of a pass beside those of the audit
-
-
-@dataclass(frozen=True)
-class Prices:
-    """The price of all diagnostics of one subject."""
-
-    texts: tuple[str, ...]
-    price: Price
-    loads: tuple[Load, ...]
 
 
 def price_diagnostics(
     recipe: Recipe, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
-) -> Prices:
+) -> tuple[DiagnosticPrice, ...]:
     prices = []
     for diagnostic in parse_diagnostics(recipe.diagnostics):
         module = part(diagnostic.name, "price")
@@ -47,11 +37,7 @@ def price_diagnostics(
             if module is None
             else module.price(diagnostic, schemes, protocol, sizes)
         )
-    return Prices(
-        texts=tuple(price.text for price in prices),
-        price=sum((Price(one.flops, 0, one.streams) for one in prices), Price()),
-        loads=tuple(price.load for price in prices if price.load is not None),
-    )
+    return tuple(prices)
 
 
 def with_needed_again(plan: Plan, evidence: Path) -> Plan:

@@ -219,13 +219,18 @@ def _work(
     text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
     device, dtype = choose_device(recipe.device, recipe.dtype)
     beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
-    loads = [Load.of(protocol, schemes, text), *beside.loads]
+    loads = [
+        Load.of(protocol, schemes, text),
+        *(one.load for one in beside if one.load is not None),
+    ]
     widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
     documents = protocol.calibration_documents
     memory = memory_of(seen.largest, loads, documents, (device, widest), limit)
     scratch = Scratch.of(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit, text.items)
-    pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
+    pricing = Pricing(
+        seen.largest, protocol, text, memory.returning, sum((one.price for one in beside), Price())
+    )
     perturbations = _perturbations(recipe, dtype)
     passes = passes_of(
         chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects, perturbations
@@ -244,6 +249,6 @@ def _work(
         further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
         if more
         else None,
-        diagnoses=beside.texts,
+        diagnoses=tuple(one.text for one in beside),
         notes=(*text.notes, *memory.notes, *repeats_note, *scratch.notes),
     )

@@ -8,7 +8,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Sizes
-from qaudit.types import Protocol
+from qaudit.types import Price, Protocol
 
 FORWARDS = 14  # the price of a product in forward passes: blocks run again in both derivatives
 
@@ -25,5 +25,5 @@ def price(
         f"curvature: at most {products} products with the Hessian on {documents} documents, each "
         f"of about {FORWARDS} forward passes; the model held whole in float32, and three vectors "
         "like it",
-        2.0 * sizes.parameters * tokens * FORWARDS * products,
+        Price(2.0 * sizes.parameters * tokens * FORWARDS * products),
     )

@@ -9,7 +9,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Load, Sizes, flops
-from qaudit.types import Protocol
+from qaudit.types import Price, Protocol
 
 
 def price(
@@ -25,7 +25,6 @@ def price(
     return DiagnosticPrice(
         f"plane at {scheme.short}: {along} streams more for each subject, in float32; "
         + (across if parameters.grid else "one pass"),
-        passes * flops(sizes, load),
-        passes * load.schemes,
+        Price(passes * flops(sizes, load), streams=passes * load.schemes),
         load,
     )

@@ -9,7 +9,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.sensitivity.parameters import Sensitivity
 from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Load, Sizes, flops
-from qaudit.types import Protocol
+from qaudit.types import Price, Protocol
 
 ROLES = 7
 """The number of roles in a block, as far as a plan knows."""
@@ -32,7 +32,6 @@ def price(
     return DiagnosticPrice(
         f"sensitivity at {scheme.short}: about {count} streams more for each subject, "
         "and two more quantizations of each block",
-        flops(sizes, parts) + flops(sizes, replace(parts, schemes=1)),
-        count,
+        Price(flops(sizes, parts) + flops(sizes, replace(parts, schemes=1)), streams=count),
         parts,
     )
