@@ -94,6 +94,14 @@ def drop(tasks: Sequence[Marked], confidence: float, *, normalized: bool) -> Int
     return Interval(estimate, min(estimate, center - half), max(estimate, center + half))
 
 
+def error_increase(tasks: Sequence[Marked], confidence: float) -> Interval | None:
+    """Return the drop as a part of what full precision gets wrong; None where that is nothing."""
+    increase = drop(tasks, confidence, normalized=True)
+    if increase is None and not any(task.lost for task in tasks):
+        return Interval(0.0, 0.0, 0.0)
+    return increase
+
+
 def flips(tasks: Sequence[Marked], confidence: float) -> Interval:
     """Return the share of items that went from right to wrong or back, the mean over tasks."""
     flipped = [task.full_N != task.right_N for task in tasks]

@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from qaudit.core.keys import text_as_list
 from qaudit.core.scheme import BIT_CLASS
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
-from qaudit.types import SELECTORS, UNIT_OF, Metric, Unit
+from qaudit.types import METRICS, SELECTORS, Metric, Unit
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 FORM = rf"^\s*{_NUMBER}\s*(%|nats?)\s*$"
@@ -31,11 +31,6 @@ FORM = rf"^\s*{_NUMBER}\s*(%|nats?)\s*$"
 _MARGIN = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>%|nats?|)\s*", re.ASCII)
 _EXAMPLE: dict[Unit, str] = {"fraction": "2%", "nats": "0.01 nats"}
 _MOST = 10.0  # ten times the loss, or ten nats per token: beyond that nothing is left of a model
-
-COMPARES: frozenset[Metric] = frozenset(
-    {"loss_against_baseline", "error_against_baseline", "soup_against_members"}
-)
-"""These may have a margin below zero, which requires an improvement."""
 
 
 def _as_level(value: object) -> object:
@@ -225,7 +220,7 @@ class PolicyKeys(_Keys):
 
 def margin_of(text: str, metric: Metric) -> float:
     """Return a margin as a fraction or in nats per token; ValueError names what is wrong."""
-    unit = UNIT_OF[metric]
+    unit = METRICS[metric].unit
     example = _EXAMPLE[unit]
     match = _MARGIN.fullmatch(text)
     if match is None:
@@ -236,7 +231,8 @@ def margin_of(text: str, metric: Metric) -> float:
         named = "a percentage" if unit == "fraction" else "in nats per token"
         raise ValueError(f"`{text}` is no margin of `{metric}`; it is {named}: `{example}`")
     value = float(match["number"]) / (100 if unit == "fraction" else 1)
-    least = -_MOST if metric in COMPARES else 0.0
+    # Against something else a margin below zero requires an improvement.
+    least = -_MOST if METRICS[metric].against else 0.0
     if not least <= value <= _MOST:
         bounds = f"between {_written(least, unit)} and {_written(_MOST, unit)}"
         raise ValueError(f"a margin of `{text}` is impossible; it must be {bounds}")

@@ -24,10 +24,8 @@ from qaudit.core.registry import parse_scheme, schemes, short_forms, split_bits
 from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, VerifyKeys, margin_of
 from qaudit.types import (
-    BY_STRATUM,
-    CODE_OF,
     FULL_PRECISION,
-    OF_TASKS,
+    METRICS,
     SELECTORS,
     Ignore,
     Metric,
@@ -42,7 +40,7 @@ PRESETS: Mapping[str, Traversable] = {
 }
 """The policies that ship, from the mildest."""
 
-CODES = (*CODE_OF.values(), "QA025", "QA026", "QA040")
+CODES = (*(one.code for one in METRICS.values()), "QA025", "QA026", "QA040")
 """Rules that an ignore may name by their code."""
 
 _MOST_ENTRIES = 200
@@ -50,8 +48,6 @@ _MOST_ENTRIES = 200
 
 _DEEPEST = 8
 """Tables and lists inside each other; a policy has four."""
-
-_IN_FULL_PRECISION: frozenset[Metric] = frozenset({"loss_against_baseline", "soup_against_members"})
 
 _ALLOWED = {
     "": list(PolicyKeys.model_fields),
@@ -186,7 +182,7 @@ class _File:
     def _rule(self, keys: RuleKeys, before: PolicyRule | None, place: Place) -> PolicyRule:
         metric = keys.metric or (before.metric if before else None)
         if metric is None:
-            self.refuse(place, f"`{keys.name}` has no `metric`", nearest("", CODE_OF))
+            self.refuse(place, f"`{keys.name}` has no `metric`", nearest("", METRICS))
         rule = PolicyRule(keys.name, metric, self._margin(keys, metric, before, place))
         if before:
             rule = replace(before, metric=metric, margin=rule.margin)
@@ -226,15 +222,17 @@ class _File:
         return replace(before, **changed)
 
     def _strata(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
-        if keys.strata is not None and metric not in BY_STRATUM:
+        if keys.strata is not None and not METRICS[metric].by_stratum:
+            names = sorted(name for name, one in METRICS.items() if one.by_stratum)
             sentence = f"`{metric}` is not computed by stratum"
-            self.refuse((*place, "strata"), sentence, f"one of {', '.join(sorted(BY_STRATUM))}")
+            self.refuse((*place, "strata"), sentence, f"one of {', '.join(names)}")
         return keys.strata
 
     def _tasks(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
-        if keys.tasks is not None and metric not in OF_TASKS:
+        if keys.tasks is not None and not METRICS[metric].of_tasks:
+            names = sorted(name for name, one in METRICS.items() if one.of_tasks)
             sentence = f"`{metric}` is not computed by task"
-            self.refuse((*place, "tasks"), sentence, f"one of {', '.join(sorted(OF_TASKS))}")
+            self.refuse((*place, "tasks"), sentence, f"one of {', '.join(names)}")
         return keys.tasks
 
     def schemes(
@@ -252,7 +250,7 @@ class _File:
                 self.refuse(place, f"no scheme matches `{text}`", nearest(text, known))
             return text
         if text == FULL_PRECISION:
-            if metric is not None and metric not in _IN_FULL_PRECISION:
+            if metric is not None and not METRICS[metric].has_full_precision:
                 sentence = f"`{metric}` compares a scheme with full precision, and `{text}` is that"
                 self.refuse(place, sentence, "name a scheme")
             return text

@@ -10,8 +10,8 @@ from functools import cached_property
 from qaudit.core.course import ends
 from qaudit.judge.pooling import over_draws
 from qaudit.types import (
-    CODE_OF,
     FULL_PRECISION,
+    METRICS,
     AuditRecord,
     ClassVerdict,
     Comparison,
@@ -22,7 +22,8 @@ from qaudit.types import (
     Verdict,
 )
 
-ABOUT_A_POLICY = frozenset(CODE_OF.values()) | {"QA025", "QA026", "QA027", "QA040"}
+_OF_METRICS = frozenset(record.code for record in METRICS.values())
+ABOUT_A_POLICY = _OF_METRICS | {"QA025", "QA026", "QA027", "QA040"}
 """Checks of numbers against margins, of how much was measured, and of the policy itself."""
 
 NEEDS = "`qaudit gate`: this version of the audit has no verdict"

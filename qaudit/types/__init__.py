@@ -72,28 +72,21 @@ from qaudit.types.experiments import (
     SeedPoint,
     Standing,
 )
+from qaudit.types.metrics import METRICS, Metric, MetricRecord, Unit
 from qaudit.types.parts import Pins, Run, WorkUnit, units_of
 from qaudit.types.plugins import Plugin, PluginKind
 from qaudit.types.policies import (
-    BY_STRATUM,
-    CODE_OF,
-    NEEDS_BASELINE,
-    OF_FIDELITY,
-    OF_TASKS,
     SELECTORS,
-    UNIT_OF,
     Check,
     CheckStanding,
     ClassVerdict,
     Gate,
     Ignore,
     Level,
-    Metric,
     Policy,
     PolicyRule,
     Status,
     Tolerances,
-    Unit,
     Verdict,
 )
 from qaudit.types.rows import Interval, Row

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qaudit.types.metrics import METRICS
+
 
 @dataclass(frozen=True)
 class Code:
@@ -18,11 +20,7 @@ class Code:
     help: str
 
 
-CODES: dict[str, Code] = {
-    "QA001": Code(
-        "a scheme costs more than its margin",
-        "The interval of the relative error of the loss is compared with a margin.",
-    ),
+_OF_AUDITS: dict[str, Code] = {
     "QA002": Code(
         "the pick is indistinguishable from its runner-up",
         "On documents that neither was chosen on, their difference may be zero.",
@@ -92,26 +90,6 @@ CODES: dict[str, Code] = {
         "a release is compared with the soup that its makers describe",
         "It is rebuilt from its ingredients and compared tensor by tensor.",
     ),
-    "QA020": Code(
-        "a scheme adds more loss than its margin",
-        "The interval of the change in nats per token is compared with a margin.",
-    ),
-    "QA021": Code(
-        "a quantized loss is worse than the baseline's",
-        "The difference is paired on the same documents and compared with a margin.",
-    ),
-    "QA022": Code(
-        "a relative error is worse than the baseline's",
-        "The difference is paired on the same documents and compared with a margin.",
-    ),
-    "QA023": Code(
-        "a scheme costs more accuracy than its margin",
-        "The drop is a fraction of the answers that full precision gets wrong.",
-    ),
-    "QA024": Code(
-        "a soup is worse than its best member",
-        "Averaging should not cost: the soup's quantized loss is compared with every member's.",
-    ),
     "QA025": Code(
         "a measurement that the policy requires is missing",
         "An audit without it cannot pass.",
@@ -152,25 +130,9 @@ CODES: dict[str, Code] = {
         "a mixture of bits loses other than the sum of its parts",
         "The sum of what parts add alone is a prediction; the mixture was measured.",
     ),
-    "QA037": Code(
-        "a scheme diverges from full precision by more than its margin",
-        "The mean KL divergence of its predictions is compared with a margin.",
-    ),
-    "QA038": Code(
-        "a scheme diverges by more than its margin at one token in a thousand",
-        "The mean hides rare tokens at which predictions change beyond recognition.",
-    ),
-    "QA039": Code(
-        "a scheme changes the likeliest token more often than its margin",
-        "Greedy decoding takes another way at such a token.",
-    ),
     "QA040": Code(
         "a bit class has no answer",
         "The policy asks for it, and no rule covers what ships, or nothing of it was measured.",
-    ),
-    "QA041": Code(
-        "a scheme flips more answers than its margin",
-        "Accuracy may stand still while answers change both ways; users see each of them.",
     ),
     "QA042": Code(
         "a shipped file is dominated",
@@ -185,3 +147,6 @@ CODES: dict[str, Code] = {
         "Each kind rounds otherwise; one subject is measured on each of them to show how far.",
     ),
 }
+
+_OF_METRICS = {one.code: Code(one.title, one.reason) for one in METRICS.values()}
+CODES: dict[str, Code] = dict(sorted((_OF_AUDITS | _OF_METRICS).items()))

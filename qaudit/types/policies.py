@@ -8,64 +8,10 @@ from datetime import date
 from typing import Literal
 
 from qaudit.types.conclusions import Finding
+from qaudit.types.metrics import METRICS, Metric, MetricRecord, Unit
 from qaudit.types.rows import Interval, Row
 
 Level = Literal["off", "warn", "error"]
-Metric = Literal[
-    "relative_error",  # what quantization adds, as a part of the loss in full precision
-    "absolute_change",  # the same in nats per token
-    "loss_against_baseline",  # nats per token: this quantized loss minus the baseline's
-    "error_against_baseline",  # a fraction: this relative error minus the baseline's
-    "accuracy_drop",  # a fraction of the answers that full precision gets wrong
-    "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
-    "kl",  # nats per token: KL divergence to full precision
-    "kl_p999",  # nats: what the KL divergence of one token in a thousand exceeds
-    "flips",  # a fraction of items whose answer went from right to wrong or back
-    "top1",  # a fraction of tokens whose likeliest token is another than in full precision
-]
-Unit = Literal["fraction", "nats"]
-
-CODE_OF: dict[Metric, str] = {
-    "relative_error": "QA001",
-    "absolute_change": "QA020",
-    "loss_against_baseline": "QA021",
-    "error_against_baseline": "QA022",
-    "accuracy_drop": "QA023",
-    "soup_against_members": "QA024",
-    "kl": "QA037",
-    "kl_p999": "QA038",
-    "top1": "QA039",
-    "flips": "QA041",
-}
-"""The rule, by what it measures.
-
-QA025 is required coverage, QA026 too few documents, QA040 a bit class without an answer.
-"""
-
-UNIT_OF: dict[Metric, Unit] = {
-    "relative_error": "fraction",
-    "absolute_change": "nats",
-    "loss_against_baseline": "nats",
-    "error_against_baseline": "fraction",
-    "accuracy_drop": "fraction",
-    "soup_against_members": "nats",
-    "kl": "nats",
-    "kl_p999": "nats",
-    "top1": "fraction",
-    "flips": "fraction",
-}
-
-NEEDS_BASELINE: frozenset[Metric] = frozenset({"loss_against_baseline", "error_against_baseline"})
-
-OF_FIDELITY: frozenset[Metric] = frozenset({"kl", "kl_p999", "top1"})
-"""They compare predictions with those of full precision, token by token."""
-
-OF_TASKS: frozenset[Metric] = frozenset({"accuracy_drop", "flips"})
-"""They count the items of tasks."""
-
-BY_STRATUM: frozenset[Metric] = frozenset({"relative_error", "absolute_change", "kl"})
-"""These may ask for the worst stratum."""
-
 SELECTORS = ("@ships", "@pick", "@last", "@soups", "@checkpoints", "@all")
 """Subjects by what they are, instead of a name or a glob."""
 
@@ -150,6 +96,11 @@ class Check(Row):
     ignored: Ignore | None = None
     known: bool = False  # the baseline breaches it, too, and this is not shown to be worse
     line: int = 1  # of the policy file
+
+    @property
+    def record(self) -> MetricRecord | None:
+        """What the metric is; None for checks of coverage and of documents."""
+        return METRICS.get(self.metric)
 
     @property
     def counts(self) -> bool:

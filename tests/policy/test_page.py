@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
 import jsonschema
 import pytest
@@ -21,7 +20,7 @@ from qaudit.policy.keys import (
     RuleKeys,
 )
 from qaudit.policy.table import policy_in
-from qaudit.types import CODE_OF, SELECTORS, UNIT_OF, Metric
+from qaudit.types import METRICS, SELECTORS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
@@ -70,9 +69,9 @@ def test_every_tolerance_has_a_row_with_its_default() -> None:
 
 def test_every_metric_and_selector_has_a_row_that_is_true() -> None:
     told = rows()
-    for metric in get_args(Metric):
-        unit = "`%`" if UNIT_OF[metric] == "fraction" else "`nats`"
-        assert told[f"`{metric}`"][1:] == [unit, CODE_OF[metric]]
+    for metric, record in METRICS.items():
+        unit = "`%`" if record.unit == "fraction" else "`nats`"
+        assert told[f"`{metric}`"][1:] == [unit, record.code]
     assert {f"`{name}`" for name in SELECTORS} <= set(told)
 
 

@@ -29,7 +29,7 @@ from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches
 from qaudit.judge.gate.classes import UNANSWERED, class_verdicts, unanswered, verdict_of
 from qaudit.judge.gate.known import mark_known
 from qaudit.judge.gate.questions import Question, questions
-from qaudit.types import OF_TASKS, Check, Finding, Gate, Ignore, Level, Policy
+from qaudit.types import Check, Finding, Gate, Ignore, Level, Policy
 
 __all__ = ["GateInput", "findings_of", "gate", "verdict_of"]
 
@@ -106,7 +106,7 @@ def _finding(check: Check) -> Finding:
 def _too_few(policy: Policy, checks: Sequence[Check], audit: GateInput) -> Iterator[Check]:
     """QA026: fewer documents than the policy requires; once for all checks."""
     least = least_documents(policy)
-    judged = [c for c in checks if c.interval is not None and c.metric not in OF_TASKS]
+    judged = [c for c in checks if c.interval is not None and c.record and not c.record.of_tasks]
     few = [c for c in judged if c.documents < least]
     if not few:
         return

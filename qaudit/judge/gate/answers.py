@@ -16,15 +16,15 @@ import numpy as np
 from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
-from qaudit.core.items import Marked
 from qaudit.core.power import items_to_detect
-from qaudit.judge.gate.questions import STATISTICS, Question
-from qaudit.judge.gate.sentences import HINTS, sentence
+from qaudit.core.statistics import Statistic
+from qaudit.judge.gate.questions import SUMS, Question
+from qaudit.judge.gate.sentences import sentence
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
 from qaudit.judge.tasks import MEAN, draw_share, marked, tasks_of, widened
-from qaudit.types import CODE_OF, UNIT_OF, Check, Interval, Metric, Policy
+from qaudit.types import Check, Interval, Policy
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
     """Answer a question with intervals of this confidence."""
     rule = question.rule
     check = Check(
-        rule=CODE_OF[rule.metric],
+        rule=question.record.code,
         name=rule.name,
         level=rule.level,
         metric=rule.metric,
@@ -50,7 +50,7 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
         message=question.absent,
         hint=question.hint,
         margin=rule.margin,
-        unit=UNIT_OF[rule.metric],
+        unit=question.record.unit,
         line=rule.line,
         bit_class=question.bit_class,
     )
@@ -90,7 +90,7 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
         conclusive = fails or passes
         hint = f"the policy requires {least} documents" if conclusive else result.deciding()
     elif fails:
-        outcome, hint = "fail", HINTS[question.rule.metric]
+        outcome, hint = "fail", question.record.hint
     elif not passes:
         outcome, hint = "inconclusive", result.deciding()
     elif question.unmeasured:
@@ -118,8 +118,8 @@ def _answer_of(question: Question, confidence: float) -> _Answer | str:
         return _of_tasks(question, confidence)
     if question.rule.strata is not None:
         return _worst(question, confidence)
-    if question.rule.metric == "kl_p999":
-        return _tail(question, confidence)
+    if question.record.quantile is not None:
+        return _tail(question, question.record.quantile, confidence)
     return _mean(question, confidence)
 
 
@@ -134,7 +134,7 @@ def _worst(question: Question, confidence: float) -> _Answer | str:
     return _Answer(worst.interval, worst.stratum, lambda: hint)
 
 
-def _tail(question: Question, confidence: float) -> _Answer | str:
+def _tail(question: Question, share: float, confidence: float) -> _Answer | str:
     """Return the quantile over the tokens of all draws, documents being the clusters.
 
     Its interval is over documents alone: what another draw would change is not in it.
@@ -142,7 +142,7 @@ def _tail(question: Question, confidence: float) -> _Answer | str:
     table, (cell, *_) = question.table, question.columns[0]
     scored, draws = table.scored(question.split), table.draws(*cell)
     counts = [m.evidence.fidelity.kl_counts[scored] for m in draws if m.evidence.fidelity]
-    interval = quantile_interval(np.sum(counts, axis=0), 0.999, confidence)
+    interval = quantile_interval(np.sum(counts, axis=0), share, confidence)
 
     def deciding() -> str:
         documents = int(scored.sum())
@@ -157,7 +157,8 @@ def _tail(question: Question, confidence: float) -> _Answer | str:
 def _mean(question: Question, confidence: float) -> _Answer | str:
     """Return the largest interval of the columns: all hold at once, so the largest does."""
     table, split = question.table, question.split
-    statistic, sums = STATISTICS[question.rule.metric]
+    statistic: Statistic = getattr(statistics, question.record.statistic)
+    sums = SUMS[question.record.sums]
     results: list[tuple[Interval, str | None, tuple[Cell, ...]]] = []
     against: Sequence[str | None] = question.against or [None] * len(question.columns)
     for cells, other in zip(question.columns, against, strict=True):
@@ -193,7 +194,7 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
         pairs = marked(measured, full, task)
         if pairs is None:
             return f"no items of tasks were measured on `{question.subject}`"
-        interval = _task_interval(rule.metric, pairs, confidence)
+        interval = getattr(paired, question.record.statistic)(pairs, confidence)
         if interval is None:
             return f"`{question.subject}` answers all items of `{task}` in full precision"
         results.append((interval, task, sum(len(pair.full_N) for pair in pairs)))
@@ -210,12 +211,3 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
         return f"needs about {needed} items to decide; {items} were measured: raise `--task-items`"
 
     return _Answer(whole, task if rule.tasks else None, deciding)
-
-
-def _task_interval(metric: Metric, pairs: Sequence[Marked], confidence: float) -> Interval | None:
-    if metric == "flips":
-        return paired.flips(pairs, confidence)
-    drop = paired.drop(pairs, confidence, normalized=True)
-    if drop is None and not any(pair.lost for pair in pairs):
-        return Interval(0.0, 0.0, 0.0)
-    return drop

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from qaudit.judge.gate.audits import SHIPS, GateInput
-from qaudit.types import OF_FIDELITY, Check, ClassVerdict, Gate, Level, Policy, Status, Verdict
+from qaudit.types import Check, ClassVerdict, Gate, Level, Policy, Status, Verdict
 
 UNANSWERED = "QA040"
 _STATUS: dict[str, Status] = {"pass": "ship", "fail": "hold"}
@@ -64,7 +64,7 @@ def _without_classes(
 
 def _answers(check: Check) -> bool:
     """Whether a check alone may cover a class; a warning about predictions is beside a rule."""
-    return check.level == "error" or check.metric not in OF_FIDELITY
+    return check.level == "error" or check.record is None or not check.record.of_fidelity
 
 
 def _is_measured(audit: GateInput, chosen: ClassVerdict) -> bool:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.answers import answer
 from qaudit.judge.gate.audits import Pair
-from qaudit.judge.gate.questions import STATISTICS, Question, question_of
+from qaudit.judge.gate.questions import SUMS, Question, question_of
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Cell, Measurements
-from qaudit.types import FULL_PRECISION, OF_TASKS, Check, Metric, Policy
-
-_WORSE: Mapping[Metric, Statistic] = {
-    "relative_error": statistics.excess_difference,
-    "absolute_change": statistics.change_difference,
-    "soup_against_members": statistics.change,
-    "kl": statistics.change,
-    "top1": statistics.change,
-}
-_BY_ESTIMATES: frozenset[Metric] = frozenset({*OF_TASKS, "kl_p999"})
-"""Their two intervals are compared, and not an interval of their difference."""
+from qaudit.types import FULL_PRECISION, Check, Policy
 
 
 def mark_known(
@@ -34,7 +23,7 @@ def mark_known(
     not significantly worse: accepting a breach once is no licence to get worse.
     """
     rule, scheme = question.rule, question.scheme
-    if rule.metric not in _WORSE and rule.metric not in _BY_ESTIMATES:
+    if question.record.needs_baseline:
         return check  # it compares with the baseline already: such a breach is new
     if scheme is None:
         return check
@@ -68,14 +57,15 @@ def _is_worse(
     """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
     if check.interval is None or before.interval is None:
         return before.interval is not None
-    metric, scheme = question.rule.metric, question.scheme or FULL_PRECISION
-    if metric in _BY_ESTIMATES or question.rule.strata is not None:
+    record, scheme = question.record, question.scheme or FULL_PRECISION
+    if record.worse is None or question.rule.strata is not None:
         return check.interval.low > before.interval.high
     cells = [(question.subject, scheme), theirs]
-    if metric in ("relative_error", "absolute_change"):
+    if record.worse.endswith("_difference"):
         cells = [each for cell in cells for each in (cell, (cell[0], FULL_PRECISION))]
-    _, sums = STATISTICS[metric]
+    statistic: Statistic = getattr(statistics, record.worse)
+    sums = SUMS[record.sums]
     change = estimated(
-        joint, cells, _WORSE[metric], split=question.split, confidence=confidence, sums=sums
+        joint, cells, statistic, split=question.split, confidence=confidence, sums=sums
     )
     return change is None or change.interval.low > 0

@@ -11,37 +11,21 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from qaudit.core import statistics
-from qaudit.core.statistics import Statistic
 from qaudit.judge.fidelity import disagreements
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import (
     FULL_PRECISION,
-    NEEDS_BASELINE,
-    OF_FIDELITY,
-    OF_TASKS,
+    METRICS,
     Level,
-    Metric,
+    MetricRecord,
     Policy,
     PolicyRule,
 )
 
-STATISTICS: dict[Metric, tuple[Statistic, Sums]] = {
-    "relative_error": (statistics.excess, losses),
-    "absolute_change": (statistics.change, losses),
-    "loss_against_baseline": (statistics.change, losses),
-    "error_against_baseline": (statistics.excess_difference, losses),
-    "soup_against_members": (statistics.change, losses),
-    "kl": (statistics.per_token, divergences),
-    "kl_p999": (statistics.per_token, divergences),
-    "top1": (statistics.per_token, disagreements),
-}
-_COMPARED: dict[Metric, str] = {
-    "kl": "the KL divergence",
-    "kl_p999": "the KL divergence of one token in a thousand",
-    "top1": "the likeliest token",
-}
+SUMS: Mapping[str, Sums] = {
+    "losses": losses, "divergences": divergences, "disagreements": disagreements
+}  # fmt: skip
 _MEASURE = "scan with this scheme, too"
 
 
@@ -64,6 +48,10 @@ class Question:
     absent: str = ""  # why there is no answer
     hint: str = ""
     bit_class: str | None = None  # of the scheme
+
+    @property
+    def record(self) -> MetricRecord:
+        return METRICS[self.rule.metric]
 
     @property
     def is_grouped(self) -> bool:
@@ -120,17 +108,17 @@ class _Asking:
         if not cells and not self.classes:
             absent = f"rule `{rule.name}` matches nothing: nothing of its schemes or bits ships"
             yield self._without_answer(rule, SHIPS, absent, "add it to `--schemes`")
-        if cells and rule.metric in NEEDS_BASELINE and self.pair is None:
+        if cells and METRICS[rule.metric].needs_baseline and self.pair is None:
             yield self._without_baseline(rule, SHIPS)
             return
         for (label, scheme), split in cells.items():
-            is_soup = label in self._soups or rule.metric != "soup_against_members"
+            is_soup = label in self._soups or METRICS[rule.metric].against != "members"
             if is_soup and (label, scheme) not in seen:
                 yield self._of_cell(rule, label, scheme, split)
 
     def _of_subjects(self, rule: PolicyRule) -> Iterator[Question]:
         splits = self.audit.labels(rule.subjects)
-        applies = self._soups if rule.metric == "soup_against_members" else {*splits}
+        applies = self._soups if METRICS[rule.metric].against == "members" else {*splits}
         schemes = self.audit.schemes(rule.schemes, rule.bits)
         label, absent, hint = ", ".join(rule.subjects), "", ""
         if not splits:
@@ -139,7 +127,7 @@ class _Asking:
         elif not any(label in applies for label in splits):
             absent = f"matches nothing: no soup is among {_quoted(rule.subjects)}"
             hint = "add one with `--soup`"
-        elif rule.metric in NEEDS_BASELINE and self.pair is None:
+        elif METRICS[rule.metric].needs_baseline and self.pair is None:
             yield self._without_baseline(rule, label)
             return
         elif not schemes:
@@ -160,7 +148,7 @@ class _Asking:
                 yield from (self._of_cell(rule, label, scheme, split) for scheme in schemes)
 
     def _of_cell(self, rule: PolicyRule, label: str, scheme: str, split: str | None) -> Question:
-        if self.pair is not None and rule.metric in NEEDS_BASELINE:
+        if self.pair is not None and METRICS[rule.metric].needs_baseline:
             name = self.audit.class_of.get(scheme)
             return _against_baseline(rule, self.pair, (label, scheme), name, split)
         return question_of(rule, self.audit, label, scheme, split)
@@ -189,12 +177,12 @@ def question_of(
     plain = Question(rule, table, label, scheme, split)
     absent, hint = _unmeasured(table, plain.own), _MEASURE
     unknown = any(m.evidence.fidelity is None for m in table.draws(label, scheme))
-    if not absent and rule.metric in OF_FIDELITY and unknown:
-        absent = f"{_COMPARED[rule.metric]} of `{label}` under {scheme} was not measured"
+    if not absent and plain.record.of_fidelity and unknown:
+        absent = f"{plain.record.compared} of `{label}` under {scheme} was not measured"
         hint = "scan again: this version measures it"
     if not absent and rule.strata and not plain.is_grouped:
         absent, hint = "the documents are not grouped", "scan with `--strata FIELD`"
-    if not absent and rule.metric in OF_TASKS:
+    if not absent and plain.record.of_tasks:
         measured = table.find(label, scheme)
         assert measured is not None
         if measured.evidence.tasks:
@@ -203,9 +191,9 @@ def question_of(
         hint = "scan with `--tasks` or `--choices`"
     if absent:
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
-    if rule.metric == "soup_against_members":
+    if METRICS[rule.metric].against == "members":
         return _against_members(rule, audit, label, scheme, split)
-    cells = plain.own[:1] if rule.metric in OF_FIDELITY else plain.own
+    cells = plain.own[:1] if plain.record.of_fidelity else plain.own
     return Question(rule, table, label, scheme, split, columns=(cells,))
 
 
@@ -249,7 +237,7 @@ def _against_baseline(
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
     theirs = pair.prefix + partner[0], partner[1]
     cells: tuple[Cell, ...] = (ours, theirs)
-    if rule.metric == "error_against_baseline":
+    if METRICS[rule.metric].statistic == "excess_difference":
         cells = (*_with_full(*ours), *_with_full(*theirs))
     against = partner[0] if partner[1] == scheme else " at ".join(partner)
     return Question(rule, table, label, scheme, split, (cells,), (against,))

@@ -1,55 +1,25 @@
-"""The sentence of a check, and what to do about a breach."""
+"""The sentence of a check."""
 
 from __future__ import annotations
 
 import math
 
 from qaudit.judge.gate.questions import Question
-from qaudit.types import HELD_OUT, UNIT_OF, Interval, Metric, Unit
-
-_OTHER = "ship another subject or scheme: `qaudit pick` names one"
-HINTS: dict[Metric, str] = {
-    "relative_error": _OTHER,
-    "absolute_change": _OTHER,
-    "loss_against_baseline": "ship another subject, or keep the release before",
-    "error_against_baseline": "ship another subject: this one is more fragile than the last",
-    "accuracy_drop": _OTHER,
-    "soup_against_members": "ship that member, or leave it out of the soup",
-    "kl": _OTHER,
-    "kl_p999": _OTHER,
-    "top1": _OTHER,
-    "flips": _OTHER,
-}
-_SENTENCES: dict[Metric, str] = {
-    "relative_error": "{scheme} raises the loss of `{subject}` by {change}{where}",
-    "absolute_change": "{scheme} raises the loss of `{subject}` by {change}{where}",
-    "loss_against_baseline": "at {scheme} the loss of `{subject}` minus that of the baseline's "
-    "`{against}` is {change}{where}",
-    "error_against_baseline": "at {scheme} the relative error of `{subject}` minus that of the "
-    "baseline's `{against}` is {change}{where}",
-    "accuracy_drop": "{scheme} raises the errors of `{subject}` on tasks by {change}{where}",
-    "soup_against_members": "at {scheme} the loss of `{subject}` minus that of its best member "
-    "`{against}` is {change}{where}",
-    "kl": "at {scheme} the KL divergence of `{subject}` to full precision is {change}{where}",
-    "kl_p999": "at {scheme} the KL divergence of `{subject}` at one token in a thousand exceeds "
-    "{change}{where}",
-    "flips": "{scheme} flips {change} of the answers of `{subject}`{where}",
-    "top1": "{scheme} changes the likeliest token of `{subject}` at {change} of tokens{where}",
-}
+from qaudit.types import HELD_OUT, Interval, Unit
 
 
 def sentence(question: Question, interval: Interval, against: str | None, documents: int) -> str:
     """Return the value beside its margin."""
-    metric, margin = question.rule.metric, question.rule.margin
-    unit = UNIT_OF[metric]
+    margin, unit = question.rule.margin, question.record.unit
     half = question.split == HELD_OUT and question.columns
-    text = _SENTENCES[metric].format(
+    text = question.record.sentence.format(
         scheme=question.scheme,
         subject=question.subject,
         against=against,
         change=_in_unit(interval, unit),
-        where=f" on the {documents} documents that it was not chosen on" if half else "",
     )
+    if half:
+        text += f" on the {documents} documents that it was not chosen on"
     if question.rule.strata is not None:
         text += f" in `{against}`, the worst stratum"
     if question.rule.tasks is not None:

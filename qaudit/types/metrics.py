@@ -1,0 +1,177 @@
+"""What a policy may bound: a record for each metric, which says everything about it.
+
+A new metric is a name in `Metric` and a record here. Its statistic is a function of
+`core/statistics.py`, of `core/items.py` for tasks, or a new one there. The published schemas are
+made again by `python -m qaudit.policy.keys` and `python -m qaudit.saved.schemas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Metric = Literal[
+    "relative_error",  # what quantization adds, as a part of the loss in full precision
+    "absolute_change",  # the same in nats per token
+    "loss_against_baseline",  # nats per token: this quantized loss minus the baseline's
+    "error_against_baseline",  # a fraction: this relative error minus the baseline's
+    "accuracy_drop",  # a fraction of the answers that full precision gets wrong
+    "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
+    "kl",  # nats per token: KL divergence to full precision
+    "kl_p999",  # nats: what the KL divergence of one token in a thousand exceeds
+    "flips",  # a fraction of items whose answer went from right to wrong or back
+    "top1",  # a fraction of tokens whose likeliest token is another than in full precision
+]
+Unit = Literal["fraction", "nats"]
+Sums = Literal["losses", "divergences", "disagreements", "items"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricRecord:
+    """A metric of a policy."""
+
+    code: str  # of its finding
+    title: str
+    reason: str  # why it matters
+    unit: Unit
+    sentence: str  # of a check, before its margin
+    hint: str = "ship another subject or scheme: `qaudit pick` names one"  # about a breach
+    sums: Sums = "losses"  # what is summed over the tokens of each document; of tasks the items
+    statistic: str
+    quantile: float | None = None  # of tokens, in place of a mean
+    worse: str | None = None  # the statistic of being worse than before; None: by both intervals
+    against: Literal["baseline", "members"] | None = None  # None: against full precision
+    by_stratum: bool = False  # whether the worst stratum can be judged
+    compared: str = ""  # what is missing where it was not measured
+
+    @property
+    def of_fidelity(self) -> bool:
+        """Whether predictions are compared with those of full precision, token by token."""
+        return self.sums in ("divergences", "disagreements")
+
+    @property
+    def of_tasks(self) -> bool:
+        """Whether the items of tasks are counted."""
+        return self.sums == "items"
+
+    @property
+    def needs_baseline(self) -> bool:
+        return self.against == "baseline"
+
+    @property
+    def has_full_precision(self) -> bool:
+        """Whether full precision can be judged: losses are compared as they are."""
+        return self.against is not None and self.statistic == "change"
+
+
+METRICS: Mapping[str, MetricRecord] = {
+    "relative_error": MetricRecord(
+        code="QA001",
+        title="a scheme costs more than its margin",
+        reason="The interval of the relative error of the loss is compared with a margin.",
+        unit="fraction",
+        sentence="{scheme} raises the loss of `{subject}` by {change}",
+        statistic="excess",
+        worse="excess_difference",
+        by_stratum=True,
+    ),
+    "absolute_change": MetricRecord(
+        code="QA020",
+        title="a scheme adds more loss than its margin",
+        reason="The interval of the change in nats per token is compared with a margin.",
+        unit="nats",
+        sentence="{scheme} raises the loss of `{subject}` by {change}",
+        statistic="change",
+        worse="change_difference",
+        by_stratum=True,
+    ),
+    "loss_against_baseline": MetricRecord(
+        code="QA021",
+        title="a quantized loss is worse than the baseline's",
+        reason="The difference is paired on the same documents and compared with a margin.",
+        unit="nats",
+        sentence="at {scheme} the loss of `{subject}` minus that of the baseline's "
+        "`{against}` is {change}",
+        statistic="change",
+        against="baseline",
+        hint="ship another subject, or keep the release before",
+    ),
+    "error_against_baseline": MetricRecord(
+        code="QA022",
+        title="a relative error is worse than the baseline's",
+        reason="The difference is paired on the same documents and compared with a margin.",
+        unit="fraction",
+        sentence="at {scheme} the relative error of `{subject}` minus that of the "
+        "baseline's `{against}` is {change}",
+        statistic="excess_difference",
+        against="baseline",
+        hint="ship another subject: this one is more fragile than the last",
+    ),
+    "accuracy_drop": MetricRecord(
+        code="QA023",
+        title="a scheme costs more accuracy than its margin",
+        reason="The drop is a fraction of the answers that full precision gets wrong.",
+        unit="fraction",
+        sentence="{scheme} raises the errors of `{subject}` on tasks by {change}",
+        sums="items",
+        statistic="error_increase",
+    ),
+    "soup_against_members": MetricRecord(
+        code="QA024",
+        title="a soup is worse than its best member",
+        reason="Averaging should not cost: the soup's quantized loss is compared with "
+        "every member's.",
+        unit="nats",
+        sentence="at {scheme} the loss of `{subject}` minus that of its best member "
+        "`{against}` is {change}",
+        statistic="change",
+        worse="change",
+        against="members",
+        hint="ship that member, or leave it out of the soup",
+    ),
+    "kl": MetricRecord(
+        code="QA037",
+        title="a scheme diverges from full precision by more than its margin",
+        reason="The mean KL divergence of its predictions is compared with a margin.",
+        unit="nats",
+        sentence="at {scheme} the KL divergence of `{subject}` to full precision is {change}",
+        sums="divergences",
+        statistic="per_token",
+        worse="change",
+        by_stratum=True,
+        compared="the KL divergence",
+    ),
+    "kl_p999": MetricRecord(
+        code="QA038",
+        title="a scheme diverges by more than its margin at one token in a thousand",
+        reason="The mean hides rare tokens at which predictions change beyond recognition.",
+        unit="nats",
+        sentence="at {scheme} the KL divergence of `{subject}` at one token in a "
+        "thousand exceeds {change}",
+        sums="divergences",
+        statistic="per_token",
+        quantile=0.999,
+        compared="the KL divergence of one token in a thousand",
+    ),
+    "flips": MetricRecord(
+        code="QA041",
+        title="a scheme flips more answers than its margin",
+        reason="Accuracy may stand still while answers change both ways; users see each of them.",
+        unit="fraction",
+        sentence="{scheme} flips {change} of the answers of `{subject}`",
+        sums="items",
+        statistic="flips",
+    ),
+    "top1": MetricRecord(
+        code="QA039",
+        title="a scheme changes the likeliest token more often than its margin",
+        reason="Greedy decoding takes another way at such a token.",
+        unit="fraction",
+        sentence="{scheme} changes the likeliest token of `{subject}` at {change} of tokens",
+        sums="disagreements",
+        statistic="per_token",
+        worse="change",
+        compared="the likeliest token",
+    ),
+}
