@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import MissingParts, QauditError
 from qaudit.saved.audits import read_audit
 from qaudit.saved.evidence import SavedAudit, combine, read_saved
+from qaudit.saved.signature import must_be_signed, sign_audit, signing_key
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Audit as Audit  # part of the API
 from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Verdict, Watch
@@ -48,6 +49,8 @@ def complete(
     from qaudit.report.folder import must_take_files, write_folder
 
     must_take_files(prepared.out)
+    if prepared.options.sign:
+        signing_key("--sign")  # before hours go into what it would sign
     with one_writer(prepared.out):
         prepared.write_lock()
         plan, executor = prepared.plan, executor or _in_process(prepared, watch)
@@ -63,6 +66,8 @@ def complete(
                 raise
             record = judge(plan, events, prepared.out)
         write_folder(record, prepared.out)
+        if prepared.options.sign:
+            record = sign_audit(prepared.out)
     return Audit(record, prepared.out)
 
 
@@ -72,7 +77,9 @@ def _in_process(prepared: Prepared, watch: Watch) -> Executor:
     return InProcess(prepared, watch)
 
 
-def collect(folder: str | Path, *others: str | Path, watch: Watch = SILENT) -> Audit:
+def collect(
+    folder: str | Path, *others: str | Path, sign: bool = False, watch: Watch = SILENT
+) -> Audit:
     """Judge what parts have measured, in `folder` and in copies of it; measure nothing.
 
     `MissingParts` names the round that is due, and what is missing of it.
@@ -87,7 +94,7 @@ def collect(folder: str | Path, *others: str | Path, watch: Watch = SILENT) -> A
     pinned, _ = read_run(out)
     for other in others:
         merge(Path(other), out, pinned)
-    prepared = Prepared.of_run(pinned, RunOptions(), out)
+    prepared = Prepared.of_run(pinned, RunOptions(sign=sign), out)
     return complete(prepared, watch=watch, executor=OnDisk(pinned, out, watch))
 
 
@@ -130,13 +137,20 @@ def gate(
     policy: str = "release",
     baseline: Audit | str | Path | None = None,
     bits: Sequence[str] = (),
+    *,
+    signed: bool = False,
 ) -> Gate:
-    """Hold an audit to a policy, a preset or a file; `bits` names the classes to decide."""
+    """Hold an audit to a policy, a preset or a file; `bits` names the classes to decide.
+
+    `signed` refuses audits that are not signed with the key in `QAUDIT_SIGNING_KEY`.
+    """
     from qaudit.judge.gate import GateInput
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
 
     def held(opened: Audit) -> GateInput:
+        if signed:
+            must_be_signed(opened.record, opened.folder)
         saved, name = opened.evidence.checked(), opened.name or str(opened.folder)
         return GateInput.of(saved.audit, saved.table, name, tuple(bits))
 

@@ -216,6 +216,7 @@ class RunOptions:
     cross_check: int = setting(
         "Quantize N modules with GPTQModel too, and note the agreement.", COMPUTE, 0, at_least=0
     )
+    sign: bool = setting("Sign the audit with the key in QAUDIT_SIGNING_KEY.", OUTPUT, False)
     out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET")
 
 

@@ -54,6 +54,10 @@ def gate(
             show_default="terminal",
         ),
     ] = None,
+    signed: Annotated[
+        bool,
+        option(_JUDGE, "Refuse audits that are not signed with QAUDIT_SIGNING_KEY.", "--signed"),
+    ] = False,
     quiet: Quiet = False,
 ) -> int:
     """Hold an audit to a policy, by its saved evidence: no GPU, no model, no torch.
@@ -67,7 +71,7 @@ def gate(
     from qaudit.report.gate import render, render_failure, step_summary, step_summary_of_failure
 
     try:
-        result = _judge(audit, policy, baseline, classes_named(bits), quiet)
+        result = _judge(audit, policy, baseline, classes_named(bits), signed, quiet)
     except QauditError as error:
         failure = error  # `error` is unbound after this block
         files = [output for output in outputs if output != Output(TERMINAL, None)]
@@ -85,7 +89,12 @@ def gate(
 
 
 def _judge(
-    audit: str, policy: str, baseline: str | None, bits: tuple[str, ...], quiet: bool
+    audit: str,
+    policy: str,
+    baseline: str | None,
+    bits: tuple[str, ...],
+    signed: bool,
+    quiet: bool,
 ) -> Gate:
     from qaudit.audit import gate as judge
     from qaudit.audit import load
@@ -95,9 +104,16 @@ def _judge(
     policy_named(policy)  # a wrong one is refused before anything is downloaded
 
     def opened(target: str) -> Audit:
-        return replace(load(audit_at(target, quiet=quiet)), name=target)
+        loaded = replace(load(audit_at(target, quiet=quiet)), name=target)
+        if not quiet and not loaded.evidence.has_identities:
+            say(
+                f"the evidence of {target} has no identities: an earlier version measured it, "
+                "and `--signed` refuses it"
+            )
+        return loaded
 
-    return judge(opened(audit), policy, opened(baseline) if baseline else None, bits)
+    held_to = opened(baseline) if baseline else None
+    return judge(opened(audit), policy, held_to, bits, signed=signed)
 
 
 # ------------------------------------------------------------------------------------ output

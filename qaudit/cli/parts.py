@@ -163,6 +163,7 @@ def _stoppable(number: int, count: int) -> Iterator[None]:
         ) from error
 
 
+@with_settings("sign")
 def collect(
     out: Annotated[Path, typer.Argument(help="The folder of the plan.")],
     others: Annotated[
@@ -172,6 +173,7 @@ def collect(
     *,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    **settings: Any,
 ) -> int:
     """Judge what parts have measured, and write the card; no GPU and no torch is needed.
 
@@ -188,7 +190,9 @@ def collect(
 
     try:
         with Progress(quiet=quiet) as progress:
-            collected = audit.collect(out, *(others or ()), watch=progress)
+            collected = audit.collect(
+                out, *(others or ()), sign=bool(settings["sign"]), watch=progress
+            )
     except MissingParts as error:
         error.hint = f"measure them: `qaudit part {out} --part K/N` for each K below N, then again"
         raise

@@ -26,6 +26,7 @@ from qaudit.types import (
     Pins,
     Plan,
     PooledRow,
+    Signature,
     Skipped,
     TaskRow,
     TextFile,
@@ -103,6 +104,7 @@ class AuditDocument:
     verdict: Verdict | None = None
     skipped: tuple[Skipped, ...]
     tasks: tuple[TaskRow, ...]
+    signature: Signature | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class SavedAudit:
     audit: AuditRecord
     measurements: tuple[Measurement, ...]
 
+    @property
+    def has_identities(self) -> bool:
+        """Return whether each file says what it is of; those of earlier versions do not."""
+        return all(one.identity is not None for one in self.measurements)
+
     @cached_property
     def table(self) -> Measurements:
         confidence = self.audit.plan.recipe.confidence

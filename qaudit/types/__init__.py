@@ -15,6 +15,7 @@ from qaudit.types.audit import (
     Plan,
     Positions,
     Price,
+    Signature,
     Skipped,
     TaskEvidence,
     Traffic,

@@ -220,6 +220,14 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """What shows that an audit and its evidence are as they were signed."""
+
+    method: str
+    value: str
+
+
+@dataclass(frozen=True)
 class AuditRecord:
     """Everything that was planned, measured, skipped and concluded."""
 
@@ -238,3 +246,4 @@ class AuditRecord:
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     schema: str = "1"
     qaudit: str = ""
+    signature: Signature | None = None

@@ -29,7 +29,8 @@ arguments of `qaudit.scan(...)`: `--calibration-documents` is `calibration_docum
 `soups`, `--stage` is `stages`, `--diagnose` is `diagnostics`.
 
 Of Hugging Face's variables `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`
-and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there. `QAUDIT_CACHE` is the folder with answers
+and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there. `QAUDIT_SIGNING_KEY` is the
+secret of `--sign` and `--signed`. `QAUDIT_CACHE` is the folder with answers
 of the Hub.
 """
 OF_THE_SHELL = {"help", "version", "install_completion", "show_completion"}

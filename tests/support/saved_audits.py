@@ -10,7 +10,7 @@ from qaudit.report.card import render
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json
-from qaudit.saved.results import ResultStore, sha256_of
+from qaudit.saved.results import Identity, ResultStore, sha256_of
 from qaudit.types import AuditRecord, Measurement, Subject, TextFile
 from tests.support import sample
 from tests.support.items import answered
@@ -27,6 +27,7 @@ def save(
     subjects: tuple[Subject, ...] | None = None,
     text: TextFile | None = None,
     tasks: tuple[str, ...] = (),
+    identities: bool = True,
 ) -> AuditRecord:
     """Write the end of the sample's series, its soup, and two columns of evidence."""
     subjects = subjects or sample.series()[-4:]
@@ -41,7 +42,12 @@ def save(
     files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
 
     def write(m: Measurement, place: ResultStore, part: int | str) -> None:
-        path = place.write(m, f"{m.subject}--{m.spec}".encode().hex()[-64:]).path
+        key, identity = f"{m.subject}--{m.spec}".encode().hex()[-64:], None
+        if identities:
+            content = next(one.content for one in subjects if one.label == m.subject)
+            identity = identity_of(content, m.spec, str(part))
+            key = identity.key
+        path = place.write(m, key, identity).path
         name = path.relative_to(folder).as_posix()
         files[m.subject, m.spec, part] = (name, sha256_of(path))
 
@@ -62,6 +68,23 @@ def save(
     (folder / "card.md").write_text(render(audit), encoding="utf-8")
     stub_pictures(audit, folder / "plots")
     return audit
+
+
+def identity_of(content: str, spec: str, part: str) -> Identity:
+    """Return the identity of a measurement that no model gave."""
+    return Identity(
+        subject=content,
+        model="model",
+        scheme=spec,
+        scheme_version=1,
+        corpus=part,
+        geometry="context=8",
+        checks="",
+        dtype="torch.float32",
+        device="cpu",
+        numerics=2,
+        libraries="",
+    )
 
 
 def stub_pictures(audit: AuditRecord, folder: Path) -> None:

@@ -1,0 +1,110 @@
+"""Sign an audit and its evidence with a shared key, and check that: what hashes cannot promise.
+
+A hash finds damage. An editor who renews it is found by a signature alone: HMAC-SHA256, by the
+key in `QAUDIT_SIGNING_KEY`, of the canonical form of `audit.json` and of the hash of every file
+that its measurements and tasks name, which is all that is judged. The key is read from the
+environment, and is never printed or saved. A holder of the key can sign anything.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qaudit.errors import AuditError, SourceError, UsageError
+from qaudit.saved.audits import FILE, LARGEST_NBYTES, from_json, to_json
+from qaudit.saved.codec import EDITED, parse, text_of
+from qaudit.saved.evidence import read_saved
+from qaudit.saved.results import sha256_of
+from qaudit.types import AuditRecord, digest
+from qaudit.whole import read_regular, write_whole
+
+VARIABLE = "QAUDIT_SIGNING_KEY"
+METHOD = "hmac-sha256"
+SHORTEST = 32
+"""Characters of a key: published signatures can be tried against guesses."""
+
+
+def signing_key(option: str) -> bytes:
+    """Return the key of the environment, or refuse one that is missing or easy to guess."""
+    key = os.environ.get(VARIABLE, "")
+    if len(key) < SHORTEST:
+        state = f"has {len(key)} characters" if key else "is not set"
+        raise UsageError(
+            f"`{option}` needs a key of {SHORTEST} characters or more, and `{VARIABLE}` {state}",
+            hint=f"make one: `export {VARIABLE}=$(openssl rand -hex 32)`, and keep it secret",
+        )
+    return key.encode()
+
+
+def sign_audit(folder: Path) -> AuditRecord:
+    """Write the signature of an audit into its `audit.json`, and return the audit."""
+    key, document = signing_key("--sign"), _document(folder)
+    _must_have_identities(folder)
+    value = _signature(document, folder, key)
+    text = text_of({**document, "signature": {"method": METHOD, "value": value}})
+    write_whole(folder / FILE, text)
+    return from_json(text)
+
+
+def must_be_signed(audit: AuditRecord, folder: Path) -> None:
+    """Refuse an audit that is not signed with the key of the environment, as it is now."""
+    key, document = signing_key("--signed"), _document(folder)
+    if audit.signature is None:
+        raise AuditError(
+            f"`{folder}` is not signed", hint=f"scan it again with `--sign`, and `{VARIABLE}` set"
+        )
+    _must_have_identities(folder)
+    value = _signature(document, folder, key)
+    same = to_json(from_json(text_of(document))) == to_json(audit)
+    known = audit.signature.method == METHOD
+    if not (same and known and hmac.compare_digest(value, audit.signature.value)):
+        raise AuditError(
+            f"the signature of `{folder}` is not of this key and these files",
+            hint=f"it was edited after it was signed, or `{VARIABLE}` is another key",
+        )
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    try:
+        document = parse(read_regular(folder / FILE, LARGEST_NBYTES).decode())
+    except (OSError, ValueError) as error:
+        raise AuditError(f"`{folder / FILE}` cannot be read: {error}", hint=EDITED) from error
+    return document if isinstance(document, dict) else {}
+
+
+def _must_have_identities(folder: Path) -> None:
+    if not read_saved(folder).has_identities:
+        raise AuditError(
+            f"evidence of `{folder}` has no identity: an earlier version measured it",
+            hint="run the same scan again with `--sign`: it is measured again",
+        )
+
+
+def _signature(document: dict[str, Any], folder: Path, key: bytes) -> str:
+    body = {name: value for name, value in document.items() if name != "signature"}
+    files = {}
+    for name in sorted(set(_files_in(body))):
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise AuditError(f"`{name}` is outside the audit `{folder}`", hint=EDITED)
+        if not path.is_file():
+            raise SourceError(f"there is no `{path}`, which the audit names", hint=EDITED)
+        files[name] = sha256_of(path)
+    return hmac.digest(key, digest([METHOD, body, files]).encode(), "sha256").hex()
+
+
+def _files_in(value: Any) -> Iterator[str]:
+    """Yield the files that rows of an audit name."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _files_in(part)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if name == "evidence" and isinstance(part, str) and part:
+                yield part
+            else:
+                yield from _files_in(part)

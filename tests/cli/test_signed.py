@@ -1,0 +1,124 @@
+"""`scan --sign` and `gate --signed`: edits that renew every hash are found by a signature."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qaudit.saved.hashes import SEAL, seal_of
+from qaudit.saved.results import sha256_of
+from tests.support.cli import Run, audit_of, refused
+from tests.support.saved_audits import save
+
+KEY = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY)
+
+
+@pytest.fixture
+def signed(place: Path, scan: Run, key: None) -> Path:
+    assert scan("series/step10", "--sign", "-q").code == 0
+    return place / "out"
+
+
+def forged(folder: Path) -> None:
+    """Lower a loss, and renew the seal of its file and its hash in the audit."""
+    audit = audit_of(folder)
+    row = audit["measurements"][1]
+    path = folder / row["evidence"]
+    with np.load(path) as arrays:
+        columns = {name: arrays[name] for name in arrays.files}
+    about = json.loads(str(columns.pop("about")))
+    del about[SEAL]
+    columns["nll_sum"] = columns["nll_sum"] * (1 - 1e-12)  # no number in the audit shows it
+    sealed = {**about, SEAL: seal_of(about, columns)}
+    np.savez_compressed(path, **columns, about=np.array(json.dumps(sealed)))
+    row["evidence_sha256"] = sha256_of(path)
+    (folder / "audit.json").write_text(json.dumps(audit))
+
+
+def with_another_name(folder: Path) -> None:
+    audit = audit_of(folder)
+    audit["environment"]["processor"] = "another"
+    (folder / "audit.json").write_text(json.dumps(audit))
+
+
+def unsigned(folder: Path) -> None:
+    audit = audit_of(folder)
+    del audit["signature"]
+    (folder / "audit.json").write_text(json.dumps(audit))
+
+
+def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(
+    place: Path, signed: Path, qaudit: Run
+) -> None:
+    shutil.copytree(signed, place / "copy")
+    plain, done = qaudit("gate", "out"), qaudit("gate", "copy", "--signed")
+    assert (done.code, done.err) == (plain.code, "")
+    assert not [
+        path for path in place.rglob("*") if path.is_file() and KEY in path.read_text("latin1")
+    ]
+
+
+@pytest.mark.parametrize("change", [forged, with_another_name])
+def test_an_edit_that_renews_every_hash_is_refused(
+    signed: Path, qaudit: Run, change: Callable[[Path], None]
+) -> None:
+    change(signed)
+    assert "error: " not in qaudit("gate", signed).err  # the promise of hashes ends here
+    done = qaudit("gate", signed, "--signed")
+    refused(done, 2, "is not of this key and these files", "edited after it was signed")
+
+
+def test_another_key_and_no_signature_are_refused(
+    signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
+    refused(qaudit("gate", signed, "--signed"), 2, "is not of this key", "another key")
+    unsigned(signed)
+    refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--sign`")
+
+
+@pytest.mark.parametrize(("value", "state"), [("", "is not set"), ("short", "has 5 characters")])
+def test_a_key_that_cannot_sign_is_refused_before_anything_is_measured(
+    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch, value: str, state: str
+) -> None:
+    monkeypatch.setenv("QAUDIT_SIGNING_KEY", value)
+    done = scan("series/step10", "--sign")
+    refused(done, 2, state, "openssl rand -hex 32")
+    assert "short" not in done.out + done.err.replace("shortest", "")
+    assert not (place / "out" / "evidence").exists()
+
+
+def test_an_audit_without_identities_is_gated_and_labelled_and_not_taken_for_signed(
+    tmp_path: Path, qaudit: Run, key: None
+) -> None:
+    save(tmp_path / "old", identities=False)
+    done = qaudit("gate", tmp_path / "old", "--policy", "explore")
+    assert "has no identities: an earlier version measured it" in done.err
+    assert "error: " not in done.err
+    refused(qaudit("gate", tmp_path / "old", "--signed"), 2, "is not signed", "`--sign`")
+
+
+def test_what_parts_measured_is_signed_when_it_is_collected(
+    place: Path, qaudit: Run, key: None
+) -> None:
+    what = (
+        "series/step10",
+        "--calibration",
+        "calibration.jsonl",
+        "--evaluation",
+        "evaluation.jsonl",
+    )
+    assert qaudit("plan", *what, "--schemes", "rtn-4bit", "--out", "out").code == 0
+    assert qaudit("part", "out", "--part", "0/1").code == 0
+    assert qaudit("collect", "out", "--sign").code == 0
+    assert "error: " not in qaudit("gate", "out", "--signed").err
