@@ -33,6 +33,7 @@ from qaudit.model.structure import weight_of
 _TIMES, _LEAST = 3.0, 0.3
 _SHIFTED, _UNRELATED = 0.5, 0.9
 _UNEVEN_TIMES, _UNEVEN_LEAST = 2.5, 0.08
+_OPPOSED = -0.5  # a cosine
 
 Opened = tuple[BlockModel, QuantizedWeights]
 
@@ -48,6 +49,13 @@ def opener(
         except UsageError as error:  # the plan could not see it: the file was on the Hub
             raise SourceError(error.message, hint=error.hint) from error
         weights = open_quantized(folder, base=base_names)
+        if weights.bits != scheme.bits:  # the plan had its configuration alone
+            raise SourceError(
+                f"`{scheme.file}` is stored in {weights.bits} bits, and its configuration has "
+                f"{scheme.bits}, so that it would compete in another class",
+                hint="download it and name its folder with `--shipped`: class and bits are then "
+                "those of what is stored",
+            )
         own = folder if (folder / "config.json").is_file() else base_folder
         model = BlockModel(own, weights, dtype=base.dtype, device=base.device)
         model.share_with(base)
@@ -83,10 +91,15 @@ class Departure:
     shift: float = 0.0  # of its mean, as a share of its root mean square
     uneven: float = 0.0  # how far groups of the file are from the base by scale or offset alone
     per_group: int = 1  # columns
+    cause: str = ""  # where it is certain
 
     @classmethod
     def of(cls, own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor | None = None) -> Departure:
         own_RC, base_RC = own_RC.float(), base_RC.float()
+        if not bool(own_RC.any()) and bool(base_RC.any()):
+            return cls(1.0, cause="all of its weights are zero")
+        if float((own_RC * base_RC).sum()) < _OPPOSED * float(own_RC.norm() * base_RC.norm()):
+            return cls(1.0, cause="its weights are the base's, negated: scales look negated")
         for dim in (1, 0):
             power = base_RC.square().sum(dim, keepdim=True).clamp_min(1e-30)
             base_RC = base_RC * ((own_RC * base_RC).sum(dim, keepdim=True) / power)
@@ -116,6 +129,8 @@ class Departure:
     @property
     def guess(self) -> str:
         """Return what such a departure usually comes from."""
+        if self.cause:
+            return self.cause
         if self.shift > _SHIFTED:
             return "nearly all of it is one shift: zero points look wrong"
         if self.share > _UNRELATED:

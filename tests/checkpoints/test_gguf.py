@@ -364,6 +364,18 @@ def test_another_vocabulary_is_refused(folders: dict[str, Path], tmp_path: Path)
         must_match("m", tmp_path / "m.gguf", folder)
 
 
+def test_other_merges_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    model = {"vocab": {f"t{k}": k for k in range(256)}, "merges": [["t", "1"], ["a b", "c"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    write_gguf(tmp_path, tmp_path / "m.gguf", matrices("Q4_0"))
+    merges = {"tokenizer.ggml.merges": ["t 1", "a\u0120b c"]}
+    gguf_base.must_match("m", changed(tmp_path / "m.gguf", merges), tmp_path)
+    merges["tokenizer.ggml.merges"].reverse()
+    with pytest.raises(UsageError, match="has other merges than"):
+        gguf_base.must_match("m", changed(tmp_path / "m.gguf", merges), tmp_path)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(

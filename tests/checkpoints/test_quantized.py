@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qaudit.checkpoints.quantized.bnb import _TABLES
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.errors import ConfigurationError, QauditError, SourceError
 from tests.support import torchao
@@ -277,6 +278,54 @@ def test_a_configuration_that_its_tensors_contradict_is_refused(
     assert info.value.code == 2
 
 
+ASYMMETRIC = {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 32}
+
+
+def _packed(folder: Path, **changes: Any) -> Path:
+    one = Affine(6, 40, 96, 4, 32)
+    config = ct_config({**ASYMMETRIC, **changes.pop("weights", {})})
+    config["config_groups"]["group_0"] |= changes.pop("group", {})
+    return write(folder, ct_tensors(one, NAME, symmetric=False), {**config, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"weights": {"symmetric": True}}, "is `symmetric`, and .* has zero points"),
+        ({"ignore": ["lm_head", NAME]}, f"`ignore` names `{NAME}`"),
+        ({"ignore": ["re:.*down_proj"]}, f"`ignore` names `{NAME}`"),
+        ({"group": {"targets": ["re:.*k_proj"]}}, "has `targets` for"),
+        ({"group": {"targets": []}}, "has `targets` for"),
+    ],
+)
+def test_groups_that_contradict_what_is_stored_are_refused(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        read(_packed(tmp_path, **changes))
+
+
+def test_a_linear_may_be_named_by_its_group(tmp_path: Path) -> None:
+    read(_packed(tmp_path / "a", group={"targets": [f"re:{NAME}"]}))
+    read(_packed(tmp_path / "b", group={"targets": [NAME]}))
+
+
+def test_bytes_that_are_said_to_have_4_bits_are_refused(tmp_path: Path) -> None:
+    one = Affine(8, 16, 64, 8, 64)
+    codes_RC = (one.codes_RC - 128).to(torch.int8)
+    tensors = {f"{NAME}.weight": codes_RC, f"{NAME}.weight_scale": one.scales_RG}
+    folder = write(tmp_path, tensors, ct_config({"num_bits": 4}, "int-quantized"))
+    with pytest.raises(ConfigurationError, match=r"has 4 bits, and .* is stored in 8"):
+        QuantizedFolder(folder)
+
+
+def test_a_table_that_bitsandbytes_does_not_decode_by_is_refused(tmp_path: Path) -> None:
+    tensors, config = _sample("bnb nf4")
+    tensors[f"{NAME}.weight.quant_map"] /= 2
+    with pytest.raises(ConfigurationError, match="has a `quant_map` that is not the one of `nf4`"):
+        read(write(tmp_path, tensors, config))
+
+
 @pytest.mark.parametrize(
     ("suffix", "wrong", "match"),
     [
@@ -397,7 +446,7 @@ def _nf4(one: Affine) -> dict[str, Tensor]:
     return {
         f"{NAME}.weight": (one.codes_RC[:, ::2] * 16 + one.codes_RC[:, 1::2]).to(torch.uint8),
         f"{NAME}.weight.absmax": torch.arange(32, dtype=torch.uint8),
-        f"{NAME}.weight.quant_map": torch.linspace(-1, 1, 16),
+        f"{NAME}.weight.quant_map": torch.tensor(_TABLES["nf4"]),
         f"{NAME}.weight.nested_absmax": torch.ones(1),
         f"{NAME}.weight.nested_quant_map": torch.linspace(-1, 1, 256),
         f"{NAME}.weight.quant_state.bitsandbytes__nf4": text,

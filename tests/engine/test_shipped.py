@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
@@ -30,11 +31,18 @@ def shipped(name: str, kind: str = "gptq", bits: int = 4) -> Shipped:
     return Shipped(file=name, format=kind, bits=bits, sha256="0" * 64)
 
 
-def run(base: Path, files: dict[str, Path], tmp_path: Path, schemes: str = "rtn-4bit:group=32"):
+def run(
+    base: Path,
+    files: dict[str, Path],
+    tmp_path: Path,
+    schemes: str = "rtn-4bit:group=32",
+    bits: int | None = None,
+):
     weights = WeightFolder(base)
     model = BlockModel(base, weights, dtype=torch.float32, device=CPU)
     names = frozenset(weights.names())
-    own = [shipped(name) for name in files]
+    planned = [bits or QuantizedFolder(folder).bits for folder in files.values()]
+    own = [shipped(name, bits=count) for name, count in zip(files, planned, strict=True)]
     openers = {one.spec: opener(one, files[one.file], base, names) for one in own}
     given = feed()
     given = Feed(given.calibration, given.evaluation, shipped=openers)
@@ -99,6 +107,15 @@ def test_a_damaged_file_ends_its_own_stream_alone(checkpoint: Path, tmp_path: Pa
     assert all(tally.nll for tally in tallies.values() if tally is not own["broken"])
 
 
+def test_a_file_of_other_bits_than_its_configuration_has_leaves_the_pass(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    quantized_copy(checkpoint, tmp_path / "file", "gptq", bits=3)
+    own, _, _ = run(checkpoint, {"file": tmp_path / "file"}, tmp_path, bits=4)
+    assert "`file` is stored in 3 bits, and its configuration has 4" in str(own["file"].error)
+    assert not own["file"].nll
+
+
 def test_a_shipped_file_is_written_and_read_like_a_scheme() -> None:
     one = shipped("model-GPTQ-Int4", bits=3)
     assert parse_scheme(one.spec) == one
@@ -156,6 +173,16 @@ SCHEMES = (
     "gptq-2bit:group=32", "awq-4bit", "awq-3bit:group=32", "awq-2bit", "bnb-nf4", "bnb-int8",
     "nvfp4", "mxfp4", "fp8",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "cause"), [(-1.0, "scales look negated"), (0.0, "all of its weights are zero")]
+)
+def test_negated_weights_and_a_layer_of_zeros_are_far_away(factor: float, cause: str) -> None:
+    weight_RC = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    departure = Departure.of(weight_RC * factor, weight_RC)
+    assert not departure.is_explained(4)
+    assert cause in departure.guess
 
 
 @pytest.mark.parametrize("spec", SCHEMES)

@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.quantized.activations import of_bitsandbytes
 from qaudit.checkpoints.quantized.arithmetic import wide
-from qaudit.checkpoints.quantized.format import Format, Layout, Parts, refused
+from qaudit.checkpoints.quantized.format import Format, Layout, Parts, contradiction, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+_TABLES = {
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "fp4": tuple(
+        sign * value / 12 for sign in (1, -1) for value in (0, 1 / 16, 8, 12, 4, 6, 2, 3)
+    ),
+}  # fmt: skip
+"""What the library decodes by, whatever the file has as `quant_map`."""
+
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -33,17 +46,18 @@ def layout(parts: Parts) -> Layout:
     suffix = next((one for one in _STATES if one in parts.infos), "")
     if not suffix:
         raise parts.refused("has no `quant_state`")
-    state = _state(parts.name, parts.raw(suffix))
+    state = _state(parts.name, suffix, parts.raw(suffix))
     return Layout(tuple(state["shape"]), 4, partial(_four, parts.name, state))
 
 
-def _state(name: str, raw: bytes) -> dict[str, Any]:
+def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
     """Read the JSON that is stored beside 4-bit codes, and check it."""
     try:
         state = json.loads(raw)
         shape, size = state["shape"], state["blocksize"]
         sizes = (*shape, size, state.get("nested_blocksize") or 1)
         right = len(shape) == 2 and all(type(one) is int and 0 < one < 1 << 40 for one in sizes)
+        right &= state.setdefault("quant_type", suffix.rpartition("__")[2]) in _TABLES
         if not right or state.setdefault("dtype", "float32") not in _DTYPES:
             raise ValueError("a shape, block size or dtype is wrong")
         state["nested_offset"] = float(state.get("nested_offset") or 0.0)
@@ -69,6 +83,12 @@ def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Te
         scales = _nested(name, scales, state, read)
     if scales.numel() != -(-count // size):
         raise refused(name, f"has {scales.numel()} scales for {-(-count // size)} blocks")
+    usual = torch.tensor(_TABLES[state["quant_type"]])
+    if not torch.allclose(table.flatten().float(), usual, rtol=1e-5, atol=1e-7):
+        raise contradiction(
+            f"`{name}` has a `quant_map` that is not the one of `{state['quant_type']}`, by which "
+            "bitsandbytes decodes"
+        )
     codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()
     values = wide(table, name)[codes.to(torch.int32)]
     of_block = wide(scales, name).repeat_interleave(size)[:count]

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+_CLASSES = frozenset({"Linear", "Embedding"})
+"""What a group's `targets` names for all modules that no other group names."""
 
 
 def layout(parts: Parts) -> Layout:
@@ -48,13 +50,20 @@ def layout(parts: Parts) -> Layout:
     group = _group(parts)
     rounding = of_group(group)
     known = rounding.of(parts) if isinstance(rounding, Rounding) else None
-    return replace(_stored(parts, group["weights"]), rounding=known)
+    stored = _stored(parts, group["weights"])
+    planned = whole_number(group["weights"], "num_bits", low=1, high=16)
+    if planned not in (None, stored.bits):
+        raise contradiction(
+            f"the quantization configuration has {planned} bits, and `{parts.name}` is stored "
+            f"in {stored.bits}"
+        )
+    return replace(stored, rounding=known)
 
 
 def _stored(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     if ".weight_packed" not in parts.infos:
         if parts.must_hold(".weight", "I8", *FLOATS) == "I8":
-            return _bytes(parts)
+            return _bytes(parts, arguments)
         return _floats(parts, arguments)
     if parts.must_hold(".weight_packed", "I32", "U8") == "U8":
         return _fp4(parts)
@@ -67,27 +76,35 @@ def _group(parts: Parts) -> Mapping[str, Any]:
     groups = parts.config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise contradiction("the quantization configuration has no `config_groups`")
+    ignored = parts.config.get("ignore")
+    if any(_names(base, one) for one in (ignored if isinstance(ignored, list) else ())):
+        raise contradiction(f"`ignore` names `{base[:60]}`, whose weight is stored quantized")
     tables = [group for group in groups.values() if isinstance(group, Mapping)]
-    named = [group for group in tables if _is_target(base, group)]
-    for group in named or tables:
+    named = [group for group in tables if any(_names(base, one) for one in _targets(group))]
+    of_class = [group for group in tables if _CLASSES.intersection(map(str, _targets(group)))]
+    for group in named or of_class:
         if isinstance(group.get("weights"), Mapping):
             return group
-    raise contradiction(f"no group of the quantization configuration is for `{base}`")
+    raise contradiction(
+        f"no group of the quantization configuration has `targets` for `{base[:60]}`, whose "
+        "weight is stored quantized"
+    )
 
 
-def _is_target(base: str, group: Mapping[str, Any]) -> bool:
-    """Return whether a group names a linear; a class name is for all that no other names."""
-    for target in group.get("targets") or ():
-        pattern = str(target).removeprefix("re:")
-        if pattern == base:
-            return True
-        if str(target).startswith("re:"):
-            try:
-                if re.match(pattern, base):
-                    return True
-            except re.error as error:
-                raise contradiction(f"`{pattern[:60]}` is no pattern: {error}") from error
-    return False
+def _targets(group: Mapping[str, Any]) -> list[Any]:
+    targets = group.get("targets")
+    return targets if isinstance(targets, list) else []
+
+
+def _names(base: str, target: object) -> bool:
+    """Return whether a target is the name of a linear or a pattern of it, and no class."""
+    pattern = str(target).removeprefix("re:")
+    if pattern == str(target):
+        return pattern == base
+    try:
+        return re.match(pattern, base) is not None
+    except re.error as error:
+        raise contradiction(f"`{pattern[:60]}` is no pattern: {error}") from error
 
 
 # ------------------------------------------------------------------------------- integers
@@ -117,7 +134,9 @@ def _integers(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
         parts.must_be(".weight_g_idx", (columns,), "`weight_packed`")
     size = group_size(parts, columns, groups)
     must_be_group(parts, columns, size, arguments)
-    decode = partial(_decode_integers, parts.name, (bits, dense, rows, columns, size))
+    symmetric = bool(arguments.get("symmetric", True))
+    shape = (bits, dense, rows, columns, size)
+    decode = partial(_decode_integers, parts.name, shape, symmetric)
     return Layout((rows, columns), bits, decode, size)
 
 
@@ -146,7 +165,10 @@ def _shape(parts: Parts, rows: int) -> int:
 
 
 def _decode_integers(
-    name: str, shape: tuple[int, bool, int, int, int], read: Mapping[str, Tensor]
+    name: str,
+    shape: tuple[int, bool, int, int, int],
+    symmetric: bool,
+    read: Mapping[str, Tensor],
 ) -> Tensor:
     bits, dense, rows, columns, size = shape
     codes = unpack if dense else unpack_padded
@@ -160,13 +182,22 @@ def _decode_integers(
     centered_RC = codes(read[".weight_packed"], bits, columns).float()
     if ".weight_zero_point" in read:
         zeros_RG = codes(read[".weight_zero_point"].T.contiguous(), bits, rows).T.float()
+        _must_be_central(name, zeros_RG - 2 ** (bits - 1), symmetric)
         centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
     else:
         centered_RC.sub_(2 ** (bits - 1))
     return scaled(name, centered_RC, scales_RG, group_of_C)
 
 
-def _bytes(parts: Parts) -> Layout:
+def _must_be_central(name: str, zeros: Tensor, symmetric: bool) -> None:
+    """Refuse zero points that libraries leave out, because the configuration has none."""
+    if symmetric and bool(zeros.any()):
+        raise contradiction(
+            f"the quantization configuration is `symmetric`, and `{name}` has zero points"
+        )
+
+
+def _bytes(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     parts.must_hold(".weight_scale", *SCALES)
     rows, columns = parts.shape(".weight", 2)
     groups = _groups(parts, rows)
@@ -176,11 +207,15 @@ def _bytes(parts: Parts) -> Layout:
             parts.infos[".weight_scale"].shape
         ):
             raise parts.refused("has another number of zero points than of scales")
+    elif not arguments.get("symmetric", True):
+        raise parts.refused("has no `weight_zero_point`, and the configuration has zero points")
     size = group_size(parts, columns, groups)
-    return Layout((rows, columns), 8, partial(_decode_bytes, parts.name, size), size)
+    must_be_group(parts, columns, size, arguments)
+    symmetric = bool(arguments.get("symmetric", True))
+    return Layout((rows, columns), 8, partial(_decode_bytes, parts.name, size, symmetric), size)
 
 
-def _decode_bytes(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
+def _decode_bytes(name: str, size: int, symmetric: bool, read: Mapping[str, Tensor]) -> Tensor:
     centered_RC = read[".weight"].float()
     rows, columns = centered_RC.shape
     group_of_C = in_order(columns, size)
@@ -189,6 +224,7 @@ def _decode_bytes(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     scales_RG = scales.reshape(-1, groups).expand(rows, -1)
     if ".weight_zero_point" in read:
         zeros_RG = read[".weight_zero_point"].float().reshape(-1, groups).expand(rows, -1)
+        _must_be_central(name, zeros_RG, symmetric)
         centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
     return scaled(name, centered_RC, scales_RG, group_of_C)
 

@@ -6,11 +6,10 @@ the architectures that are read.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,13 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader
 from qaudit.checkpoints.quantized.format import refused
 from qaudit.checkpoints.quantized.gguf_keys import UNKNOWN, differences, rope_factors
+from qaudit.checkpoints.quantized.tokenizers import (
+    VOCABULARY,
+    merges_of,
+    other_tokenizer,
+    read_tokenizer,
+)
 from qaudit.errors import SourceError, UsageError
-from qaudit.whole import read_regular
 
 ARCHITECTURES = {
     "llama": ("llama", "mistral"),
@@ -147,27 +151,23 @@ def other_model(label: str, key: str, own: object, theirs: object, base: Path) -
     )
 
 
-def other_vocabulary(label: str, base: Path) -> UsageError:
-    """Make the error for a file whose tokens are not those of its base."""
-    return UsageError(
-        f"`{label}` has another vocabulary than `{base}`: token ids mean other text",
-        hint="give the model that the file was made from as the target",
-    )
-
-
 def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:
     """Compare the tokens of both; those that were added later may be written in another way."""
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    try:
-        table = json.loads(read_regular(base / "tokenizer.json").decode())
-        vocabulary = table["model"]["vocab"]
-        added = {one["id"] for one in table.get("added_tokens") or ()}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    table, tokens = read_tokenizer(base), header.metadata.get("tokenizer.ggml.tokens")
+    if table is None or not isinstance(tokens, list):
         return
-    if not isinstance(tokens, list) or not isinstance(vocabulary, dict):
-        return
-    for text, number in vocabulary.items():
+    extra = table.get("added_tokens")
+    added = {one.get("id") for one in extra if isinstance(one, dict)} if extra else set()
+    for text, number in table["model"]["vocab"].items():
         if number in added or not isinstance(number, int):
             continue
         if not 0 <= number < len(tokens) or tokens[number] != text:
-            raise other_vocabulary(label, base)
+            raise other_tokenizer(label, VOCABULARY, base)
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    if isinstance(merges, list) and merges != [_as_gguf(pair) for pair in merges_of(table)]:
+        raise other_tokenizer(label, "merges", base)
+
+
+def _as_gguf(pair: Sequence[str]) -> str:
+    """Write a pair as the `gguf` package does, which keeps spaces of tokens apart."""
+    return " ".join(part.replace(" ", chr(ord(" ") + 256)) for part in pair)

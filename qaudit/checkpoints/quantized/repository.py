@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import is_gguf, read_header
@@ -13,8 +11,12 @@ from qaudit.checkpoints.quantized import gguf, gguf_base, torchao_config
 from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.gguf import GgufFile
+from qaudit.checkpoints.quantized.tokenizers import (
+    differing_part,
+    other_tokenizer,
+    read_tokenizer,
+)
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, known_quantization
-from qaudit.whole import read_regular
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
@@ -65,16 +67,7 @@ def must_match(label: str, folder: Path, base: Path) -> None:
             a, b = own.get(key), theirs.get(key)
             if a is not None and b is not None and a != b:
                 raise gguf_base.other_model(label, key, a, b, base)
-    a_vocabulary, b_vocabulary = _vocabulary(folder), _vocabulary(base)
-    if a_vocabulary and b_vocabulary and a_vocabulary != b_vocabulary:
-        raise gguf_base.other_vocabulary(label, base)
-
-
-def _vocabulary(folder: Path) -> Mapping[str, Any] | None:
-    """Return the tokens of a folder's `tokenizer.json`; None where there is none to compare."""
-    try:
-        table = json.loads(read_regular(folder / "tokenizer.json").decode())
-        vocabulary = table["model"]["vocab"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return vocabulary if isinstance(vocabulary, dict) else None
+    own_table, base_table = (read_tokenizer(place) for place in (folder, base))
+    part = differing_part(own_table, base_table) if own_table and base_table else ""
+    if part:
+        raise other_tokenizer(label, part, base)
