@@ -19,7 +19,7 @@ from qaudit.items.prepare import Reading, counted
 from qaudit.items.tokens import ItemText
 from qaudit.text.corpus import ONE_DRAW
 from qaudit.text.texts import cut_texts, is_hub_text
-from qaudit.text.tokenizer import tokenizer_sha256
+from qaudit.text.tokenizer import must_be_bounded, tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
 
@@ -145,6 +145,7 @@ def _tokenizer(checkpoints: Sequence[Checkpoint]) -> _Tokenizer | None:
         return None
     from tokenizers import Tokenizer
 
+    must_be_bounded(path)
     try:
         return _Tokenizer(Tokenizer.from_file(str(path)))
     except Exception:  # noqa: BLE001 - the library raises nothing narrower

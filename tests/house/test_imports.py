@@ -111,7 +111,12 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.export.runtimes",
         "qaudit.lab.*",
     ),
-    "tokenizers": ("qaudit.text.tokenizer", "qaudit.planning.text_size", "qaudit.lab.*"),
+    "tokenizers": (
+        "qaudit.sandbox.tokenizer",
+        "qaudit.text.tokenizer",
+        "qaudit.planning.text_size",
+        "qaudit.lab.*",
+    ),
     "safetensors": (
         "qaudit.checkpoints.safetensors",
         "qaudit.export.soup_folder",
