@@ -20,7 +20,7 @@ MOST_GROWTH = 1000
 
 _PROSE = (
     "The quick brown fox jumps over 13 lazy dogs, 2,024 times; isn't it odd? "
-    "def f(x):\n    return x * 1.5e-3  # ok\n\n\tZwölf große Äpfel \u4f60\u597d "
+    "def f(x):\n    return x * 1.5e-3  # ok\n\n\tZw\u00f6lf gro\u00dfe \u00c4pfel \u4f60\u597d "
 )
 _PROBES = (_PROSE * 20, *(c * 60 + "\n" for c in "ae 1.\n_-"), "aA" * 40 + "!", " a" * 40 + "!")
 
