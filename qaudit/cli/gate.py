@@ -68,7 +68,13 @@ def gate(
     Example: qaudit gate qaudit-out/demo --policy strict --format junit=gate.xml
     """
     outputs = outputs_of(form or ())
-    from qaudit.report.gate import render, render_failure, step_summary, step_summary_of_failure
+    from qaudit.report.gate import (
+        headline,
+        render,
+        render_failure,
+        step_summary,
+        step_summary_of_failure,
+    )
 
     try:
         result = _judge(audit, policy, baseline, classes_named(bits), signed, quiet)
@@ -81,7 +87,12 @@ def gate(
             lambda: step_summary_of_failure(failure),
         )
         raise
-    _put(outputs, lambda form: render(result, form), lambda: step_summary(result))
+    texts = {TERMINAL: headline(result)} if quiet else {}
+    _put(
+        outputs,
+        lambda form: texts.get(form) or render(result, form),
+        lambda: step_summary(result),
+    )
     for output in outputs:
         if output.file is not None and not quiet:
             say(f"wrote {output.file}")

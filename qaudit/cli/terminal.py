@@ -18,6 +18,9 @@ _CONTROL = re.compile(
 )
 """Moves a cursor, colours, rings, or turns text around; and halves of characters."""
 
+_VERDICT = re.compile(r"^(SHIP|HOLD|UNDECIDED)\b", re.MULTILINE)
+_COLOURS = {"SHIP": "1;32", "HOLD": "1;31", "UNDECIDED": "1;33"}
+
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)", re.MULTILINE)
 
 
@@ -25,6 +28,8 @@ def print_result(text: str, *, workflow_commands: bool = False) -> None:
     """Print a result on stdout; workflow commands are kept only where they are the result."""
     text = _CONTROL.sub("?", text.rstrip("\n"))
     text = text if workflow_commands else _without_commands(text)
+    if _has_colours(sys.stdout):
+        text = _VERDICT.sub(lambda match: _coloured(match[0], _COLOURS[match[0]]), text)
     _write(sys.stdout, _encodable(text, sys.stdout))
 
 
@@ -46,8 +51,16 @@ def one_line(text: str) -> str:
 
 
 def _styled(word: str, style: str) -> str:
+    return _coloured(word, style) if _has_colours(sys.stderr) else word
+
+
+def _coloured(word: str, style: str) -> str:
+    return f"\x1b[{style}m{word}\x1b[0m"
+
+
+def _has_colours(stream: TextIO) -> bool:
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return word if plain or not sys.stderr.isatty() else f"\x1b[{style}m{word}\x1b[0m"
+    return not plain and stream.isatty()
 
 
 def _printable(text: str) -> str:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series, tell_apart
 from qaudit.core.keys import nearest
-from qaudit.errors import HubError, UsageError
+from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
 from qaudit.hub.answers import HubFile, Revision, is_commit
 from qaudit.hub.environment import check_variables
@@ -71,11 +71,22 @@ def find_all(
         group
         for target in targets
         for group in (
-            _look(listing, target, recipe)
+            _looked(listing, target, recipe)
             if listing is not None and is_hub(target)
             else (local.look(target, recipe),)
         )
     )
+
+
+def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:
+    """Look on the Hub; where that fails, say that no folder has this name either."""
+    try:
+        return _look(listing, target, recipe)
+    except QauditError as error:
+        if not target.startswith(_SCHEME) and "@" not in target:
+            error.message = f"there is no folder `{target}`, and on the Hub: {error.message}"
+            error.args = (error.message,)
+        raise
 
 
 def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:

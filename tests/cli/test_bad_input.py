@@ -47,6 +47,8 @@ def test_no_such_folder_is_answered_with_one_nearly_called_so(scan: Run) -> None
 
 def test_no_such_folder_and_none_like_it(scan: Run) -> None:
     refused(scan("nowhere/at/all"), 2, "there is no folder", "name a folder with checkpoints")
+    offline = scan("runs/my-modle")  # the name of a repository, too
+    refused(offline, 4, "there is no folder `runs/my-modle`, and on the Hub: ", "HF_HUB_OFFLINE")
 
 
 def test_an_empty_folder(place: Path, scan: Run) -> None:

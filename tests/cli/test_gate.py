@@ -402,3 +402,20 @@ def test_the_gate_runs_where_there_is_no_torch(shelf: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SAVED = Path(__file__).parents[1] / "saved" / "audits" / "demo"
+
+
+def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(qaudit: Run) -> None:
+    done = qaudit("gate", SAVED, "-q")
+    assert done.out == "SHIP by the policy release: ship soup at gptq-4bit; hold 3 bits.\n"
+    assert done.code == qaudit("pick", SAVED, "-q").code == 0
+
+
+def test_checks_have_the_names_and_units_of_their_rules(qaudit: Run) -> None:
+    text = qaudit("gate", SAVED).out
+    assert "three-bit     12.5 % [10.9, 14.3]" in text
+    assert "QA0" not in text
+    assert "Accept it, or set level: error for the rule three-bit." in " ".join(text.split())
+    assert "qaudit pick" not in text

@@ -490,3 +490,18 @@ def test_whoever_stops_reading_early_causes_no_error(tmp_path: Path, command: li
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_verdict_has_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for variable, word in (("PLAIN", "\x1b[1;32mSHIP\x1b[0m"), ("NO_COLOR", "SHIP")):
+        monkeypatch.setenv(variable, "1")
+        monkeypatch.setattr(sys, "stdout", _Terminal())
+        print_result("SHIP 4 bits of HOLD")
+        assert sys.stdout.getvalue() == f"{word} 4 bits of HOLD\n"

@@ -7,6 +7,7 @@ the policy requires, every interval is inconclusive. A loss that is not finite i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,6 +19,7 @@ from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.power import items_to_detect
 from qaudit.core.statistics import Statistic
+from qaudit.judge.gate.audits import SHIPS
 from qaudit.judge.gate.questions import SUMS, Question
 from qaudit.judge.gate.sentences import sentence
 from qaudit.judge.pooling import estimated, settling
@@ -90,7 +92,7 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
         conclusive = fails or passes
         hint = f"the policy requires {least} documents" if conclusive else result.deciding()
     elif fails:
-        outcome, hint = "fail", question.record.hint
+        outcome, hint = "fail", _advice(question, check)
     elif not passes:
         outcome, hint = "inconclusive", result.deciding()
     elif question.unmeasured:
@@ -106,6 +108,15 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
         interval=interval,
         against=result.against,
     )
+
+
+def _advice(question: Question, check: Check) -> str:
+    """Return what to do about a breach; of a rule that warns, the class may ship all the same."""
+    if check.level == "warn":
+        return f"accept it, or set `level: error` for the rule `{check.name}`"
+    if SHIPS in question.rule.subjects and "qaudit pick" in question.record.hint:
+        return "nothing that was measured does better: add schemes or checkpoints"
+    return question.record.hint
 
 
 def least_documents(policy: Policy) -> int:
@@ -146,6 +157,8 @@ def _tail(question: Question, share: float, confidence: float) -> _Answer | str:
 
     def deciding() -> str:
         documents = int(scored.sum())
+        if not math.isfinite(interval.high):
+            return "too few tokens for the upper bound: evaluate on more documents"
         needed = statistics.documents_to_settle(interval, documents, question.rule.margin)
         if needed is None:
             return "more documents may not decide it: the estimate is at the margin"

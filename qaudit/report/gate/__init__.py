@@ -16,7 +16,7 @@ from qaudit.errors import QauditError
 from qaudit.report import markdown, terminal
 from qaudit.report.format import renderer_of
 from qaudit.report.gate import badge, github, junit, sarif
-from qaudit.report.gate.document import COMMENT_NBYTES, document, failure, within
+from qaudit.report.gate.document import COMMENT_NBYTES, document, failure, headline, within
 from qaudit.report.gate.github import step_summary, step_summary_of_failure
 from qaudit.report.gate.standing import WORST_FIRST, standing, worst_first
 from qaudit.saved.codec import encode, text_of
@@ -26,7 +26,14 @@ from qaudit.version import __version__
 if TYPE_CHECKING:
     from qaudit.saved.documents import CheckDocument
 
-__all__ = ["FORMATS", "render", "render_failure", "step_summary", "step_summary_of_failure"]
+__all__ = [
+    "FORMATS",
+    "headline",
+    "render",
+    "render_failure",
+    "step_summary",
+    "step_summary_of_failure",
+]
 
 
 def render(gate: Gate, form: str) -> str:

@@ -65,6 +65,11 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Document:
     return doc.Document(TITLE, doc.prose(answer(verdict)), (*lead, *sections))
 
 
+def headline(gate: Gate) -> str:
+    """Return the answer alone, as plain text."""
+    return answer(verdict_of(gate, "loss")).replace("`", "")
+
+
 def failure(error: QauditError) -> doc.Document:
     """Return that there is no answer, and why."""
     text = with_hint(error.message, error.hint)
@@ -90,7 +95,7 @@ def _row(check: Check) -> doc.Row:
         doc.name_cell(check.subject),
         doc.name_cell(check.scheme) if check.scheme else NOT_MEASURED,
         word(check),
-        check.rule,
+        check.name,
         doc.interval_cell(value(check)),
         margin(check),
     )

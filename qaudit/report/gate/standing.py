@@ -98,8 +98,10 @@ def held_together(gate: Gate) -> str:
 
 
 def value(check: Check) -> str:
-    """Print the value with its interval."""
-    return shown(check.interval, percent if check.unit == "fraction" else spread)
+    """Print the value with its unit and its interval."""
+    if check.unit == "fraction":
+        return shown(check.interval, lambda interval: percent(interval, unit=" %"))
+    return shown(check.interval, lambda interval: spread(interval, unit=f" {check.unit}"))
 
 
 def margin(check: Check) -> str:
