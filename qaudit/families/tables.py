@@ -122,6 +122,7 @@ class Stage(Strict):
 
 
 _LONGEST_PATTERN = 500
+_MOST_WAYS = 1 << 12  # those that ship have fewer than 100
 _GROUPS = {"stage", "ingredient", "step", "tokens", "unit", "index", "variant", "thousands"}
 
 
@@ -229,7 +230,8 @@ _DIGITS = ([(op.CATEGORY, op.CATEGORY_DIGIT)], [(op.RANGE, (ord("0"), ord("9")))
 
 def _slow_reason(pattern: str) -> str | None:
     """Return why matching may take a time that explodes with the name's length, or None."""
-    repeats = list(_repeats(parser.parse(pattern), inside=False))
+    parsed = parser.parse(pattern)
+    repeats = list(_repeats(parsed, inside=False))
     if any(inside for _, inside in repeats):
         return "it repeats what already repeats or has alternatives"
     wide = sum(not _is_digit(node) for node, _ in repeats)
@@ -237,7 +239,22 @@ def _slow_reason(pattern: str) -> str | None:
         return f"{wide} of its repeats match more than digits, and {_MOST_WIDE} may"
     if len(repeats) > _MOST_REPEATS:
         return f"it has {len(repeats)} repeats, and may have {_MOST_REPEATS}"
+    if (ways := _ways(parsed)) > _MOST_WAYS:
+        return f"its optional parts and alternatives combine in {ways:,} ways"
     return None
+
+
+def _ways(sequence: Iterable[Any]) -> int:
+    """Return how many ways alternatives and optional parts combine in, each of which is tried."""
+    ways = 1
+    for code, value in sequence:
+        parts = [_ways(part) for part in _parts(code, value)]
+        if code is op.BRANCH:
+            ways *= sum(parts)
+        elif parts:
+            optional = code in _REPEATS and value[:2] == (0, 1)
+            ways *= parts[0] + optional
+    return ways
 
 
 def _repeats(sequence: Iterable[Any], *, inside: bool) -> Iterator[tuple[Any, bool]]:

@@ -296,6 +296,8 @@ def test_a_family_is_found_by_its_repository_only(tmp_path: Path) -> None:
         ("shards: many", "`shards` is `many`", "it must be a whole number"),
         ("stages: [{name: a, lr: {kind: cosin, peak: 1}}]", "unknown schedule `cosin`", ""),
         ("stages: [{name: a, lr: {kind: cosine, peak: 1}}]", "needs ['end']", ""),
+        ("stages: [{name: a, pattern: '" + "a?" * 40 + "'}]", "could take hours", "write it"),
+        ("stages: [{name: a, pattern: '" + "(a|aa)" * 40 + "'}]", "could take hours", "write it"),
         ("stages: [{name: a, pattern: '(a+)+b'}]", "could take hours", "write it without"),
         ("stages: [{name: a, pattern: '(a|aa)*b'}]", "repeats what already repeats", ""),
         ("stages: [{name: a, pattern: '(?:a?){30}a{30}'}]", "repeats what already repeats", ""),
