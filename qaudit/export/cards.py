@@ -16,6 +16,7 @@ from qaudit.report.document import (
     List,
     Section,
     Table,
+    bullets,
     cell,
     code,
     name_cell,
@@ -38,6 +39,7 @@ def export_card(choice: Choice, record: ExportRecord, form: Format) -> str:
     """Return the card, with the metadata that the Hub reads."""
     blocks = [
         _description(record),
+        *([_members(choice.subject)] if choice.subject.merge else []),
         *_measured(choice),
         paragraph(words("Lowest versions that load these files, and what they need:")),
         _runtimes(form),
@@ -78,7 +80,7 @@ def _measured(choice: Choice) -> list[Block]:
         (
             row("loss, nats per token", spread(first.ce)),
             row(
-                "more than in full precision",
+                "added loss",
                 percent(first.relative_error, unit=" %") if first.relative_error else "-",
             ),
             row("KL divergence, nats per token", spread(first.kl) if first.kl else "-"),
@@ -89,6 +91,9 @@ def _measured(choice: Choice) -> list[Block]:
     if choice.ships is not None:
         line = f"The verdict on {choice.ships.bit_class} bits: {choice.ships.status}."
         blocks.append(paragraph(line))
+        ships = choice.ships
+        if notes := (*ships.breaches, *ships.needs, *ships.warnings):
+            blocks.append(bullets(*notes))
     return blocks
 
 
@@ -123,13 +128,6 @@ def _front_matter(subject: Subject, relation: str, tags: Sequence[str]) -> str:
 
 def soup_card(soup: Subject) -> str:
     """Return the README.md of a soup's folder, with the metadata that the Hub reads."""
-    members = Table(
-        (Column("", "right"), Column("member"), Column("weight")),
-        tuple(
-            row(str(number), _member(checkpoint), f"{share:.17g}")
-            for number, (checkpoint, share) in enumerate(soup.members, 1)
-        ),
-    )
     files = List(
         tuple(
             (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
@@ -147,9 +145,19 @@ def soup_card(soup: Subject) -> str:
         ),
     )
     title = paragraph("The members' files, by the sha256 of their bytes:")
-    card = Section(soup.label, (paragraph(description), members, title, files))
+    card = Section(soup.label, (paragraph(description), _members(soup), title, files))
     front = _front_matter(soup, "merge", ("merge", "model-soup"))
     return f"{front}\n\n{render_blocks([card], level=1)}\n"
+
+
+def _members(soup: Subject) -> Table:
+    return Table(
+        (Column("", "right"), Column("member"), Column("weight")),
+        tuple(
+            row(str(number), _member(checkpoint), f"{share:.17g}")
+            for number, (checkpoint, share) in enumerate(soup.members, 1)
+        ),
+    )
 
 
 def _member(checkpoint: Checkpoint) -> Cell:

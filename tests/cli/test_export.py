@@ -179,9 +179,10 @@ def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) ->
     assert (place / "new" / "qaudit" / "audit.json").read_bytes() == raw
     card = (place / "new" / "README.md").read_text()
     assert "KL divergence" in card
-    assert " % [" in card.split("more than in full precision")[1].split("|")[1]
+    assert " % [" in card.split("added loss")[1].split("|")[1]
     assert record.audit_sha256 in card
     assert ships["status"] in card
+    assert "the policy requires 30 documents" in card
 
 
 def test_a_soup_is_exported(qaudit: Run, scan: Run, place: Path) -> None:
@@ -190,6 +191,7 @@ def test_a_soup_is_exported(qaudit: Run, scan: Run, place: Path) -> None:
     assert qaudit("export", *what, "--out", "new", "-q").code == 0
     assert qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup", "-q").code == 0
     record, soup = read_export(place / "new"), tensors_of(place / "soup")
+    assert "| 2 | `step1000` | 0.5 |" in (place / "new" / "README.md").read_text()
     scheme = parse_scheme(SCHEMES[0])
     for name, sha256 in record.dense.items():
         linears = Linears({"w": soup[f"{name}.weight"]})
