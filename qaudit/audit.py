@@ -8,7 +8,7 @@ here. Importing this module reads no model library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +20,11 @@ from qaudit.saved.evidence import SavedAudit, combine, read_saved
 from qaudit.saved.signature import must_be_signed, sign_audit, signing_key
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Audit as Audit  # part of the API
-from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Verdict, Watch
+from qaudit.types import SILENT, AuditRecord, Gate, Pass, Pick, Plan, Verdict, Watch, units_of
 
 if TYPE_CHECKING:
-    from qaudit.executors.events import Event, Executor
+    from qaudit.executors.events import Executor
+    from qaudit.executors.records import Record
     from qaudit.planning.prepare import Prepared
 
 
@@ -34,80 +35,69 @@ def plan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Plan:
 
 def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
     """Plan, measure and judge; write the output folder and return the audit."""
-    return complete(_prepare(targets, settings, watch), watch=watch)
+    prepared = _prepare(targets, settings, watch)
+    return complete(in_process(prepared, watch), sign=prepared.options.sign)
 
 
-def complete(
-    prepared: Prepared, *, watch: Watch = SILENT, executor: Executor | None = None
-) -> Audit:
-    """Measure and judge what was prepared, and write its output folder.
+def in_process(prepared: Prepared, watch: Watch = SILENT) -> Executor:
+    """Return this process as the executor of a plan, which is pinned in its output folder."""
+    from qaudit.executors.part import whole_plan  # imports torch
 
-    What decides is then measured again on further draws of calibration text, and judged anew;
-    where parts ran on several kinds of devices, one subject is measured on each.
-    """
-    from qaudit.planning.further import further_plan, on_other_devices
+    return whole_plan(prepared, watch)
+
+
+def complete(executor: Executor, *, sign: bool = False) -> Audit:
+    """Measure and judge a plan round by round, and write its output folder."""
+    from qaudit.executors.records import read_records
+    from qaudit.judging import judge
+    from qaudit.planning.further import next_round, planned_rounds
     from qaudit.report.folder import must_take_files, write_folder
+    from qaudit.saved.parts import write_round
 
-    must_take_files(prepared.out)
-    if prepared.options.sign:
+    run, out = executor.run, executor.out
+    rounds: list[tuple[Pass, ...]] = []
+    records: list[Record] = []
+    record = None
+    must_take_files(out)
+    if sign:
         signing_key("--sign")  # before hours go into what it would sign
-    with one_writer(prepared.out):
-        prepared.write_lock()
-        plan, executor = prepared.plan, executor or _in_process(prepared, watch)
-        events = tuple(run(plan, executor))
-        record = judge(plan, events, prepared.out)
-        for due in (further_plan, on_other_devices):
-            if (further := due(plan, record)) is None:
-                continue
+    with one_writer(out):
+        while due := next_round(run.plan, rounds, record):
+            number, units = len(rounds) + 1, units_of(due)
+            write_round(number, due, run, out)
             try:
-                events += tuple(run(further, executor))
+                executor.await_units(number, units)
+                records += read_records(run, out, number, units, executor.watch)
             except MissingParts:
-                write_folder(record, prepared.out)  # what is known so far
+                if record is not None:
+                    write_folder(record, out)  # what is measured so far
                 raise
-            record = judge(plan, events, prepared.out)
-        write_folder(record, prepared.out)
-        if prepared.options.sign:
-            record = sign_audit(prepared.out)
-    return Audit(record, prepared.out)
-
-
-def _in_process(prepared: Prepared, watch: Watch) -> Executor:
-    from qaudit.executors.in_process import InProcess  # imports torch
-
-    return InProcess(prepared, watch)
+            rounds.append(due)
+            if len(rounds) >= len(planned_rounds(run.plan.passes)):
+                record = judge(run.plan, records, out)
+        assert record is not None, "a plan has passes"
+        write_folder(record, out)
+        if sign:
+            record = sign_audit(out)
+    return Audit(record, out)
 
 
 def collect(
     folder: str | Path, *others: str | Path, sign: bool = False, watch: Watch = SILENT
 ) -> Audit:
-    """Judge what parts have measured, in `folder` and in copies of it; measure nothing.
+    """Judge what was measured in `folder` and in copies of it; measure nothing.
 
     `MissingParts` names the round that is due, and what is missing of it.
     """
+    from qaudit.executors.events import Executor
     from qaudit.executors.folder import merge
-    from qaudit.executors.on_disk import OnDisk
-    from qaudit.planning.prepare import Prepared
     from qaudit.saved.parts import read_run
-    from qaudit.settings import RunOptions
 
     out = Path(folder)
-    pinned, _ = read_run(out)
+    run = read_run(out)
     for other in others:
-        merge(Path(other), out, pinned)
-    prepared = Prepared.of_run(pinned, RunOptions(sign=sign), out)
-    return complete(prepared, watch=watch, executor=OnDisk(pinned, out, watch))
-
-
-def run(plan: Plan, executor: Executor) -> Iterator[Event]:
-    """Run all passes of a plan; yields an event when a subject is measured, or fails."""
-    return executor.execute(plan, plan.passes)
-
-
-def judge(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
-    """Turn what a plan's passes gave into an audit; its evidence is in `out`."""
-    from qaudit.judging import judged
-
-    return judged(plan, events, out)
+        merge(Path(other), out, run)
+    return complete(Executor(run, out, watch), sign=sign)
 
 
 def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:

@@ -1,24 +1,30 @@
-"""Events of a run -> the audit: results in the order of the plan, judged. No torch."""
+"""Records of a run -> the audit: results in the order of the plan, judged. No torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qaudit.diagnostics.registry import parts
+from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.errors import SourceError
-from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started, one_error
-from qaudit.judge import EvidenceFiles, judge
+from qaudit.executors.events import Compared, Failed, Measured, one_error
+from qaudit.executors.records import Record
+from qaudit.judge import EvidenceFiles
+from qaudit.judge import judge as judge_measurements
 from qaudit.judge.devices import Place, device_findings
 from qaudit.judge.pooling import Moved
-from qaudit.judge.released import WeightDifference, compared, released_findings
+from qaudit.judge.released import compared as compare_released
+from qaudit.judge.released import released_findings
 from qaudit.judge.table import Measurements
 from qaudit.planning.detectable import with_detectable
+from qaudit.planning.passes import last_of_each_kind
 from qaudit.policy import policy_named
+from qaudit.saved.diagnosed import tables_of
+from qaudit.saved.documents import UnitDocument
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.types import (
     FULL_PRECISION,
@@ -34,44 +40,59 @@ from qaudit.types import (
 from qaudit.version import __version__
 
 
-def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
-    """Judge what a plan's passes gave."""
-    run = _Gathered.of(plan, tuple(events))
-    measurements = [result.measurement for result in run.results]
-    searches = [event.search for event in run.done if event.search is not None]
-    recipe, environment = plan.recipe, run.ended.environment
-    judgement = judge(
-        run.subjects,
+def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
+    """Judge what the rounds of a plan gave; its evidence is in `out`."""
+    planned = {subject.label for subject in (*plan.subjects, *plan.releases)}
+    records = [one for one in records if one.unit.label in planned]  # others are candidates
+    events = [one.event for one in records]
+    by_label = _by_label(event for event in events if isinstance(event, Measured))
+    failed = {event.label: event.error for event in events if isinstance(event, Failed)}
+    measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
+    results = [result for event in measured for result in event.results]
+    if not results:
+        raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
+    for task, reason in records[0].document.failed_tasks.items():
+        failed[f"task {task}"] = SourceError(reason)
+    subjects = tuple(_subjects(plan, by_label))
+    skipped = tuple(_skipped(plan, by_label, failed))
+    compared = [event for event in events if isinstance(event, Compared)]
+    measurements = [result.measurement for result in results]
+    searches = [event.search for event in measured if event.search is not None]
+    recipe, environment = plan.recipe, environment_of(plan, [one.document for one in records])
+    judgement = judge_measurements(
+        subjects,
         measurements,
-        _evidence_files(run.results, out),
+        _evidence_files(results, out),
         confidence=recipe.confidence,
-        floor=moved_by("rounding", run.done),
-        other_dtype=moved_by(recipe.compare_dtype, run.done),
+        floor=moved_by("rounding", measured),
+        other_dtype=moved_by(recipe.compare_dtype, measured),
         policy=policy_named(recipe.policy),
         today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
         searched=[search.row.label for search in searches],
         planned=plan.subjects,
-        skipped={one.subject: one.reason for one in run.skipped},
+        skipped={one.subject: one.reason for one in skipped},
         bits=recipe.bits,
     )
+    differences = [(event.release, event.difference) for event in compared]
     diagnostics, advice = _derived(
-        Measurements.of(run.subjects, measurements, recipe.confidence),
+        Measurements.of(subjects, measurements, recipe.confidence),
         replace(
-            run.ended.diagnostics,
+            _diagnosed(plan, records),
             greedy=tuple(search.row for search in searches),
-            released=tuple(compared(release, one) for release, one in run.released),
+            released=tuple(compare_released(*one) for one in differences),
             noise=judgement.noise,
         ),
     )
     others = [finding for search in searches for finding in search.findings]
-    others += [*released_findings(run.released), *_of_devices(run), *advice]
+    others += [*released_findings(differences)]
+    others += [*_of_devices(environment.get("devices", ()), measured, subjects), *advice]
     return AuditRecord(
         plan=with_detectable(plan, measurements),
         environment=environment,
-        protocol=run.protocol,
-        subjects=run.subjects,
+        protocol=records[0].document.protocol,
+        subjects=subjects,
         diagnostics=diagnostics,
-        skipped=run.skipped,
+        skipped=skipped,
         qaudit=__version__,
         measurements=judgement.measurements,
         pooled=judgement.pooled,
@@ -83,53 +104,37 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
     )
 
 
-@dataclass(frozen=True)
-class _Gathered:
-    """The events of a run, gathered in the order of its plan."""
-
-    protocol: dict[str, Any]
-    ended: Ended
-    done: list[Measured]
-    subjects: tuple[Subject, ...]
-    skipped: tuple[Skipped, ...]
-    released: list[tuple[Subject, WeightDifference]]
-
-    @classmethod
-    def of(cls, plan: Plan, events: Sequence[Event]) -> _Gathered:
-        """Gather events; raise what failed where nothing was measured."""
-        started = next(e for e in events if isinstance(e, Started))
-        measured = _by_label(e for e in events if isinstance(e, Measured))
-        failed = {e.label: e.error for e in events if isinstance(e, Failed)}
-        differences = {e.release: e.difference for e in events if isinstance(e, Compared)}
-        run = cls(
-            protocol=started.protocol,
-            ended=_together([e for e in events if isinstance(e, Ended)]),
-            done=[measured[s.label] for s in plan.subjects if s.label in measured],
-            subjects=tuple(_subjects(plan, measured)),
-            skipped=tuple(_skipped(plan, measured, failed)),
-            released=[(one, differences[one]) for one in plan.releases if one in differences],
-        )
-        if not run.results:
-            raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
-        return run
-
-    @property
-    def results(self) -> list[Filed]:
-        return [result for event in self.done for result in event.results]
+def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, Any]:
+    """Return one environment of those of all units: what differs is listed or summed."""
+    every = [document.environment for document in documents]
+    merged = dict(every[-1])
+    merged["began"] = min(one["began"] for one in every)
+    merged["ended"] = max(one["ended"] for one in every)
+    for name in ("memory_baseline_nbytes", "memory_peak_nbytes"):
+        merged[name] = max(one[name] for one in every)
+    for name in [name for name in merged if name.startswith("hub_")]:  # so far, in each process
+        used: dict[tuple[str, str, str], float] = {}
+        for document, one in zip(documents, every, strict=True):
+            process = (document.part, document.host, one["began"])
+            used[process] = max(used.get(process, 0), one.get(name, 0))
+        merged[name] = sum(used.values())
+    merged["parts"] = len({document.part for document in documents})
+    merged["hosts"] = len({document.host for document in documents})
+    merged["devices"] = sorted({one["device"] for one in every})
+    if len(merged["devices"]) > 1:  # of the last checkpoint and the last soup, at first
+        devices = {one.label: one.environment["device"] for one in reversed(documents)}
+        labels = [plan.subjects[position].label for position in last_of_each_kind(plan.subjects)]
+        merged["measured_on"] = {label: devices[label] for label in labels if label in devices}
+    return merged
 
 
-def _together(ends: Sequence[Ended]) -> Ended:
-    """Return the end of all plans: diagnostics are those of the first."""
-    every = [one.environment for one in ends]
-    first, last = every[0], every[-1]
-    sums = {key: last[key] + first[key] for key in ("hub_seconds_waited",) if key in first}
-    began = {key: first[key] for key in ("began", "memory_baseline_nbytes")}
-    environment = {**last, **began, **sums} if len(ends) > 1 else first
-    if kinds := sorted({name for one in every for name in one.get("devices", ())}):
-        on = {"measured_on": first["measured_on"]} if len(kinds) > 1 else {}
-        known = {name: value for name, value in environment.items() if name != "measured_on"}
-        environment = {**known, "devices": kinds, **on}
-    return replace(ends[0], environment=environment)
+def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
+    """Return the tables of diagnostics, whose rows are in the records of first passes."""
+    documents = {one.document.label: one.document for one in reversed(records)}
+    subjects = [s for s in plan.subjects if s.label in documents]
+    labels = [s.label for s in subjects if documents[s.label].error is None]
+    rows = {label: document.diagnostics for label, document in documents.items()}
+    return tables_of(parse_diagnostics(plan.recipe.diagnostics), rows, labels, subjects)
 
 
 def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
@@ -172,18 +177,19 @@ def moved_by(
     return moved
 
 
-def _of_devices(run: _Gathered) -> tuple[Finding, ...]:
+def _of_devices(
+    kinds: Sequence[str], measured: Sequence[Measured], subjects: Sequence[Subject]
+) -> tuple[Finding, ...]:
     """Return the finding about kinds of devices, and how far each other one moved a measurement."""
-    kinds = run.ended.environment.get("devices", ())
     moved: dict[Place, Moved] = {}
-    for event in run.done:
+    for event in measured:
         first = {one.measurement.spec: one.measurement.evidence for one in reversed(event.results)}
         for kind, result in event.elsewhere:
             again = result.measurement
             one = _moved(first[again.spec], again.evidence, again.spec)
             moved[again.subject, again.scheme, kind] = one
-    labels = [subject.label for subject in run.subjects]
-    return device_findings(kinds, moved, moved_by("rounding", run.done), labels)
+    labels = [subject.label for subject in subjects]
+    return device_findings(kinds, moved, moved_by("rounding", measured), labels)
 
 
 def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:

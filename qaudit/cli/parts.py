@@ -54,7 +54,7 @@ def plan(
         print_result(plan_to_json(run.plan))
     if not quiet:
         say(
-            f"wrote {out / 'plan.lock.json'} and {out / 'parts' / 'plan.json'}\n"
+            f"wrote {out / 'plan.json'}\n"
             f"measure a part of N: qaudit part {out} --part 0/N; then: qaudit collect {out}"
         )
     return 0

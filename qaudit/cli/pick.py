@@ -170,9 +170,11 @@ def _read(target: str, quiet: bool) -> SavedAudit:
     path = Path(target)
     if path.name == "audit.json" or (path / "audit.json").is_file():
         return read_saved(path)
-    from qaudit.cli.scan import scanned
+    from qaudit.audit import complete, in_process
+    from qaudit.cli.scan import planned
 
-    return scanned([target], {}, quiet=quiet).evidence
+    with planned([target], {}, quiet=quiet) as (work, progress):
+        return complete(in_process(work, progress)).evidence
 
 
 # -------------------------------------------------------------------------------------- race
@@ -206,7 +208,7 @@ def _race(
         Progress(quiet=quiet, verbose=verbose) as progress,
     ):
         work = prepared(targets, settings, progress)
-        work.write_lock()
+        work.write_plan()
         from qaudit.racing.race import run_race
 
         def print_round(ended: Round) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,6 @@ from qaudit.errors import MissingParts, UsageError
 from qaudit.settings import EXECUTE
 
 if TYPE_CHECKING:
-    from qaudit.audit import Audit
     from qaudit.cli.progress import Progress
     from qaudit.executors.events import Executor
     from qaudit.planning.prepare import Prepared
@@ -63,6 +63,7 @@ def scan(
 
     Example: qaudit scan demo
     """
+    from qaudit.audit import complete
     from qaudit.cli.progress import Progress
     from qaudit.report.card import render_terminal
     from qaudit.report.plan import render_plan
@@ -83,7 +84,8 @@ def scan(
     }
     chosen |= {"slurm": slurm, "detach": detach}
     try:
-        audit = scanned(targets, settings, quiet=quiet, verbose=verbose, chosen=chosen)
+        with planned(targets, settings, quiet=quiet, verbose=verbose) as (work, progress):
+            audit = complete(executor_of(work, chosen, progress), sign=work.options.sign)
     except MissingParts as error:
         if error.code:
             raise
@@ -100,24 +102,17 @@ def scan(
     return 3 if audit.skipped or audit.record.diagnostics.skipped else 0
 
 
-def scanned(
-    targets: Sequence[str],
-    settings: Mapping[str, Any],
-    *,
-    quiet: bool,
-    verbose: bool = False,
-    chosen: Mapping[str, Any] | None = None,
-) -> Audit:
-    """Print the plan, run it, and return the audit."""
-    from qaudit.audit import complete
+@contextmanager
+def planned(
+    targets: Sequence[str], settings: Mapping[str, Any], *, quiet: bool, verbose: bool = False
+) -> Iterator[tuple[Prepared, Progress]]:
+    """Print the plan of a scan; say how to resume where its `with` body is interrupted."""
     from qaudit.cli.progress import Progress
 
     out = output_folder(targets, settings)
     with resumable(out), Progress(quiet=quiet, verbose=verbose) as progress:
-        work = prepared(targets, settings, progress)
-        executor = executor_of(work, chosen, progress) if chosen else None
         try:
-            return complete(work, watch=progress, executor=executor)
+            yield prepared(targets, settings, progress), progress
         except MissingParts as error:
             logs = f"`qaudit status {out}` and the logs in {out / 'parts'} tell how parts ended"
             error.hint = error.hint or f"{logs}; run the same command again"
@@ -146,15 +141,15 @@ def output_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
 EXECUTORS = ("in-process", "local", "slurm")
 
 
-def executor_of(
-    prepared: Prepared, chosen: Mapping[str, Any], progress: Progress
-) -> Executor | None:
-    """Return the executor that options choose; None runs the passes in this process."""
+def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progress) -> Executor:
+    """Return the executor that options choose; the plan is pinned."""
     name = chosen["executor"] or ("local" if chosen["gpus"] else "in-process")
     if name not in EXECUTORS:
         raise UsageError(f"there is no executor `{name}`", hint=f"one of {', '.join(EXECUTORS)}")
     if name == "in-process":
-        return None
+        from qaudit.audit import in_process
+
+        return in_process(prepared, progress)
     from qaudit.executors.folder import pin
 
     run = pin(prepared)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qaudit.types import Checkpoint, WorkUnit
+from qaudit.diagnostics.previous import previous_of
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.types import Checkpoint, Run, WorkUnit
 
 FLOPS_PER_BYTE = 1e5
 """What reading a byte of weights costs, as arithmetic: a GPU does 100 TFLOP/s while 1 GB comes."""
@@ -60,6 +62,16 @@ def cut(
     if max(map(line_cost, parts)) > UNEVEN * bound:
         parts = min(parts, _dealt(line, count), key=lambda some: max(map(line_cost, some)))
     return tuple(tuple(unit for group in part for unit in group.units) for part in parts)
+
+
+def parts_of(run: Run, units: Sequence[WorkUnit], count: int) -> tuple[tuple[WorkUnit, ...], ...]:
+    """Cut units of a plan into parts; a diagnostic may need the checkpoint before, too."""
+    reads = any(one.reads_previous for one in parse_diagnostics(run.plan.recipe.diagnostics))
+
+    def before(unit: WorkUnit) -> Checkpoint | None:
+        return previous_of(unit.subject, run.plan.subjects) if reads else None
+
+    return cut(units, count, before)
 
 
 class _Group:

@@ -1,24 +1,15 @@
-"""What an executor yields, and what an executor is."""
+"""What came of the subjects of a round, and what an executor is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from qaudit.errors import SourceError
 from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed, SearchResult
-from qaudit.types import Diagnostics, Pass, Perturbation, Plan, Subject
-
-RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"
-
-
-@dataclass(frozen=True, eq=False)
-class Started:
-    """The text is read and the machine is ready; `protocol` is what the text was cut by."""
-
-    protocol: dict[str, Any]
+from qaudit.types import SILENT, Perturbation, Run, Subject, Watch, WorkUnit
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,23 +39,24 @@ class Compared:
     release: Subject
     difference: WeightDifference
 
-
-@dataclass(frozen=True, eq=False)
-class Ended:
-    """Every pass is done or failed."""
-
-    environment: dict[str, Any]
-    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    @property
+    def label(self) -> str:
+        return self.release.label
 
 
-Event = Started | Measured | Failed | Compared | Ended
+Event = Measured | Failed | Compared
 
 
-class Executor(Protocol):
-    """Runs passes."""
+@dataclass(eq=False)
+class Executor:
+    """Has units measured. This one has nothing measured: parts run elsewhere, or did."""
 
-    def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
-        """Run passes of a plan; what fails for one subject does not end the others."""
+    run: Run
+    out: Path
+    watch: Watch = SILENT
+
+    def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
+        """Return when the units of a round have records, or cannot have any now."""
 
 
 def one_error(failed: Mapping[str, SourceError]) -> SourceError:

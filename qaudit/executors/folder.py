@@ -12,23 +12,22 @@ from pathlib import Path
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import HubError, UsageError, not_written
 from qaudit.executors.cut import in_line
-from qaudit.executors.on_disk import OnDisk, evidence_of
+from qaudit.executors.records import read_record
 from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.pins import NUMERICS, default_threads, pinned_libraries
 from qaudit.planning.prepare import Prepared
 from qaudit.saved.parts import (
+    evidence_of,
     last_round,
     read_round,
     read_run,
-    read_unit,
     unit_path,
-    write_run,
     write_unit,
 )
 from qaudit.saved.writer import one_writer
 from qaudit.text.texts import fetch_texts
-from qaudit.types import SILENT, Pins, Run, Watch, units_of
+from qaudit.types import SILENT, Corpus, Pins, Run, Watch, units_of
 from qaudit.whole import partial_name
 
 
@@ -36,24 +35,30 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
     """Write what every process that measures a part of the plan must agree on."""
     from qaudit.executors.ready import read_text  # imports torch
 
+    pinned_libraries(map(parse_scheme, prepared.plan.specs))  # refused before a text is read
+    with one_writer(prepared.out):
+        prepared.write_plan()
+    corpus = read_text(prepared.plan, prepared.options, prepared.hub)
+    return pinned(prepared, corpus, threads or default_threads())
+
+
+def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:
+    """Write a plan with the text that was read for it, and return both."""
     plan, options = prepared.plan, prepared.options
-    versions = pinned_libraries(
-        map(parse_scheme, plan.specs), (subject.merge for subject in plan.subjects)
-    )
-    corpus = read_text(plan, options, prepared.hub)
     pins = Pins(
-        threads=threads or default_threads(),
-        libraries=versions,
+        threads=threads,
+        libraries=pinned_libraries(
+            map(parse_scheme, plan.specs), (subject.merge for subject in plan.subjects)
+        ),
         numerics=NUMERICS,
         text_sha256=tuple(draw.sha256 for draw in corpus.draws),
         items_sha256=dict(corpus.items_sha256),
         self_check=options.self_check,
         cross_check=options.cross_check,
     )
-    pinned = Run(plan, pins)
     with one_writer(prepared.out):
-        prepared.write_lock(always=True)
-        return write_run(pinned, prepared.out)
+        prepared.write_plan(pins)
+    return Run(plan, pins)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Fetched:
 
 def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetched:
     """Download texts, configurations, tokenizers and weights; a failure does not end the others."""
-    run, _ = read_run(out)
+    run = read_run(out)
     plan = run.plan
     units = in_line(units_of(plan.passes))
     members = {c.content: c for unit in units for c in unit.checkpoints if c.commit}
@@ -91,22 +96,21 @@ def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetche
 
 def merge(source: Path, out: Path, run: Run) -> int:
     """Copy the units that `out` lacks; returns how many. Both folders have the same plan."""
-    other, _ = read_run(source)
+    other = read_run(source)
     if other.identity != run.identity:
         raise UsageError(
             f"`{source}` was measured by another plan than `{out}`",
             hint="copy the folder of the plan to each place, and run the parts there",
         )
-    here, there = OnDisk(run, out), OnDisk(run, source)
     copied = 0
     for number in range(1, last_round(out) + 1):
         for unit in units_of(read_round(run, out, number)):
-            mine, document = read_unit(run, unit, out), read_unit(run, unit, source)
-            whole = here.is_whole(unit, mine) and mine is not None and mine.error is None
-            if not whole and document is not None and there.is_whole(unit, document):
-                for name in dict.fromkeys(evidence_of(document)):
+            mine, copy = read_record(run, out, unit), read_record(run, source, unit)
+            is_measured = mine is not None and mine.document.error is None
+            if copy is not None and not is_measured:
+                for name in dict.fromkeys(evidence_of(copy.document)):
                     _copy(source / name, out / name)
-                write_unit(document, unit_path(run, unit, out))
+                write_unit(copy.document, unit_path(run, unit, out))
                 copied += 1
     return copied
 

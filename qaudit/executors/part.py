@@ -1,9 +1,8 @@
-"""One part of a plan, measured in this process.
+"""Units measured in this process: one part of a plan, or all of it.
 
 The whole plan is known and the whole text is cut, whatever the part: context, draws, keys and the
-checkpoint before depend on all subjects. Then the units of the part are measured that have no
-record yet. A record is written when its subject is done, so that a part may be stopped at any
-moment and run again anywhere.
+checkpoint before depend on all subjects. A record is written when its subject is done, so that a
+part may be stopped at any moment and run again anywhere. A scan in one process is part 0 of 1.
 """
 
 from __future__ import annotations
@@ -11,34 +10,201 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.diagnostics.previous import previous_of
-from qaudit.diagnostics.registry import parse_diagnostics
-from qaudit.errors import OtherIdentityError, UsageError
-from qaudit.executors.cut import cut
-from qaudit.executors.events import Compared, Failed, Measured
-from qaudit.executors.on_disk import difference_text, states_of
+from qaudit.checkpoints.places import own_cache
+from qaudit.errors import OtherIdentityError, SourceError, UsageError
+from qaudit.executors.cut import parts_of
+from qaudit.executors.events import Compared, Event, Executor, Failed
 from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
+from qaudit.executors.records import difference_text, states_of
+from qaudit.planning.further import planned_rounds
 from qaudit.planning.pins import refuse_other_libraries
 from qaudit.saved.diagnosed import DiagnosticRows
 from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
-from qaudit.saved.parts import FOLDER, UNITS, read_run, unit_path, write_unit
+from qaudit.saved.parts import DIRECTORY, FIRST, FOLDER, UNITS, read_run, unit_path, write_unit
 from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.settings import RunOptions
-from qaudit.types import SILENT, Checkpoint, Run, Watch, WorkUnit
+from qaudit.types import SILENT, Plan, Run, Watch, WorkUnit, units_of
 
 if TYPE_CHECKING:
-    from qaudit.engine.tasks import Task
-    from qaudit.executors.in_process import Measuring
-    from qaudit.executors.ready import Account, Ready
+    from qaudit.executors.ready import Ready
     from qaudit.hub import Hub
+    from qaudit.planning.prepare import Prepared
 
-Event = Measured | Failed | Compared
+
+class Part(Executor):
+    """Measures units in this process."""
+
+    def __init__(  # noqa: PLR0913 - what a process is made of
+        self,
+        run: Run,
+        out: Path,
+        ready: Ready,
+        hub: Hub | None,
+        watch: Watch = SILENT,
+        *,
+        name: str = "0-of-1",
+        alone: bool = True,
+    ) -> None:
+        """Measure with what is ready; `alone`: no other process measures units of this plan."""
+        from qaudit.executors.measuring import Measuring
+        from qaudit.executors.ready import Account
+
+        super().__init__(run, out, watch)
+        self._ready, self._name, self._alone = ready, name, alone
+        self._units: dict[str, WorkUnit] = {}  # of the round, by label
+        self._tried: set[str] = set()
+        self.failed: list[str] = []
+        attempts_of = None if alone else self._attempts_of
+        self._log = PartLog(out / FOLDER / f"{name}.jsonl", attempts_of, watch)
+        self._account = Account(ready.machine.device, hub)
+        writer = "" if alone else f"{name}@{platform.node()}"
+        self._measuring = Measuring(
+            run.plan,
+            out if alone else out / FOLDER / name,
+            hub,
+            ready.machine,
+            self._log,
+            ResultStore(out / "evidence", own_cache() / "evidence", writer),
+            () if alone else ready.subjects,
+        )
+
+    def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
+        """Measure units of one round, in which each label is there once."""
+        if self._alone and number == FIRST:  # weights that searches read, too, are fetched once
+            units = units_of(tuple(chain(*planned_rounds(self.run.plan.passes))))
+        units = [unit for unit in units if unit.content not in self._tried]
+        if not units:
+            return
+        self._tried |= {unit.content for unit in units}
+        self._units = {unit.label: unit for unit in units}
+        with self._log:
+            began = time.monotonic()
+            refused = [failed for failed in map(self._refused, units) if failed is not None]
+            for failed in refused:
+                self._write(failed, began)
+            labels = {failed.label for failed in refused}
+            tasks, releases = self._tasks([unit for unit in units if unit.label not in labels])
+            began = time.monotonic()
+            for event in self._measuring.visit(tasks, releases, self._diagnosed(units)):
+                self._write(event, began)
+                began = time.monotonic()
+
+    def _tasks(self, units: Sequence[WorkUnit]) -> tuple[list[Any], list[Any]]:
+        """Return the passes of units with their text, and the releases among them."""
+        from qaudit.engine.tasks import Task
+
+        passes = [one for unit in units if not unit.subject.is_release for one in unit.passes]
+        releases = [unit.subject for unit in units if unit.subject.is_release]
+        return [Task.of(one, self._ready.corpus) for one in passes], releases
+
+    def _diagnosed(self, units: Sequence[WorkUnit]) -> set[str]:
+        """Return the subjects to diagnose: those of the plan, in their first pass."""
+        labels = {subject.label for subject in self.run.plan.subjects}
+        first = (unit for unit in units if not (unit.passes[0].draw or unit.device))
+        return {unit.label for unit in first if unit.label in labels}
+
+    def _refused(self, unit: WorkUnit) -> Failed | None:
+        """Return why a unit is not tried: it ended processes, or small files are missing."""
+        count = 0 if self._alone else attempts(self._attempts_of(unit.label))
+        if count >= ATTEMPTS:
+            hint = f"look into `{FOLDER}/{self._name}.log`, then run the part again"
+            error = SourceError(f"{count} processes ended while they measured it", hint=hint)
+            return Failed(unit.label, error)
+        refused = self._ready.refused.get(unit.label)
+        return None if refused is None else Failed(unit.label, refused)
+
+    def _attempts_of(self, label: str) -> Path:
+        return unit_path(self.run, self._units[label], self.out).with_suffix(".attempts")
+
+    def _write(self, event: Event, began: float) -> None:
+        """Write the record of a unit, and a line of the log."""
+        unit = self._units[event.label]
+        path = unit_path(self.run, unit, self.out)
+        write_unit(self._document(unit, event), path)
+        outcome = "failed" if isinstance(event, Failed) else "measured"
+        self._log.finished(unit.label, outcome, time.monotonic() - began, path)
+        if isinstance(event, Failed):
+            self.failed.append(unit.label)
+
+    def _document(self, unit: WorkUnit, event: Event) -> UnitDocument:
+        from qaudit.executors.ready import protocol_of
+
+        diagnosed = self._measuring.diagnoses.rows.get(unit.label, DiagnosticRows())
+        document = UnitDocument(
+            run=self.run.identity,
+            unit=unit.content,
+            label=unit.label,
+            part=self._name,
+            host=platform.node(),
+            failed_tasks=dict(self._ready.corpus.failed_tasks),
+            diagnostics=diagnosed,
+            protocol=protocol_of(self._ready.corpus),
+            environment=self._account.environment(self._measuring.seconds_waited),
+        )
+        if isinstance(event, Failed):
+            is_usage = event.error.code == UsageError.code
+            return replace(document, error=_failure(event.error), exit_code=2 if is_usage else 4)
+        if isinstance(event, Compared):
+            return replace(document, difference=difference_text(event.difference))
+        plain = [(None, result) for result in event.results]
+        document = replace(
+            document,
+            results=tuple(self._result(kind, one) for kind, one in (*plain, *event.perturbed)),
+            failed_schemes={scheme: _failure(error) for scheme, error in event.failed},
+        )
+        if event.search is None:
+            return document
+        return replace(document, search=event.search.row, findings=event.search.findings)
+
+    def _result(self, perturbed: Any, filed: Filed) -> ResultDocument:
+        return ResultDocument(
+            scheme=filed.measurement.scheme,
+            spec=filed.measurement.spec,
+            perturbed=perturbed,
+            evidence=self._name_of(filed.path),
+            sha256=sha256_of(filed.path),
+            tasks=tuple(
+                TaskFile(task=task, evidence=self._name_of(path), sha256=sha256_of(path))
+                for task, path in filed.task_paths
+            ),
+        )
+
+    def _name_of(self, path: Path) -> str:
+        return path.relative_to(self.out).as_posix()
+
+
+def _failure(error: SourceError) -> Failure:
+    return Failure(error.message, error.hint)
+
+
+# ------------------------------------------------------------------------------- all of a plan
+
+
+def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> Part:
+    """Pin a plan and return this process as its only part."""
+    import torch
+
+    from qaudit.executors.folder import pinned
+    from qaudit.executors.ready import make_ready
+    from qaudit.report.folder import must_take_files
+    from qaudit.saved.writer import one_writer
+
+    must_take_files(prepared.out)
+    with one_writer(prepared.out):
+        prepared.write_plan()
+    ready = make_ready(prepared.plan, prepared.options, prepared.hub)
+    run = pinned(prepared, ready.corpus, torch.get_num_threads())
+    return Part(run, prepared.out, ready, prepared.hub, watch)
+
+
+# --------------------------------------------------------------------------- one part of several
 
 
 @dataclass(frozen=True)
@@ -60,9 +226,9 @@ def run_part(
             hint=f"parts are 0/{count} to {count - 1}/{count}",
         )
     out = out.absolute()
-    run, folder = read_run(out)
-    with suppress(OSError):  # relative paths of the plan begin there, if the host has it
-        os.chdir(folder)
+    run = read_run(out)
+    with suppress(OSError, ValueError):  # relative paths of the plan begin there, if they exist
+        os.chdir((out / FOLDER / DIRECTORY).read_text(encoding="utf-8"))
     states = states_of(run, out)
     units = [units_of_part(run, state.units, number, count) for state in states]
     missing = [_of(mine, state.missing) for mine, state in zip(units, states, strict=True)]
@@ -71,11 +237,12 @@ def run_part(
     if not batches:
         return PartOutcome(len(units[-1]), 0, ())
     refuse_other_libraries(run.pins)
-    part = _Part(run, out, f"{number}-of-{count}", options)
-    left = sum(map(len, batches))
-    still_failed = tuple(part.measure(batches, watch))
+    part = _part(run, out, f"{number}-of-{count}", options, watch)
+    for some in batches:
+        part.await_units(0, some)
     before = sum(map(len, (*missing[:-1], *failed[:-1])))
-    return PartOutcome(len(units[-1]) + before, left - len(still_failed), still_failed)
+    measured = sum(map(len, batches)) - len(part.failed)
+    return PartOutcome(len(units[-1]) + before, measured, tuple(part.failed))
 
 
 def _of(units: Sequence[WorkUnit], lacking: Sequence[WorkUnit]) -> list[WorkUnit]:
@@ -99,185 +266,34 @@ def units_of_part(
     return parts[number] if number < len(parts) else ()
 
 
-def parts_of(run: Run, units: Sequence[WorkUnit], count: int) -> tuple[tuple[WorkUnit, ...], ...]:
-    """Cut units of a plan into parts; a diagnostic may need the checkpoint before, too."""
-    reads = any(one.reads_previous for one in parse_diagnostics(run.plan.recipe.diagnostics))
+def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> Part:
+    """Check the device and the text before any weight is read."""
+    import torch
 
-    def before(unit: WorkUnit) -> Checkpoint | None:
-        return previous_of(unit.subject, run.plan.subjects) if reads else None
+    from qaudit.engine.machine import open_device
+    from qaudit.executors.ready import make_ready, refuse_bad_device
+    from qaudit.hub import open_hub
 
-    return cut(units, count, before)
-
-
-class _Part:
-    def __init__(self, run: Run, out: Path, name: str, options: RunOptions) -> None:
-        self._run, self._out, self._name = run, out, name
-        pins = run.pins
-        self._options = replace(
-            options, out=out, self_check=pins.self_check, cross_check=pins.cross_check
+    plan, pins = run.plan, run.pins
+    (out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(pins.threads)
+    refuse_bad_device(*open_device(plan.device, plan.dtype))
+    members = [c for s in plan.subjects for c, _ in s.members]
+    on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
+    hub = open_hub(watch=watch) if on_hub else None
+    checks = replace(options, out=out, self_check=pins.self_check, cross_check=pins.cross_check)
+    ready = make_ready(plan, checks, hub)
+    text = tuple(draw.sha256 for draw in ready.corpus.draws)
+    if (text, dict(ready.corpus.items_sha256)) != (pins.text_sha256, pins.items_sha256):
+        raise OtherIdentityError(
+            "the text is not that of the plan: its tokens have another hash",
+            hint="give the part the same files, Python and tokenizer, or plan again",
         )
-        self._paths: dict[str, Path] = {}
+    budgeted = replace(run, plan=_with_budget(plan, options.disk_budget))
+    return Part(budgeted, out, ready, hub, watch, name=name, alone=False)
 
-    def measure(self, batches: Sequence[Sequence[WorkUnit]], watch: Watch) -> Iterator[str]:
-        """Measure units of rounds; yields the labels of those that could not be measured."""
-        from qaudit.executors.ready import Account
 
-        (self._out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
-        log = PartLog(self._out / FOLDER / f"{self._name}.jsonl", self._attempts_of, watch)
-        with log:
-            ready, hub = self._ready(watch)
-            account = Account(ready.machine.device, hub)
-            for units in batches:
-                measuring = self._measuring(ready, hub, log, units)
-                yield from self._measure(units, measuring, ready, account, log)
-
-    def _measure(
-        self,
-        units: Sequence[WorkUnit],
-        measuring: Measuring,
-        ready: Ready,
-        account: Account,
-        log: PartLog,
-    ) -> Iterator[str]:
-        """Measure units of one round, in which each label is there once."""
-        by_label = {unit.label: unit for unit in units}
-        self._paths = {unit.label: unit_path(self._run, unit, self._out) for unit in units}
-        began = time.monotonic()
-        tried: list[WorkUnit] = []
-        for unit in units:
-            error = self._given_up(unit) or ready.refused.get(unit.label)
-            if error is None:
-                tried.append(unit)
-                continue
-            self._write(unit, Failed(unit.label, error), ready, account.environment(0.0))
-            log.finished(unit.label, "failed", 0.0)
-            yield unit.label
-        for event in self._events(measuring, ready, tried):
-            label = event.release.label if isinstance(event, Compared) else event.label
-            rows = measuring.diagnoses.rows.get(label, DiagnosticRows())
-            environment = account.environment(measuring.seconds_waited)
-            self._write(by_label[label], event, ready, environment, rows)
-            outcome = "failed" if isinstance(event, Failed) else "measured"
-            log.finished(label, outcome, time.monotonic() - began)
-            began = time.monotonic()
-            if isinstance(event, Failed):
-                yield label
-
-    def _attempts_of(self, label: str) -> Path:
-        return self._paths[label].with_suffix(".attempts")
-
-    def _given_up(self, unit: WorkUnit) -> Any:
-        from qaudit.errors import SourceError
-
-        count = attempts(self._attempts_of(unit.label))
-        if count < ATTEMPTS:
-            return None
-        return SourceError(
-            f"{count} processes ended while they measured it",
-            hint=f"look into `{FOLDER}/{self._name}.log`, then run the part again",
-        )
-
-    def _ready(self, watch: Watch) -> tuple[Ready, Hub | None]:
-        """Check the device and the text before any weight is read."""
-        import torch
-
-        from qaudit.engine.machine import open_device
-        from qaudit.executors.ready import make_ready, refuse_bad_device
-        from qaudit.hub import open_hub
-
-        plan, pins = self._run.plan, self._run.pins
-        torch.set_num_threads(pins.threads)
-        refuse_bad_device(*open_device(plan.device, plan.dtype))
-        members = [c for s in plan.subjects for c, _ in s.members]
-        on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
-        hub = open_hub(watch=watch) if on_hub else None
-        ready = make_ready(plan, self._options, hub)
-        text = tuple(draw.sha256 for draw in ready.corpus.draws)
-        if (text, dict(ready.corpus.items_sha256)) != (pins.text_sha256, pins.items_sha256):
-            raise OtherIdentityError(
-                "the text is not that of the plan: its tokens have another hash",
-                hint="give the part the same files, Python and tokenizer, or plan again",
-            )
-        return ready, hub
-
-    def _measuring(
-        self, ready: Ready, hub: Hub | None, log: Watch, units: Sequence[WorkUnit]
-    ) -> Measuring:
-        from qaudit.executors.in_process import Measuring
-        from qaudit.planning.prepare import Prepared
-
-        plan = self._run.plan
-        if plan.traffic is not None:
-            budget = self._options.disk_budget
-            plan = replace(plan, traffic=replace(plan.traffic, nbytes_disk_budget=budget))
-        subjects = {subject.label for subject in plan.subjects}
-        if all(u.passes[0].draw or u.device or u.label not in subjects for u in units):
-            # diagnostics are of the first pass, and of subjects
-            plan = replace(plan, recipe=replace(plan.recipe, diagnostics=()))
-        own = self._out / FOLDER / self._name
-        work = Prepared.of_run(replace(self._run, plan=plan), self._options, own, hub)
-        store = ResultStore(self._out / "evidence")
-        return Measuring(work, ready.machine, log, store, ready.subjects)
-
-    def _events(
-        self, measuring: Measuring, ready: Ready, units: Sequence[WorkUnit]
-    ) -> Iterator[Event]:
-        from qaudit.engine.tasks import Task
-
-        tasks: list[Task] = []
-        for unit in units:
-            if not unit.subject.is_release:
-                tasks += [Task.of(one, ready.corpus) for one in unit.passes]
-        releases = [unit.subject for unit in units if unit.subject.is_release]
-        yield from measuring.visit(tasks, releases)
-
-    def _write(
-        self,
-        unit: WorkUnit,
-        event: Event,
-        ready: Ready,
-        environment: dict[str, Any],
-        rows: DiagnosticRows | None = None,
-    ) -> None:
-        from qaudit.executors.ready import protocol_of
-
-        document = UnitDocument(
-            run=self._run.identity,
-            unit=unit.content,
-            label=unit.label,
-            part=self._name,
-            host=platform.node(),
-            failed_tasks=dict(ready.corpus.failed_tasks),
-            diagnostics=rows or DiagnosticRows(),
-            protocol=protocol_of(ready.corpus),
-            environment=environment,
-        )
-        if isinstance(event, Failed):
-            document = replace(document, error=Failure(event.error.message, event.error.hint))
-        elif isinstance(event, Compared):
-            document = replace(document, difference=difference_text(event.difference))
-        else:
-            plain = [(None, one) for one in event.results]
-            results = tuple(self._result(p, one) for p, one in (*plain, *event.perturbed))
-            failed = {k: Failure(error.message, error.hint) for k, error in event.failed}
-            document = replace(document, results=results, failed_schemes=failed)
-            if event.search is not None:
-                found = event.search
-                document = replace(document, search=found.row, findings=found.findings)
-        write_unit(document, unit_path(self._run, unit, self._out))
-
-    def _result(self, perturbed: Any, filed: Filed) -> ResultDocument:
-        return ResultDocument(
-            scheme=filed.measurement.scheme,
-            spec=filed.measurement.spec,
-            perturbed=perturbed,
-            evidence=self._name_of(filed.path),
-            sha256=sha256_of(filed.path),
-            tasks=tuple(
-                TaskFile(task=task, evidence=self._name_of(path), sha256=sha256_of(path))
-                for task, path in filed.task_paths
-            ),
-        )
-
-    def _name_of(self, path: Path) -> str:
-        return path.relative_to(self._out).as_posix()
+def _with_budget(plan: Plan, budget: int | None) -> Plan:
+    if plan.traffic is None:
+        return plan
+    return replace(plan, traffic=replace(plan.traffic, nbytes_disk_budget=budget))

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from qaudit.saved.codec import parse
 from qaudit.saved.parts import FOLDER
 from qaudit.types import Watch
+from qaudit.whole import read_regular
 
 ATTEMPTS = 2
 """A unit that ended its process so many times is given up: its subject is skipped."""
 
 SECONDS_BETWEEN_BLOCKS = 10.0
+_LARGEST_NBYTES = 2**28
+_NAME = re.compile(r"[0-9]{1,9}-of-0*[1-9][0-9]{0,8}")
 
 
 class PartLog(Watch):
     """Appends to `K-of-N.jsonl`, one line for each subject, and passes progress on."""
 
-    def __init__(self, path: Path, attempts_of: Callable[[str], Path], watch: Watch) -> None:
-        """Log into `path`; `attempts_of` gives the file that counts attempts at a subject."""
+    def __init__(self, path: Path, attempts_of: Callable[[str], Path] | None, watch: Watch) -> None:
+        """Log into `path`; `attempts_of` has the file that counts attempts at a subject."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._attempts_of, self._watch = path, attempts_of, watch
         self._current, self._last_block = "", 0.0
@@ -46,7 +52,7 @@ class PartLog(Watch):
     ) -> None:
         """Write how it ended; a part that is told to stop does not count as a failed attempt."""
         if isinstance(error, KeyboardInterrupt) and self._current:
-            self._attempts_of(self._current).unlink(missing_ok=True)
+            self._forget_attempts(self._current)
         self._line(ended="done" if kind is None else getattr(kind, "__name__", "error"))
 
     def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
@@ -54,8 +60,9 @@ class PartLog(Watch):
         self._watch.subject(done, total, label, passes)
         self._current = label
         if label:
-            with self._attempts_of(label).open("a", encoding="utf-8") as file:
-                file.write(f"{platform.node()} {time.time():.0f}\n")
+            if self._attempts_of is not None:
+                with self._attempts_of(label).open("a", encoding="utf-8") as file:
+                    file.write(f"{platform.node()} {time.time():.0f}\n")
             self._line(subject=label, done=done, total=total)
 
     def block(self, done: int, total: int, what: str) -> None:
@@ -72,12 +79,15 @@ class PartLog(Watch):
         self._watch.note(text)
         self._line(note=text)
 
-    def finished(self, label: str, outcome: str, seconds: float) -> None:
+    def finished(self, label: str, outcome: str, seconds: float, record: Path) -> None:
         """Write that the record of a subject, measured or failed, is on disk."""
-        attempts_file = self._attempts_of(label)
-        attempts_file.unlink(missing_ok=True)
-        record = attempts_file.with_suffix(".json").name
-        self._line(measured=label, outcome=outcome, seconds=round(seconds, 3), record=record)
+        self._forget_attempts(label)
+        values = {"measured": label, "outcome": outcome, "seconds": round(seconds, 3)}
+        self._line(**values, record=record.name)
+
+    def _forget_attempts(self, label: str) -> None:
+        if self._attempts_of is not None:
+            self._attempts_of(label).unlink(missing_ok=True)
 
     def _line(self, **values: Any) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -86,23 +96,30 @@ class PartLog(Watch):
 
 def read_logs(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the lines of each part's log, by the part's name; one that a kill cut is left out."""
-    logs = sorted((out / FOLDER).glob("*-of-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    logs = [path for path in (out / FOLDER).glob("*-of-*.jsonl") if _NAME.fullmatch(path.stem)]
+    logs.sort(key=lambda path: (len(path.name), path.name))
     return {path.stem: [line for line in map(_parsed, _lines(path)) if line] for path in logs}
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        content = read_regular(path, _LARGEST_NBYTES)
     except OSError:
         return []
+    return content.decode(errors="replace").splitlines()
 
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = parse(line)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) and isinstance(value.get("at"), (int, float)) else {}
+    return value if isinstance(value, dict) and is_number(value.get("at")) else {}
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value of a log is a finite number."""
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def attempts(path: Path) -> int:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.errors import MachineError, OtherIdentityError
-from qaudit.executors.on_disk import OnDisk, state_of
-from qaudit.executors.part import parts_of
+from qaudit.executors.cut import parts_of
+from qaudit.executors.events import Executor
+from qaudit.executors.records import state_of
 from qaudit.executors.standing import show
 from qaudit.planning.memory import default_stream_limit
 from qaudit.saved.parts import FOLDER
@@ -71,7 +72,7 @@ def _gpus() -> list[str]:
     return [str(place) for place, _ in enumerate(listed.splitlines())]
 
 
-class Pool(OnDisk):
+class Pool(Executor):
     """The executor of one machine with several GPUs."""
 
     def __init__(

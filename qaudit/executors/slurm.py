@@ -16,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from qaudit.errors import MachineError
-from qaudit.executors.on_disk import Due, OnDisk, state_of
-from qaudit.executors.part import parts_of
+from qaudit.executors.cut import parts_of
+from qaudit.executors.events import Executor
+from qaudit.executors.records import Due, state_of
 from qaudit.executors.standing import show
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit
@@ -52,7 +53,7 @@ class Detached(Due):
     code = 0
 
 
-class Slurm(OnDisk):
+class Slurm(Executor):
     """The executor of a cluster."""
 
     def __init__(  # noqa: PLR0913 - what a job is made of

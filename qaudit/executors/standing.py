@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qaudit.executors.cut import FLOPS_PER_BYTE
-from qaudit.executors.on_disk import RoundState, states_of
-from qaudit.executors.part import parts_of
-from qaudit.executors.part_log import read_logs
+from qaudit.executors.cut import FLOPS_PER_BYTE, parts_of
+from qaudit.executors.part_log import is_number, read_logs
+from qaudit.executors.records import RoundState, states_of
 from qaudit.host import is_running
 from qaudit.report.format import duration, plural
 from qaudit.saved.parts import FIRST, last_round, read_round, read_run, unit_path
@@ -75,7 +74,7 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
 
     A bar is drawn every few seconds: `quick` opens no evidence, and does not ask the queue.
     """
-    run, _ = read_run(out)
+    run = read_run(out)
     logs = {name: lines for name, lines in read_logs(out).items() if _start(lines)}
     jobs = [str(job) for lines in logs.values() if (job := _start(lines).get("job"))]
     queue = None if quick else _queue(jobs)
@@ -91,7 +90,7 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
     if pace and at_work:
         now = time.time()
         left = max(
-            max(0.0, sum(map(_cost, units)) / pace - (now - part.since if units else 0.0))
+            max(0.0, sum(map(_cost, units)) / pace - (max(0.0, now - part.since) if units else 0.0))
             for part, units in zip(at_work, taken, strict=True)
         )
     waiting = tuple(unit.name for content, unit in missing.items() if content not in covered)
@@ -162,7 +161,8 @@ def _part_state(
 
 def _records(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     for line in lines:
-        if line.get("outcome") == "measured" and line.get("record"):
+        is_timed = is_number(line.get("seconds")) and line.get("record")
+        if line.get("outcome") == "measured" and is_timed:
             yield str(line["record"]), float(line["seconds"])
 
 
@@ -172,10 +172,11 @@ def _unended(start: Mapping[str, Any], wrote: float, queue: Mapping[str, str] | 
     if queue is not None and job:
         state = queue.get(str(job))
         return "lost" if state is None else "queued" if state in QUEUED else "running"
-    here = start.get("host") == platform.node()
-    if here and not job and not is_running(int(start.get("pid", 0))):
+    here, pid = start.get("host") == platform.node(), start.get("pid")
+    if here and not job and not (type(pid) is int and is_running(pid)):
         return "lost"
-    return "running" if time.time() - wrote < SILENT_SECONDS else "silent"
+    # A clock that is ahead says as little about a part as an old line.
+    return "running" if abs(time.time() - wrote) < SILENT_SECONDS else "silent"
 
 
 def _queue(jobs: Sequence[str]) -> dict[str, str] | None:

@@ -34,10 +34,10 @@ from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
-from qaudit.planning.lock import LOCK_FILE
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
+from qaudit.saved.parts import OLD_LOCK, PLAN
 from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
 
@@ -219,7 +219,7 @@ def _copy_evidence(choice: Choice, folder: Path) -> None:
     shutil.copyfile(folder_of(choice.subject.first) / CONFIGURATION, folder / CONFIGURATION)
     if choice.audit_file is None:
         return
-    for name in (choice.audit_file.name, "card.md", LOCK_FILE):
+    for name in (choice.audit_file.name, "card.md", PLAN, OLD_LOCK):
         path = choice.audit_file.with_name(name)
         if path.is_file():
             shutil.copyfile(path, folder / name)

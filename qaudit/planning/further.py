@@ -1,9 +1,10 @@
-"""What decides, measured again on more calibration text: its plan, and its upper price before.
+"""The rounds of a plan: which passes are due when those before are measured and judged.
 
-Another draw of calibration text is another quantized model. A scan measures everything on the
-first draw; which subjects and schemes decide is then known, and they alone are measured on further
-draws, by a second plan. The first plan prices the most that can be: for each bit class the subject
-and scheme that ships and its runner-up.
+Everything comes first on the first draw of calibration text, and searches behind their candidates.
+Another draw is another quantized model: what decides is then known, and it alone is measured on
+further draws. The plan prices the most that can be: for each bit class the subject and scheme that
+ships and its runner-up. Where parts ran on several kinds of devices, one checkpoint and one soup
+are measured on each.
 """
 
 from __future__ import annotations
@@ -15,14 +16,43 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.judge.table import Cell
 from qaudit.planning.classes import planned_class
-from qaudit.planning.passes import Pricing, calibrated, draw_of, priced
+from qaudit.planning.passes import Pricing, calibrated, candidates_of, draw_of, priced
 from qaudit.planning.price import seconds_range
 from qaudit.text.corpus import DRAWS
 from qaudit.types import AuditRecord, Further, Pass, Plan, Price, Subject, Traffic
 
 
-def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:
-    """Return the plan that measures again what decides; None where nothing is drawn again."""
+def next_round(
+    plan: Plan, rounds: Sequence[Sequence[Pass]], record: AuditRecord | None
+) -> tuple[Pass, ...]:
+    """Return the passes that are due when `rounds` are measured; none when all is.
+
+    `record` is what was judged of them, once the passes of the plan itself are measured.
+    """
+    planned = planned_rounds(plan.passes)
+    if len(rounds) < len(planned):
+        return planned[len(rounds)]
+    assert record is not None, "the passes of the plan are measured"
+    later = [one for some in rounds[len(planned) :] for one in some]
+    if not later and (drawn := further_draws(plan, record)):
+        return drawn
+    return () if any(one.device for one in later) else on_other_devices(plan, record)
+
+
+def planned_rounds(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
+    """Return the passes that need nothing, then candidates, then searches, which look these up."""
+    rounds = (
+        tuple(one for one in passes if not one.subject.is_search),
+        candidates_of(passes),
+        tuple(one for one in passes if one.subject.is_search),
+    )
+    return tuple(filter(None, rounds))
+
+
+def further_draws(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
+    """Return the passes that measure again what decides; none where nothing is drawn again."""
+    if plan.further is None:
+        return ()
     draws = range(1, record.protocol.get("calibration_draws", 1))
     cells = deciding(record)
     schemes = {one.short: one for one in calibrated(parse_schemes(plan.specs))}
@@ -33,26 +63,19 @@ def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:
         if drawn:
             price = prices.get(subject.label, Price())
             passes += [replace(draw_of(subject, drawn, n), price=price) for n in draws]
-    if plan.further is None or not passes:
-        return None
-    recipe = replace(plan.recipe, diagnostics=())  # those of the first plan hold
-    return replace(plan, recipe=recipe, passes=tuple(passes), further=None, releases=())
+    return tuple(passes)
 
 
-def on_other_devices(plan: Plan, record: AuditRecord) -> Plan | None:
-    """Return the plan that measures the last checkpoint and soup on each other kind of device."""
+def on_other_devices(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
+    """Return the passes of the last checkpoint and soup on each other kind of device."""
     kinds: Sequence[str] = record.environment.get("devices", ())
     measured: Mapping[str, str] = record.environment.get("measured_on", {})
-    passes = [
+    return tuple(
         replace(one, device=kind)
         for kind in kinds
         for one in plan.passes
         if one.perturbed is None and not one.draw and measured.get(one.subject.label, kind) != kind
-    ]
-    if not passes:
-        return None
-    recipe = replace(plan.recipe, diagnostics=())
-    return replace(plan, recipe=recipe, passes=tuple(passes), further=None, releases=())
+    )
 
 
 def deciding(record: AuditRecord) -> tuple[Cell, ...]:

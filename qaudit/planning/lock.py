@@ -1,10 +1,11 @@
-"""`plan.lock.json`: what a plan took from the Hub, pinned, so that the next run takes the same.
+"""What a plan took from the Hub, pinned in `plan.json`, so that the next run takes the same.
 
 A branch moves and a dataset is edited; the numbers in an output folder belong to the commits
 they were measured at. The lock holds the recipe as it was written, every checkpoint with its
 full commit hash, its files, their sizes and hashes, and every text likewise. The same command
 goes on from it and asks the Hub nothing; a lock given as a target does so on another machine.
-It is written before anything is fetched, whole or not at all.
+It is written before anything is fetched, whole or not at all. The `plan.lock.json` of versions
+before 0.3 is read alike.
 
 Only what chooses checkpoints or texts makes a lock stale: another scheme or another device is
 measured on the same commits. Folders on this machine are looked at anew each time, since that
@@ -29,19 +30,18 @@ from qaudit.errors import AuditError, UsageError
 from qaudit.planning.resolve import Resolved, resolve, still_there
 from qaudit.recipe.table import recipe_from
 from qaudit.saved.audits import LARGEST_NBYTES, pointers, subjects_in
-from qaudit.saved.codec import decode, encode, parse, text_of
-from qaudit.saved.documents import LockDocument, TextSources
-from qaudit.types import Checkpoint, Recipe, Subject, TextFile, digest
-from qaudit.version import __version__
-from qaudit.whole import read_regular, write_whole
+from qaudit.saved.codec import decode, parse
+from qaudit.saved.documents import LockDocument, Resolution, RunDocument, TextSources
+from qaudit.saved.parts import PLAN, RUN_SCHEMA, digest_of
+from qaudit.types import Checkpoint, Recipe, Subject, TextFile
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
     from qaudit.hub.listing import Listing
 
-LOCK_FILE = "plan.lock.json"
 SCHEMA = "1"
-_MARK = "qaudit plan"
+_MARK, _RUN = "qaudit plan", "qaudit run"
 
 _CHOOSES = (
     "targets", "checkpoints", "stages", "every", "last", "limit", "soups", "calibration",
@@ -57,7 +57,7 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 def is_lock(target: str) -> bool:
     """Return whether a target is a lock's file, by its name."""
-    return target.endswith(".lock.json")
+    return target.endswith(".lock.json") or Path(target).name == PLAN
 
 
 def holds_the_hub(resolved: Resolved) -> bool:
@@ -75,13 +75,9 @@ def other_choices(keys: Iterable[str]) -> list[str]:
     return [key for key in keys if key in _CHOOSES and key != "targets"]
 
 
-# --------------------------------------------------------------------- writing
-
-
-def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
-    """Write what a recipe was resolved to, whole or not at all."""
-    lock = LockDocument(
-        qaudit=__version__,
+def resolution_of(resolved: Resolved, recipe: Recipe) -> Resolution:
+    """Return what a recipe was resolved to, as it is written."""
+    return Resolution(
         recipe=asdict(recipe),
         read=TextSources(resolved.recipe.calibration, resolved.recipe.evaluation),
         checkpoints=tuple(resolved.checkpoints),
@@ -92,11 +88,6 @@ def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
         local=resolved.local,
         shipped=resolved.shipped,
     )
-    write_whole(path, text_of(encode(replace(lock, digest=_digest(lock)))))
-
-
-def _digest(lock: LockDocument) -> str:
-    return digest(encode(replace(lock, digest="")))
 
 
 def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
@@ -126,16 +117,19 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no lock `{path}`",
-            hint=f"a scan of the Hub leaves `{LOCK_FILE}` in its folder",
+            hint=f"a scan leaves `{PLAN}` in its folder",
         ) from error
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UsageError(f"the lock `{path}` cannot be read: {reason}", hint=_AGAIN) from error
     _check_version(document, path)
     try:
-        lock = decode(LockDocument, document, "lock")
-        contents = _resolved(lock)
-        if lock.digest and lock.digest != _digest(lock):
+        if "run" in document:
+            plan: RunDocument | LockDocument = decode(RunDocument, document, "lock")
+        else:
+            plan = decode(LockDocument, document, "lock")
+        contents = _resolved(plan.resolution if isinstance(plan, RunDocument) else plan)
+        if plan.digest and plan.digest != digest_of(plan):
             raise UsageError("it was edited: its digest is of other contents", hint=_AGAIN)
         return contents
     except AuditError as error:
@@ -147,21 +141,23 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
 
 
 def _check_version(document: Any, path: Path) -> None:
-    if not isinstance(document, dict) or document.get("lock") != _MARK:
+    marks = document if isinstance(document, dict) else {}
+    if marks.get("run") != _RUN and marks.get("lock") != _MARK:
         raise UsageError(
-            f"`{path}` is not a lock of qaudit", hint=f"name the `{LOCK_FILE}` of an output folder"
+            f"`{path}` is not a lock of qaudit", hint=f"name the `{PLAN}` of an output folder"
         )
-    version, wrote = document.get("schema"), document.get("qaudit")
+    version, wrote = marks.get("schema"), marks.get("qaudit")
+    known = RUN_SCHEMA if "run" in marks else SCHEMA
     if not isinstance(version, str) or not re.fullmatch(r"[0-9]{1,6}", version):
         raise UsageError(f"the lock `{path}` does not say its version", hint=_AGAIN)
-    if int(version) > int(SCHEMA):
+    if int(version) > int(known):
         raise UsageError(
-            f"the lock `{path}` has schema version {version}, this qaudit reads up to {SCHEMA}",
+            f"the lock `{path}` has schema version {version}, this qaudit reads up to {known}",
             hint=f"install qaudit {str(wrote)[:20]} or later",
         )
 
 
-def _resolved(lock: LockDocument) -> tuple[Recipe, Resolved]:
+def _resolved(lock: Resolution) -> tuple[Recipe, Resolved]:
     recipe = recipe_from(lock.recipe)
     for place, checkpoint in enumerate(lock.checkpoints):
         _check_checkpoint(checkpoint, f"lock.checkpoints[{place}]")
@@ -183,7 +179,7 @@ def _resolved(lock: LockDocument) -> tuple[Recipe, Resolved]:
     return recipe, resolved
 
 
-def _subjects(lock: LockDocument) -> tuple[Subject, ...]:
+def _subjects(lock: Resolution) -> tuple[Subject, ...]:
     subjects = subjects_in(lock.subjects, lock.checkpoints, "lock.subjects")
     for place, subject in enumerate(subjects):
         weights, where = (

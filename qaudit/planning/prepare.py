@@ -1,6 +1,6 @@
 """Targets and settings -> a plan that can run: resolved, pinned and priced.
 
-A lock given as a target is used as it is; otherwise the lock in the output folder is kept to,
+A lock given as a target is used as it is; otherwise the plan in the output folder is kept to,
 so that the same command measures the same commits again.
 """
 
@@ -19,7 +19,6 @@ from qaudit.hub.series import is_hub
 from qaudit.planning.detectable import with_detectable
 from qaudit.planning.diagnoses import with_needed_again
 from qaudit.planning.lock import (
-    LOCK_FILE,
     check_pins,
     holds_the_hub,
     is_lock,
@@ -27,14 +26,15 @@ from qaudit.planning.lock import (
     pinned,
     pinned_or_resolved,
     read_lock,
-    write_lock,
+    resolution_of,
 )
 from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved, needs_hub, still_there
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
+from qaudit.saved.parts import OLD_LOCK, PLAN, refuse_older, write_plan
 from qaudit.saved.results import measured_in
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import SILENT, Plan, Run, Watch, digest
+from qaudit.types import SILENT, Pins, Plan, Watch, digest
 
 LONGEST_NAME = 80  # characters of a default output folder
 
@@ -50,26 +50,18 @@ class Prepared:
     requested: Recipe  # as it was written
     resolved: Resolved
 
-    @classmethod
-    def of_run(cls, run: Run, options: RunOptions, out: Path, hub: Hub | None = None) -> Prepared:
-        """Return a plan that was pinned for several processes: it is resolved already."""
-        plan = run.plan
-        resolved = Resolved(plan.recipe, (), (), plan.subjects)
-        return cls(plan, replace(options, out=out), out, hub, plan.recipe, resolved)
-
-    def write_lock(self, *, always: bool = False) -> None:
-        """Pin what the plan takes from the Hub, in the output folder; folders if `always`."""
-        if always or holds_the_hub(self.resolved):
-            plan = self.plan  # what decides numbers is pinned, too
-            settings = {"device": plan.device, "dtype": plan.dtype}
-            recipe = recipe_from({**asdict(self.requested), **settings})
-            write_lock(self.resolved, recipe, self.out / LOCK_FILE)
+    def write_plan(self, pins: Pins | None = None) -> None:
+        """Write the plan in the output folder, before its text is read without pins."""
+        settings = {"device": self.plan.device, "dtype": self.plan.dtype}  # they decide numbers
+        recipe = recipe_from({**asdict(self.requested), **settings})
+        write_plan(self.plan, resolution_of(self.resolved, recipe), pins, self.out)
 
 
 def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SILENT) -> Prepared:
     """Resolve, pin and price; nothing is written and no weights are read."""
     keys, options = split_settings(settings)
     out = options.out or Path("qaudit-out") / folder_name(targets)
+    refuse_older(out)
     lock = next((target for target in targets if is_lock(target)), None)
     recipe, resolved = (
         _from_lock(lock, targets, keys) if lock else (recipe_of(targets=[*targets], **keys), None)
@@ -79,7 +71,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     if resolved is not None and hub is not None:
         check_pins(resolved, hub.listing)
     if resolved is None or options.update:
-        path = Path(lock) if lock else out / LOCK_FILE
+        path = Path(lock) if lock else out / (PLAN if (out / PLAN).exists() else OLD_LOCK)
         resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
     evidence = out / "evidence"
@@ -123,7 +115,7 @@ def folder_name(targets: Sequence[str]) -> str:
 def _short_name(target: str) -> str:
     path = Path(target)
     if is_lock(target):
-        name = path.name.removesuffix(".lock.json")
+        name = path.name.removesuffix(".json").removesuffix(".lock")
         return path.absolute().parent.name if name == "plan" else name
     if is_recipe(target):
         return path.stem

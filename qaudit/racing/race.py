@@ -24,7 +24,7 @@ from qaudit.engine.stored_weights import remove as remove_weights
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
 from qaudit.executors.events import Failed, Measured, one_error
-from qaudit.executors.in_process import Measuring
+from qaudit.executors.measuring import Measuring
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.judge.race import Positions, RaceCourse, RoundWatch, race
 from qaudit.planning.prepare import Prepared
@@ -175,7 +175,9 @@ class _Track:
         self._store = store
         self._subjects = {subject.label: subject for subject in ready.subjects}
         results = ResultStore(prepared.out / EVIDENCE)
-        self._measuring = Measuring(prepared, ready.machine, watch, results)
+        self._measuring = Measuring(
+            prepared.plan, prepared.out, prepared.hub, ready.machine, watch, results
+        )
         self._filed: list[Filed] = []
         self._folders: dict[str, Path] = {}
         self.failed: dict[str, SourceError] = {}

@@ -116,12 +116,9 @@ class TextSources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LockDocument:
+class Resolution:
     """A resolved recipe, pinned: `subjects` point into `checkpoints`."""
 
-    lock: Literal["qaudit plan"] = "qaudit plan"
-    schema: str = "1"
-    qaudit: str
     recipe: dict[str, Any]
     read: TextSources
     checkpoints: tuple[Checkpoint, ...]
@@ -131,6 +128,15 @@ class LockDocument:
     notes: tuple[str, ...]
     local: str | None
     shipped: tuple[Checkpoint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockDocument(Resolution):
+    """`plan.lock.json`, as versions before 0.3 wrote it."""
+
+    lock: Literal["qaudit plan"] = "qaudit plan"
+    schema: str = "1"
+    qaudit: str
     digest: str = ""  # of everything else; the locks of the first version have none
 
 
@@ -152,15 +158,15 @@ class RoundDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDocument:
-    """`parts/plan.json`: a plan as every process that measures a part of it reads it."""
+    """`plan.json`: what a recipe means, the work, and what every process must agree on."""
 
     run: Literal["qaudit run"] = "qaudit run"
-    schema: Literal["1"] = "1"
+    schema: str = "2"
     qaudit: str
-    folder: str  # where the plan was made: relative paths begin there
+    resolution: Resolution
     plan: PlanDocument
     passes: RoundDocument
-    pins: Pins
+    pins: Pins | None  # None until the text is read
     digest: str = ""  # of everything else
 
 
@@ -197,7 +203,7 @@ class Failure:
 class UnitDocument:
     """`parts/units/*.json`: what came of one subject in one round."""
 
-    schema: Literal["1"] = "1"
+    schema: Literal["2"] = "2"
     run: str  # the identity of the run
     unit: str  # the content of the unit
     label: str
@@ -208,6 +214,7 @@ class UnitDocument:
     findings: tuple[Finding, ...] = ()
     difference: dict[str, str] | None = None  # of a release
     error: Failure | None = None
+    exit_code: Literal[2, 4] = 4  # of the error, where nothing else was measured
     failed_schemes: dict[str, Failure] = field(default_factory=dict)
     failed_tasks: dict[str, str] = field(default_factory=dict)  # and why
     diagnostics: DiagnosticRows = field(default_factory=DiagnosticRows)

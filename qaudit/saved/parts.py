@@ -1,8 +1,8 @@
-"""`OUT/parts/`: a plan as several processes read it, its rounds, and what came of each unit.
+"""`OUT/plan.json` and `OUT/parts/`: a plan, its rounds, and what came of each unit.
 
-    plan.json        the plan and its pins
     round-2.json     passes that became due when those before were judged
     units/           one record for each subject of a round that is done or failed
+    directory.txt    where the plan was made: relative paths begin there
     0-of-8/          downloads that part 0 of 8 may remove
     0-of-8.jsonl     how far it is
     0-of-8.log       what it printed
@@ -17,76 +17,135 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError, UsageError
-from qaudit.saved.audits import LARGEST_NBYTES, checkpoints_of, plan_document, plan_of, pointers
+from qaudit.saved.audits import (
+    FILE,
+    LARGEST_NBYTES,
+    checkpoints_of,
+    plan_document,
+    plan_of,
+    pointers,
+)
 from qaudit.saved.audits import subjects_in as subjects_of
 from qaudit.saved.codec import decode, encode, parse, text_of
-from qaudit.saved.documents import PassDocument, RoundDocument, RunDocument, UnitDocument
+from qaudit.saved.documents import (
+    LockDocument,
+    PassDocument,
+    Resolution,
+    RoundDocument,
+    RunDocument,
+    UnitDocument,
+)
 from qaudit.saved.results import slug_of
-from qaudit.types import Checkpoint, Pass, Run, WorkUnit, digest
+from qaudit.types import (
+    Checkpoint,
+    Pass,
+    Pins,
+    Plan,
+    Run,
+    WorkUnit,
+    digest,
+    work_of,
+)
 from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
 
-FOLDER, PLAN, UNITS = "parts", "plan.json", "units"
+FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
+OLD_LOCK = "plan.lock.json"
+"""The name of the plan in the folders of versions before 0.3."""
+
+RUN_SCHEMA = "2"
 FIRST = 1
 """The round of the plan itself."""
 
 
-def write_run(run: Run, out: Path) -> Run:
-    """Write a plan and its pins for all processes; one that measures the same stays.
+def write_plan(plan: Plan, resolution: Resolution, pins: Pins | None, out: Path) -> None:
+    """Write a plan for all processes; one that measures the same stays.
 
     Only the price of a plan differs from one moment to the next, and parts may be running.
     """
     with suppress(UsageError):
-        before, _ = read_run(out)
-        if before.work == run.work:
-            return before
-    checkpoints = checkpoints_of((*run.plan.subjects, *run.plan.releases))
+        before = _document(out)
+        same = before.resolution == resolution and pins in (None, before.pins)
+        if same and work_of(_plan(before)) == work_of(plan):
+            return
+    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
     document = RunDocument(
         qaudit=__version__,
-        folder=str(Path.cwd()),
-        plan=plan_document(run.plan),
-        passes=_round(FIRST, run.plan.passes, checkpoints),
-        pins=run.pins,
+        resolution=resolution,
+        plan=plan_document(plan),
+        passes=_round(FIRST, plan.passes, checkpoints),
+        pins=pins,
     )
-    document = replace(document, digest=_digest(document))
-    write_whole(out / FOLDER / PLAN, text_of(encode(document)))
+    document = replace(document, digest=digest_of(document))
+    write_whole(out / PLAN, text_of(encode(document)))
+    write_whole(out / FOLDER / DIRECTORY, str(Path.cwd()))
     for later in (out / FOLDER).glob("round-*.json"):  # of another plan
         later.unlink(missing_ok=True)
-    return run
 
 
-def read_run(out: Path) -> tuple[Run, Path]:
-    """Read the plan of a folder, and the folder in which it was made."""
-    path = out / FOLDER / PLAN
+def read_run(out: Path) -> Run:
+    """Read the plan of a folder and what its processes agree on."""
+    document = _document(out)
+    if document.pins is None:
+        raise UsageError(
+            f"the text of the plan in `{out}` was not read, so that no part can measure it",
+            hint="run the same `qaudit scan` or `qaudit plan` again",
+        )
+    return Run(_plan(document), document.pins)
+
+
+def _document(out: Path) -> RunDocument:
+    path = out / PLAN
+    again = "run the same `qaudit scan` or `qaudit plan` again"
+    refuse_older(out)
     try:
-        document = decode(RunDocument, _json(path), "plan")
+        contents = _json(path)
+        wrote = contents.get("qaudit") if isinstance(contents, dict) else None
+        document = decode(RunDocument, contents, "plan")
+        if document.schema != RUN_SCHEMA:
+            raise AuditError(f"it has schema {document.schema}, of qaudit {wrote}")
+        _passes(document.passes, document.plan.checkpoints)
     except FileNotFoundError as error:
         raise UsageError(
-            f"`{out}` has no plan for parts", hint=f"make one: `qaudit plan TARGET --out {out}`"
+            f"`{out}` has no plan", hint=f"make one: `qaudit plan TARGET --out {out}`"
         ) from error
     except (OSError, ValueError, AuditError) as error:
-        raise UsageError(
-            f"`{path}` cannot be read: {error}", hint="run the same `qaudit plan` again"
-        ) from error
-    if document.digest != _digest(document):
-        raise UsageError(
-            f"`{path}` was edited: its digest is of other contents",
-            hint="run the same `qaudit plan` again",
-        )
-    plan = plan_of(document.plan)
+        raise UsageError(f"`{path}` cannot be read: {error}", hint=again) from error
+    if document.digest != digest_of(document):
+        raise UsageError(f"`{path}` was edited: its digest is of other contents", hint=again)
+    return document
+
+
+def _plan(document: RunDocument) -> Plan:
     passes = _passes(document.passes, document.plan.checkpoints)
-    return Run(replace(plan, passes=passes), document.pins), Path(document.folder)
+    return replace(plan_of(document.plan), passes=passes)
+
+
+def refuse_older(out: Path) -> None:
+    """Refuse a folder that a version before 0.3 began and did not finish."""
+    if (out / PLAN).exists() or (out / FILE).exists():
+        return
+    for path in (out / FOLDER / PLAN, out / OLD_LOCK):
+        with suppress(OSError, ValueError, AttributeError):
+            version = str(_json(path).get("qaudit"))[:20]
+            raise UsageError(
+                f"`{out}` was begun by qaudit {version}, and {__version__} cannot finish it",
+                hint=f"finish it with `pip install qaudit-llm=={version}`, or name another folder "
+                "with `--out`",
+            )
 
 
 def _json(path: Path) -> Any:
     return parse(read_regular(path, LARGEST_NBYTES).decode())
 
 
-def _digest(document: RunDocument) -> str:
+def digest_of(document: RunDocument | LockDocument) -> str:
+    """Return the digest of everything else in a document."""
     return digest(encode(replace(document, digest="")))
 
 
@@ -95,6 +154,8 @@ def _digest(document: RunDocument) -> str:
 
 def write_round(number: int, passes: Sequence[Pass], run: Run, out: Path) -> None:
     """Write the passes of a further round; an equal file is left alone."""
+    if number == FIRST:
+        return
     checkpoints = checkpoints_of((*run.plan.subjects, *run.plan.releases))
     text = text_of(encode(_round(number, passes, checkpoints)))
     path = _round_path(number, out)
@@ -178,6 +239,43 @@ def read_unit(run: Run, unit: WorkUnit, out: Path) -> UnitDocument | None:
     path = unit_path(run, unit, out)
     try:
         document = decode(UnitDocument, _json(path), "unit")
-    except (OSError, ValueError, AuditError):
+        is_sound = (document.run, document.unit) == (run.identity, unit.content)
+        return document if is_sound and _is_sound(document) else None
+    except (OSError, ValueError, AuditError, LookupError, TypeError):
         return None
-    return document if (document.run, document.unit) == (run.identity, unit.content) else None
+
+
+def _is_sound(document: UnitDocument) -> bool:
+    """Return whether a record has what is read of it, and no name leads out of its folder."""
+    environment, draws = document.environment, document.protocol.get("calibration_draws", 1)
+    for name in ("began", "ended"):
+        datetime.fromisoformat(environment[name])
+    used = [value for name, value in environment.items() if name.startswith(("hub_", "memory_"))]
+    numbers = (environment["memory_baseline_nbytes"], environment["memory_peak_nbytes"], *used)
+    return (
+        isinstance(environment["device"], str)
+        and all(type(number) in (int, float) for number in numbers)
+        and type(draws) is int
+        and 0 < draws < 1000
+        and all(map(_is_inside, evidence_of(document)))
+    )
+
+
+def evidence_of(document: UnitDocument) -> list[str]:
+    """Return the names of a unit's files of evidence."""
+    names = [one.evidence for one in document.results]
+    names += [file.evidence for one in document.results for file in one.tasks]
+    tables = document.diagnostics.rows.values()
+    return names + [str(row["details"]) for rows in tables for row in rows if row.get("details")]
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name is one of the evidence folder."""
+    parts = name.split("/")
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and parts[0] == "evidence"
+        and len(parts) > 1
+        and not any(part in ("", ".", "..") for part in parts)
+    )

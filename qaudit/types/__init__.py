@@ -74,7 +74,7 @@ from qaudit.types.experiments import (
     Standing,
 )
 from qaudit.types.metrics import METRICS, Metric, MetricRecord, Unit
-from qaudit.types.parts import Pins, Run, WorkUnit, units_of
+from qaudit.types.parts import Pins, Run, WorkUnit, units_of, work_of
 from qaudit.types.plugins import Plugin, PluginKind
 from qaudit.types.policies import (
     SELECTORS,

@@ -86,13 +86,13 @@ class Run:
         settings = (plan.recipe.diagnostics, plan.recipe.strata, plan.recipe.confidence)
         return digest([decides, settings, series, vars(self.pins)])
 
-    @property
-    def work(self) -> tuple[object, ...]:
-        """Identify the run, its units and what judges them."""
-        plan = self.plan
-        releases = tuple(release.label for release in plan.releases)
-        units = tuple(unit.content for unit in units_of(plan.passes))
-        return (self.identity, units, releases, plan.recipe, plan.further is None)
+
+def work_of(plan: Plan) -> tuple[object, ...]:
+    """Identify the work of a plan and what judges it: everything but its price."""
+    releases = tuple(release.label for release in plan.releases)
+    units = tuple(unit.content for unit in units_of(plan.passes))
+    decides = (plan.device, plan.dtype, plan.context)
+    return (decides, units, releases, plan.recipe, plan.further is None)
 
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:

@@ -12,7 +12,7 @@ from qaudit.report.views import View
 from qaudit.settings import Entry, settings_of
 from qaudit.types import Recipe
 
-LOCK_FILE = "plan.lock.json"  # as planning/lock.py writes it beside the audit
+PLAN = "plan.json"  # beside the audit: saved/parts.py
 PERMISSIONS = {
     "pickle": "--allow-pickle",
     "remote_code": "--trust-remote-code",
@@ -109,11 +109,11 @@ def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     lines = [_version(audit.qaudit)] if audit.qaudit else []
     if plan.traffic is None:
         return (_commands(*lines, again),)
-    pinned = " ".join(["qaudit", "scan", LOCK_FILE, *_permitted(needs)])
+    pinned = " ".join(["qaudit", "scan", PLAN, *_permitted(needs)])
     return (
         _commands(*lines, pinned),
         doc.paragraph(
-            "The lock beside the audit pins every checkpoint and text to the commit that was "
+            "The plan beside the audit pins every checkpoint and text to the commit that was "
             "measured. Without it:"
         ),
         _commands(again),

@@ -1,0 +1,301 @@
+"""Measure subjects in this process, one after another, each while its weights are on disk.
+
+Results on disk are found before anything is downloaded, so that a scan which only has to be
+judged again asks the Hub for no weights. Subjects with the same weights, configuration and
+schemes are measured once; the others share the results, or the failure. A failure of one subject
+does not end the audit. What was measured is on disk at once, so the same command resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+
+from qaudit.diagnostics.driver import Diagnoses
+from qaudit.diagnostics.previous import previous_of
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
+from qaudit.downloads.sources import RECORD_FILE
+from qaudit.engine.measure import measure
+from qaudit.engine.streams import Observer
+from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
+from qaudit.errors import MachineError, SourceError, is_out_of_memory
+from qaudit.executors.events import Compared, Event, Failed, Measured
+from qaudit.hub import Hub
+from qaudit.planning.shipped import with_shipped
+from qaudit.planning.traffic import missing_nbytes
+from qaudit.saved.results import Filed, ResultStore, SearchResult
+from qaudit.search.greedy import search, search_stored
+from qaudit.search.released import compare_stored, compare_weights, store_difference
+from qaudit.types import Checkpoint, Plan, Subject, Watch
+
+
+@dataclass(eq=False)
+class _Job:
+    """The passes of one subject, what is on disk of them, and what came of them."""
+
+    tasks: tuple[Task, ...]
+    before: Checkpoint | None = None  # the checkpoint before, where a diagnostic reads it
+    results: Sequence[StoredResults | None] = ()  # of each pass, as looked up
+    stored: Measured | None = None  # all results, where only a diagnostic is missing
+    is_diagnosed: bool = False
+    filed: list[tuple[Filed, ...]] = field(default_factory=list)  # of each pass, measured now
+    event: Measured | Failed | None = None
+
+    @property
+    def subject(self) -> Subject:
+        return self.tasks[0].subject
+
+    @property
+    def label(self) -> str:
+        return self.subject.label
+
+    def diagnosed(self, event: Measured) -> Task | None:
+        """Return what diagnostics look at: the subject, or the soup that a search ended with."""
+        if not self.is_diagnosed:
+            return None
+        if event.search is None:
+            return self.tasks[0]
+        soup = event.search.subject
+        return None if soup is None else self.tasks[0].changed(subject=soup)
+
+    def measured(self, filed: Sequence[tuple[Filed, ...]]) -> Measured:
+        """Return the results of its passes, those of perturbed ones apart."""
+        passes = list(zip((task.perturbed for task in self.tasks), filed, strict=True))
+        return Measured(
+            self.label,
+            tuple(result for kind, results in passes if kind is None for result in results),
+            tuple((kind, result) for kind, results in passes if kind for result in results),
+            failed=tuple(error for task in self.tasks for error in task.failed.items()),
+        )
+
+    def searched(self, result: SearchResult) -> Measured:
+        return Measured(self.label, result.results, search=result)
+
+
+class Measuring:
+    """Measures tasks, subject by subject; a race calls it for each round."""
+
+    def __init__(  # noqa: PLR0913 - what measuring needs
+        self,
+        plan: Plan,
+        folder: Path,
+        hub: Hub | None,
+        machine: Machine,
+        watch: Watch,
+        store: ResultStore,
+        series: Sequence[Subject] = (),
+    ) -> None:
+        """Use a machine; `folder` has the record of downloads, and running sums.
+
+        `series` is all subjects of the plan, where only a part of them is visited: the checkpoint
+        before one of them may then be fetched for diagnostics alone.
+        """
+        self._plan, self._folder, self._hub = plan, folder, hub
+        self._machine, self._watch, self._store, self._series = machine, watch, store, series
+        self._store.remove_stale_files()
+        self.diagnoses = Diagnoses((), (), machine, store)
+        self.seconds_waited = 0.0  # for downloads
+
+    def visit(
+        self,
+        tasks: Sequence[Task],
+        releases: Sequence[Subject] = (),
+        diagnosed: Collection[str] = (),
+    ) -> Iterator[Event]:
+        """Measure every subject and compare every release, in the order of their downloads.
+
+        `diagnosed` has the labels of the subjects that the plan's diagnostics look at.
+        """
+        jobs = self._jobs(tasks, diagnosed)
+        pending: dict[tuple[str, ...], _Job] = {}  # by what decides results
+        twins: list[tuple[_Job, _Job]] = []  # with the first of equal results
+        for job in jobs:
+            if (event := self._find(job, pending, twins)) is not None:
+                yield event
+        differences = {one: compare_stored(one, self._store.folder) for one in releases}
+        for release, difference in differences.items():
+            if difference is not None:
+                yield Compared(release, difference)
+        uncompared = [release for release, found in differences.items() if found is None]
+        by_label = {job.label: job for job in pending.values()}
+        first, total = len(jobs) - len(pending) - len(twins), len(jobs) + len(uncompared)
+        waited = self.seconds_waited
+        with self._downloads([*pending.values()], uncompared, twins) as downloads:
+            for number, subject in enumerate(downloads.order, first):
+                if subject.is_release:
+                    self._watch.subject(number, total, subject.label)
+                    compared = self._compare(subject, downloads)
+                    self.seconds_waited = waited + downloads.seconds_waited
+                    yield compared
+                    continue
+                job = by_label[subject.label]
+                self._watch.subject(number, total, subject.label, len(job.tasks))
+                with self._on_disk(job, downloads):
+                    if job.subject.is_search:
+                        self._search(job)
+                    # Passes are measured here: a function more would lengthen the way to a scheme.
+                    for task, results in zip(job.tasks, job.results, strict=False):
+                        watch = self._observer(job) if task is job.tasks[0] else None
+                        filed = measure(
+                            task, self._machine, self._store, self._watch.block, watch, results
+                        )
+                        job.filed.append(filed)
+                self.seconds_waited = waited + downloads.seconds_waited
+                assert job.event is not None, "its weights were released with an event"
+                yield job.event
+        for job, other in twins:
+            yield self._twin(job, other)
+        self._watch.subject(total, total, "")
+
+    def _jobs(self, tasks: Sequence[Task], diagnosed: Collection[str]) -> list[_Job]:
+        groups = [tuple(some) for _, some in groupby(tasks, lambda task: task.subject)]
+        subjects = [some[0].subject for some in groups if some[0].subject.label in diagnosed]
+        recipe, series = self._plan.recipe, self._series or subjects
+        diagnostics = parse_diagnostics(recipe.diagnostics) if subjects else ()
+        self.diagnoses = Diagnoses(
+            diagnostics,
+            series,
+            self._machine,
+            self._store,
+            recipe.confidence,
+            evicts=self._budget is not None and not self._series,
+        )
+        jobs = [_Job(some, is_diagnosed=some[0].subject in subjects) for some in groups]
+        if any(one.reads_previous for one in diagnostics):
+            for job in jobs:
+                job.before = previous_of(job.subject, series) if job.is_diagnosed else None
+        return jobs
+
+    @property
+    def _budget(self) -> int | None:
+        return None if self._plan.traffic is None else self._plan.traffic.nbytes_disk_budget
+
+    def _downloads(
+        self, jobs: Sequence[_Job], releases: Sequence[Subject], twins: Sequence[tuple[_Job, _Job]]
+    ) -> Downloads:
+        budget = self._budget
+        return Downloads(
+            self._hub,
+            [*map(self._needs, jobs), *releases],
+            others=[self._needs(job) for job, _ in twins],
+            # the texts are downloaded beside the weights
+            disk_budget_nbytes=budget and budget - missing_nbytes(self._plan.texts),
+            record=self._folder / RECORD_FILE,
+            sums=Sums(self._folder / SUMS_FOLDER, allow_pickle=self._machine.allow_pickle),
+        )
+
+    def _needs(self, job: _Job) -> Subject:
+        """Return a subject's weights, and what is read beside them."""
+        beside = [file for task in job.tasks for file in task.pass_.shipped]
+        if job.before is not None and self._series:
+            beside.append(job.before)
+        return with_shipped(job.subject, beside)
+
+    # ------------------------------------------------------------------------- one subject
+
+    def _find(
+        self,
+        job: _Job,
+        pending: dict[tuple[str, ...], _Job],
+        twins: list[tuple[_Job, _Job]],
+    ) -> Measured | Failed | None:
+        """Return what needs no weights; add other jobs to those that do, or to the twins."""
+        try:
+            keys, event = self._look_up(job)
+        except SourceError as error:
+            return Failed(job.label, error)
+        if event is not None and self._use_diagnosed(job, event):
+            return event
+        if job.before is not None:
+            keys = (*keys, job.before.content)
+        if keys in pending:
+            twins.append((job, pending[keys]))
+            return None
+        if any(not set(keys).isdisjoint(other) for other in pending):
+            job.results = [None] * len(job.tasks)  # a job before it measures some of them
+        pending[keys], job.stored = job, event
+        return None
+
+    def _look_up(self, job: _Job) -> tuple[tuple[str, ...], Measured | None]:
+        """Return the keys of a job's results, and the results if all of them are on disk."""
+        if job.subject.is_search:
+            result = search_stored(job.tasks, self._machine, self._store)
+            return (job.label,), None if result is None else job.searched(result)
+        results = [look_up(task, self._machine, self._store) for task in job.tasks]
+        job.results = results
+        keys = tuple(key for one in results for key in one.keys.values())
+        is_whole = all(one.is_complete for one in results)
+        return keys, job.measured([one.results for one in results]) if is_whole else None
+
+    def _use_diagnosed(self, job: _Job, event: Measured) -> bool:
+        """Use the diagnostics on disk; return whether they are all there."""
+        task = job.diagnosed(event)
+        if task is not None and self.diagnoses.lacks(task):
+            return False
+        if task is not None:
+            self.diagnoses.find(task)
+        return True
+
+    @contextmanager
+    def _on_disk(self, job: _Job, downloads: Downloads) -> Iterator[None]:
+        """Hold a subject's weights for a `with` body; results, or what failed, become its event."""
+        try:
+            with downloads.ready(self._needs(job)) as merged:
+                job.tasks = tuple(
+                    replace(task, folder=downloads.folder, merged=merged) for task in job.tasks
+                )
+                yield
+                job.event = job.event or job.measured(job.filed)
+                assert isinstance(job.event, Measured), "what fails raises"
+                if (task := job.diagnosed(job.event)) is not None:
+                    self.diagnoses.take(task, self._watch.block)
+        except SourceError as error:
+            job.event = job.stored or Failed(job.label, error)
+            if job.stored is not None:
+                self.diagnoses.fail(job.label, error.message)  # its losses were measured before
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                f"out of memory while measuring `{job.label}`; what was measured is kept",
+                hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
+            ) from error
+
+    def _observer(self, job: _Job) -> Observer | None:
+        return self.diagnoses.watch(job.tasks[0], self._watch.block) if job.is_diagnosed else None
+
+    def _search(self, job: _Job) -> None:
+        result = search(job.tasks, self._machine, self._store, self._watch.block)
+        job.event = job.searched(result)
+
+    def _twin(self, job: _Job, first: _Job) -> Measured | Failed:
+        """Return what came of a subject whose weights are those of another one."""
+        if isinstance(first.event, Failed):
+            error = first.event.error
+            reason = f"its weights are those of `{first.label}`: {error.message}"
+            return Failed(job.label, SourceError(reason, hint=error.hint))
+        results = [look_up(task, self._machine, self._store).results for task in job.tasks]
+        if job.is_diagnosed:
+            self.diagnoses.find(job.tasks[0], first.label)
+        failed = () if first.event is None else first.event.failed
+        return replace(job.measured(results), failed=failed)
+
+    def _compare(self, release: Subject, downloads: Downloads) -> Compared | Failed:
+        """Compare a release once its weights and its ingredients' are on disk."""
+        try:
+            with downloads.ready(release):
+                difference = compare_weights(
+                    release,
+                    allow_pickle=self._machine.allow_pickle,
+                    folder=downloads.folder,
+                    progress=self._watch.block,
+                )
+        except SourceError as error:
+            return Failed(release.label, error)
+        store_difference(release, difference, self._store.folder, self._store.writer)
+        return Compared(release, difference)

@@ -1,0 +1,227 @@
+"""What units gave, read back from their records. No torch, no weights.
+
+Records and evidence on disk are the truth: which process wrote them, when and where changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qaudit.core.merges.mean import Mean
+from qaudit.errors import MissingParts, SourceError, UsageError
+from qaudit.executors.events import Compared, Event, Failed, Measured
+from qaudit.executors.part_log import read_logs
+from qaudit.judge.released import WeightDifference
+from qaudit.planning.further import planned_rounds
+from qaudit.saved.documents import ResultDocument, UnitDocument
+from qaudit.saved.identity import must_be_complete, must_be_of, must_be_pass
+from qaudit.saved.parts import FIRST, evidence_of, last_round, read_round, read_unit, unit_path
+from qaudit.saved.results import Filed, SearchResult, read_measurement, with_tasks
+from qaudit.types import SILENT, Run, Subject, Watch, WorkUnit, units_of
+
+LAG_SECONDS, LOOK_SECONDS = 60.0, 2.0
+
+
+class Due(MissingParts):
+    """A round of which units are missing."""
+
+    def __init__(self, number: int, missing: Sequence[WorkUnit], of: int) -> None:
+        self.round, self.missing = number, tuple(missing)
+        names = ", ".join(f"`{unit.name}`" for unit in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        subjects, are = "subject" + "s" * (of != 1), "is" if len(missing) == 1 else "are"
+        what = f"round {number} has {of} {subjects}, and {len(missing)} {are} not measured yet"
+        super().__init__(f"{what}: {names}{more}")
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What came of a unit, as its process wrote it, and with its evidence."""
+
+    unit: WorkUnit
+    document: UnitDocument
+    event: Event
+
+
+def read_records(
+    run: Run, out: Path, number: int, units: Sequence[WorkUnit], watch: Watch = SILENT
+) -> tuple[Record, ...]:
+    """Read all units of a round; `Due` names what is missing."""
+    documents = _settled(run, out, units, watch)
+    records, missing = [], []
+    for unit in units:
+        record = _record(unit, documents[unit.content], out)
+        if record is None:
+            missing.append(unit)
+        else:
+            records.append(record)
+    if missing:
+        raise Due(number, missing, len(units))
+    return tuple(records)
+
+
+def read_record(run: Run, out: Path, unit: WorkUnit) -> Record | None:
+    """Return what came of a unit; None unless its evidence is there as it was written."""
+    return _record(unit, read_unit(run, unit, out), out)
+
+
+def _record(unit: WorkUnit, document: UnitDocument | None, out: Path) -> Record | None:
+    if document is None:
+        return None
+    try:
+        return Record(unit, document, _event(unit, document, out))
+    except (OSError, ValueError, UsageError):
+        return None
+
+
+def _settled(
+    run: Run, out: Path, units: Sequence[WorkUnit], watch: Watch
+) -> dict[str, UnitDocument | None]:
+    """Read the records of units; look again for those that a log names and that are not there.
+
+    A network file system shows a file to another host up to a minute after it was written.
+    """
+    ends, noted = time.monotonic() + LAG_SECONDS, False
+    while True:
+        documents = {unit.content: read_unit(run, unit, out) for unit in units}
+        late = _late(run, out, units, documents)
+        if not late or time.monotonic() >= ends:
+            return documents
+        if not noted:
+            watch.note(f"waiting up to {LAG_SECONDS:.0f} s until `{late[0]}` is visible here")
+        noted = True
+        time.sleep(LOOK_SECONDS)
+
+
+def _late(
+    run: Run, out: Path, units: Sequence[WorkUnit], documents: Mapping[str, UnitDocument | None]
+) -> list[str]:
+    """Return the files that were written, and are not there."""
+    late = [out / name for one in documents.values() if one for name in evidence_of(one)]
+    missing = {unit_path(run, u, out) for u in units if documents[u.content] is None}
+    if missing:
+        logged = {line.get("record") for log in read_logs(out).values() for line in log}
+        late += [path for path in missing if path.name in logged]
+    listed = {folder: _names_in(folder) for folder in {path.parent for path in late}}
+    return [path.name for path in late if path.name not in listed[path.parent]]
+
+
+def _names_in(folder: Path) -> set[str]:
+    """List a folder, which makes a network file system look anew."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
+def _event(unit: WorkUnit, document: UnitDocument, out: Path) -> Event:
+    subject, label = unit.subject, unit.label
+    if document.error is not None:
+        error = SourceError(document.error.message, hint=document.error.hint)
+        error.code = document.exit_code
+        return Failed(unit.name, error)
+    if document.difference is not None:
+        return Compared(subject, difference_of(document.difference))
+    results = [(one.perturbed, _filed(unit, document, one, out)) for one in document.results]
+    seeds = [filed.measurement.calibration_seed for _, filed in results]
+    must_be_complete(unit, document, seeds)
+    plain = tuple(filed for perturbed, filed in results if perturbed is None)
+    if unit.device is not None:
+        return Measured(label, (), elsewhere=tuple((unit.device, filed) for filed in plain))
+    search = None
+    if document.search is not None:
+        soup = _soup(subject, document.search.members)
+        search = SearchResult(soup, plain, document.search, document.findings)
+    return Measured(
+        label,
+        plain,
+        tuple((kind, filed) for kind, filed in results if kind is not None),
+        search,
+        tuple(
+            (scheme, SourceError(one.message, hint=one.hint))
+            for scheme, one in document.failed_schemes.items()
+        ),
+    )
+
+
+def _filed(unit: WorkUnit, document: UnitDocument, result: ResultDocument, out: Path) -> Filed:
+    """Return a result; ValueError if its files are damaged, or of something else."""
+    path, search = out / result.evidence, document.search
+    subject = unit.subject if search is None else _soup(unit.subject, search.members)
+    measurement = read_measurement(path, result.sha256)
+    must_be_of(measurement, subject or unit.subject, result.spec)
+    must_be_pass(measurement, result.perturbed, document.protocol)
+    filed = Filed(replace(measurement, subject=unit.label, scheme=result.scheme), path)
+    tasks = (out / one.evidence for one in result.tasks)
+    parts = [
+        Filed(read_measurement(path, one.sha256), path)
+        for path, one in zip(tasks, result.tasks, strict=True)
+    ]
+    for part in parts:
+        must_be_of(part.measurement, subject or unit.subject, result.spec)
+    return with_tasks(filed, parts)
+
+
+def _soup(search: Subject, members: Sequence[str]) -> Subject | None:
+    """Return the soup that a search ended with, as the search made it; None for one member."""
+    if len(members) < 2:
+        return None
+    checkpoints = [checkpoint for checkpoint, _ in search.members if checkpoint.label in members]
+    shares = tuple((checkpoint, 1 / len(checkpoints)) for checkpoint in checkpoints)
+    return Subject(search.label, shares, Mean().spec)
+
+
+def difference_text(difference: WeightDifference) -> dict[str, str]:
+    """Return a difference as text, which holds infinite numbers too."""
+    return {name: json.dumps(value) for name, value in vars(difference).items()}
+
+
+def difference_of(text: Mapping[str, str]) -> WeightDifference:
+    """Return the difference that text holds; ValueError for any other text."""
+    values = {name: json.loads(value) for name, value in text.items()}
+    for name, default in vars(WeightDifference()).items():
+        kinds = str if isinstance(default, str) else int | float
+        if not isinstance(values.setdefault(name, default), kinds):
+            raise ValueError(f"`{name}` is none of a difference")
+    if len(values) > len(vars(WeightDifference())):
+        raise ValueError("it has other names than a difference")
+    return WeightDifference(**values)
+
+
+# -------------------------------------------------------------------------------------- rounds
+
+
+@dataclass(frozen=True)
+class RoundState:
+    """A round that is due: its units, and those that are not measured."""
+
+    number: int
+    units: tuple[WorkUnit, ...]
+    missing: tuple[WorkUnit, ...]
+    failed: tuple[WorkUnit, ...]
+
+
+def state_of(run: Run, out: Path, number: int, *, quick: bool = False) -> RoundState:
+    """Return how far a round is; `quick` opens no evidence."""
+    passes = read_round(run, out, number)
+    if number == FIRST:  # searches are due when the others are measured
+        passes = next(iter(planned_rounds(passes)), ())
+    units, missing, failed = units_of(passes), [], []
+    for unit in units:
+        document = read_unit(run, unit, out)
+        if document is None or not (quick or _record(unit, document, out)):
+            missing.append(unit)
+        elif document.error is not None:
+            failed.append(unit)
+    return RoundState(number, units, tuple(missing), tuple(failed))
+
+
+def states_of(run: Run, out: Path, *, quick: bool = False) -> tuple[RoundState, ...]:
+    """Return how far every round is that is due, or was."""
+    rounds = range(FIRST, last_round(out) + 1)
+    return tuple(state_of(run, out, number, quick=quick) for number in rounds)
