@@ -15,7 +15,7 @@ import pytest
 
 import qaudit.audit
 import qaudit.engine.measure
-from qaudit.planning.further import further_plan
+from qaudit.planning.further import further_draws
 from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, weights_in
 from tests.support.cli import settings as hub_settings
 from tests.support.hub import Hub
@@ -129,7 +129,7 @@ def test_a_scan_that_ends_between_its_plans_is_resumed(
     place: Path, scan: Run, passes: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("qaudit.planning.further.further_plan", interrupted)
+        patched.setattr("qaudit.planning.further.further_draws", interrupted)
         assert scan().code == 130
     assert len(passes) == FIRST
     assert scan().code == 0
@@ -151,7 +151,7 @@ def test_a_scan_that_is_killed_between_its_plans_is_resumed(
 ) -> None:
     killed = (
         "import os, signal, qaudit.planning.further as further\n"
-        "further.further_plan = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "further.further_draws = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from qaudit.cli import main; main()"
     )
     write_documents(place / "calibration.jsonl", range(100, 108))
@@ -206,12 +206,12 @@ def test_further_draws_that_fail_leave_the_first_and_an_incomplete_audit(
     place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_weights(*arguments: Any) -> Any:
-        plan = further_plan(*arguments)
-        for one in plan.passes if plan else ():
+        passes = further_draws(*arguments)
+        for one in passes:
             (place / "series" / one.subject.label / "model.safetensors").unlink(missing_ok=True)
-        return plan
+        return passes
 
-    monkeypatch.setattr("qaudit.planning.further.further_plan", without_weights)
+    monkeypatch.setattr("qaudit.planning.further.further_draws", without_weights)
     done = scan()
     assert done.code == 3
     assert "its further draws of calibration text were not measured" in done.err

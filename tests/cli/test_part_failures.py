@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qaudit.executors import in_process
+from qaudit.executors import measuring as measuring_module
 from tests.support.cli import Run, audit_of, refused
 from tests.support.parts import demo, same_audit, start, until
 
@@ -50,7 +50,7 @@ def whole(qaudit: Run, out: Path) -> None:
 def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it(
     planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    measure = in_process.measure
+    measure = measuring_module.measure
 
     def scarce(task, *arguments):
         if task.subject.label == "step200":
@@ -58,7 +58,7 @@ def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it
         return measure(task, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(in_process, "measure", scarce)
+        patched.setattr(measuring_module, "measure", scarce)
         for _ in range(2):
             done = qaudit("part", planned, "--part", "0/1")
             refused(done, 4, "out of memory while measuring `step200`", "lower `--stream-memory`")

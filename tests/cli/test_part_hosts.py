@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.executors import on_disk
+from qaudit.executors import records
 from tests.support.cli import Run, refused
 from tests.support.parts import MAIN, demo, numbers, same_audit, start, until
 
@@ -101,7 +101,7 @@ def test_collect_waits_for_what_a_log_names_and_the_folder_does_not_show_yet(
         path, place = hidden.popitem()
         place.rename(path)
 
-    monkeypatch.setattr(on_disk.time, "sleep", a_moment_later)
+    monkeypatch.setattr(records.time, "sleep", a_moment_later)
     done = qaudit("collect", planned)
     refused(done, 3, "round 2 has", "qaudit part")  # the first round is whole
     assert "waiting up to 60 s until `" in done.err
@@ -115,11 +115,11 @@ def test_collect_waits_neither_for_what_no_part_measured_nor_for_ever(
         raise AssertionError("waited")
 
     with monkeypatch.context() as patched:
-        patched.setattr(on_disk.time, "sleep", never)
+        patched.setattr(records.time, "sleep", never)
         refused(qaudit("collect", planned), 3, "4 are not measured yet", "qaudit part")
     assert qaudit("part", planned, "--part", "0/1").code == 0
     next((planned / "parts" / "units").glob("step10-*.json")).unlink()
-    monkeypatch.setattr(on_disk, "LAG_SECONDS", 0.0)
+    monkeypatch.setattr(records, "LAG_SECONDS", 0.0)
     refused(qaudit("collect", planned), 3, "1 is not measured yet: `step10`", "qaudit part")
 
 
@@ -128,10 +128,10 @@ def test_collect_waits_neither_for_what_no_part_measured_nor_for_ever(
 def test_two_hosts_plan_the_same(planned: Path, qaudit: Run) -> None:
     """A plan that another host makes again is the same one, and its parts stay."""
     assert qaudit("part", planned, "--part", "0/1").code == 0
-    before = (planned / "parts" / "plan.json").read_bytes()
+    before = (planned / "plan.json").read_bytes()
     again = host("n2", planned.parent, "plan", *demo(planned.parent), "--out", "out")
     _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err
-    assert (planned / "parts" / "plan.json").read_bytes() == before
+    assert (planned / "plan.json").read_bytes() == before
     qaudit("collect", planned)
     assert len(numbers(planned)) == 4 * 3

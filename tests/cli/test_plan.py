@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.cli.scan import scanned
 from qaudit.planning.prepare import LONGEST_NAME, folder_name
 from qaudit.recipe.table import recipe_of
 from qaudit.types import Recipe
@@ -99,14 +98,14 @@ def test_a_budget_that_is_no_size(scan: Run, size: str) -> None:
         assert done.code == 0
 
 
-def test_a_target_is_scanned_for_whoever_wants_its_audit(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_target_of_pick_is_scanned_first(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qaudit.planning.prepare.recipe_of", lambda targets: quick(targets))
-    out = scanned(["series/step10"], {}, quiet=True).folder
-    assert out == Path("qaudit-out/step10")
-    assert [s["label"] for s in audit_of(out)["subjects"]] == ["step10"]
-    assert capsys.readouterr().out == ""
+    done = qaudit("pick", "series/step10", "-q")
+    assert (done.code, "wrote" in done.err) == (3, False)
+    audit = audit_of(place / "qaudit-out" / "step10")
+    assert [s["label"] for s in audit["subjects"]] == ["step10"]
 
 
 def quick(targets: list[str]) -> Recipe:
@@ -189,6 +188,7 @@ finally:
         (["demo"], "demo"),
         (["a", "b"], "a+b"),
         (["out/mine/plan.lock.json"], "mine"),
+        (["out/mine/plan.json"], "mine"),
         (["out/other.lock.json"], "other"),
     ],
 )
@@ -221,9 +221,36 @@ def test_one_target_and_two_do_not_share_a_folder(place: Path, qaudit: Run) -> N
 # ----------------------------------------------------------------------------------- its lock
 
 
-def test_a_local_scan_leaves_no_lock(place: Path, scan: Run) -> None:
+def test_a_local_scan_leaves_a_plan_that_is_a_target(place: Path, scan: Run, qaudit: Run) -> None:
     assert scan("series/step10").code == 0
-    assert not (place / "out" / "plan.lock.json").exists()
+    again = qaudit("scan", "out/plan.json", "--out", "again")
+    assert again.code == 0, again.err
+    rows = [audit_of(place / name)["measurements"] for name in ("out", "again")]
+    assert [row["ce"] for row in rows[0]] == [row["ce"] for row in rows[1]]
+
+
+def test_a_scan_is_a_plan_that_status_and_collect_read(place: Path, scan: Run, qaudit: Run) -> None:
+    assert scan("series/step10").code == 0
+    status = qaudit("status", "out")
+    assert (status.code, "1 of 1 subject measured" in status.out) == (0, True)
+    before = audit_of(place / "out")
+    (place / "out" / "audit.json").unlink()
+    assert qaudit("collect", "out").code == 0
+    assert audit_of(place / "out")["measurements"] == before["measurements"]
+
+
+@pytest.mark.parametrize("name", ["plan.lock.json", "parts/plan.json"])
+def test_a_folder_that_an_older_version_began_is_refused_with_that_version(
+    place: Path, scan: Run, qaudit: Run, name: str
+) -> None:
+    path = place / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"lock": "qaudit plan", "schema": "1", "qaudit": "0.2.0"}')
+    for done in (scan("series/step10"), qaudit("collect", "out"), qaudit("status", "out")):
+        refused(done, 2, "was begun by qaudit 0.2.0", "pip install qaudit-llm==0.2.0")
+    (place / "out" / "audit.json").write_text("{}")  # it is finished: nothing is left to do
+    path.unlink()
+    assert scan("series/step10").code == 0
 
 
 def test_another_scheme_is_measured_at_the_commits_of_the_first(
@@ -246,12 +273,13 @@ def test_a_lock_that_is_damaged_is_refused_and_made_anew_when_asked(
     hub: Hub, place: Path, scan: Run
 ) -> None:
     scan(REPO, "--checkpoints", "step10")
-    lock = place / "out" / "plan.lock.json"
+    lock = place / "out" / "plan.json"
     whole = lock.read_text(encoding="utf-8")
     lock.write_text(whole[:100], encoding="utf-8")
     refused(scan(REPO, "--checkpoints", "step10"), 2, "cannot be read", "pass `--update`")
     assert scan(REPO, "--checkpoints", "step10", "--update").code == 0
-    assert json.loads(lock.read_text(encoding="utf-8")) == json.loads(whole)
+    again = json.loads(lock.read_text(encoding="utf-8"))
+    assert again["resolution"] == json.loads(whole)["resolution"]
 
 
 @pytest.mark.parametrize(
@@ -269,13 +297,13 @@ def test_a_lock_is_not_chosen_from(
 ) -> None:
     asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
     assert qaudit("scan", *asked).code == 0
-    refused(qaudit("scan", "out/plan.lock.json", *arguments), 2, sentence, hint)
+    refused(qaudit("scan", "out/plan.json", *arguments), 2, sentence, hint)
 
 
 def test_a_lock_takes_options_that_choose_nothing(hub: Hub, place: Path, qaudit: Run) -> None:
     asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
     assert qaudit("scan", *asked).code == 0
-    again = qaudit("scan", "out/plan.lock.json", "--schemes", "rtn-3bit", "--json")
+    again = qaudit("scan", "out/plan.json", "--schemes", "rtn-3bit", "--json")
     audit = json.loads(again.out)
     assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-3bit"]
     assert audit_of(place / "qaudit-out" / "out") == audit
@@ -287,7 +315,7 @@ def test_a_lock_over_folders_that_changed_is_refused(
     assert scan(f"{REPO}@step10", "series/step200").code == 0
     weights = place / "series" / "step200" / "model.safetensors"
     weights.write_bytes((place / "series" / "step1000" / "model.safetensors").read_bytes())
-    refused(qaudit("scan", "out/plan.lock.json"), 2, "have changed since", "targets themselves")
+    refused(qaudit("scan", "out/plan.json"), 2, "have changed since", "targets themselves")
     assert scan(f"{REPO}@step10", "series/step200").code == 0  # planned anew
 
 

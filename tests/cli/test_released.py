@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from safetensors.torch import load_file, save_file
 
-import qaudit.executors.in_process
+import qaudit.executors.measuring
 from qaudit.saved.audits import from_json
 from tests.support.cli import Run, audit_of
 from tests.support.models import save_model, save_tokenizer
@@ -75,7 +75,7 @@ def test_the_same_scan_again_does_not_read_the_weights_again(
 ) -> None:
     assert scan("series").code == 0
     before = audit_of(released / "out")["diagnostics"]["released"]
-    monkeypatch.delattr(qaudit.executors.in_process, "compare_weights")
+    monkeypatch.delattr(qaudit.executors.measuring, "compare_weights")
     assert scan("series").code == 0
     assert audit_of(released / "out")["diagnostics"]["released"] == before
 

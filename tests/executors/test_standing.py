@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.executors import standing
-from qaudit.executors.part import parts_of
+from qaudit.executors.cut import parts_of
 from qaudit.executors.standing import render, standing_of
 from qaudit.saved.parts import read_run, unit_path
 from qaudit.types import units_of
@@ -81,7 +81,7 @@ def test_the_queue_tells_where_it_answers(
 def test_the_time_left_is_that_of_the_longest_part_that_runs(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _ = read_run(planned)
+    run = read_run(planned)
     units = units_of(run.plan.passes)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)

@@ -20,6 +20,9 @@ from qaudit.errors import MachineError, UsageError
 from qaudit.hub.answers import HubFile
 from qaudit.planning import lock
 from qaudit.planning.resolve import Resolved
+from qaudit.saved.codec import encode, text_of
+from qaudit.saved.documents import LockDocument
+from qaudit.saved.parts import digest_of, write_plan
 from qaudit.types import (
     Checkpoint,
     Finding,
@@ -31,6 +34,8 @@ from qaudit.types import (
     WeightFile,
     digest,
 )
+from qaudit.whole import write_whole
+from tests.support.running import EMPTY
 
 COMMIT = 40 * "a"
 RECIPE = Recipe(
@@ -87,17 +92,24 @@ def resolved(**changes: Any) -> Resolved:
     return replace(found, **changes)
 
 
+def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
+    """Write a lock as versions before 0.3 did."""
+    document = LockDocument(qaudit="0.2.0", **vars(lock.resolution_of(resolved, recipe)))
+    document = replace(document, digest=digest_of(document))
+    write_whole(path, text_of(encode(document)))
+
+
 @pytest.fixture(scope="module")
 def whole_lock(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("lock") / "plan.lock.json"
-    lock.write_lock(resolved(), RECIPE, path)
+    write_lock(resolved(), RECIPE, path)
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "out" / "plan.lock.json"
-    lock.write_lock(resolved(), RECIPE, path)
+    write_lock(resolved(), RECIPE, path)
     return path
 
 
@@ -120,19 +132,24 @@ print(sorted(heavy & set(sys.modules)))
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_a_lock_is_there_whole_or_not_at_all(
-    written: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = written.read_bytes()
+    out = tmp_path / "out"
+    plan = replace(EMPTY, recipe=RECIPE, subjects=resolved().subjects)
+    write_plan(plan, lock.resolution_of(resolved(), RECIPE), None, out)
+    before = (out / "plan.json").read_bytes()
+    assert lock.read_lock(out / "plan.json") == (RECIPE, resolved())
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+    other = lock.resolution_of(resolved(notes=("other",)), RECIPE)
     with pytest.raises(MachineError, match="no space left"):
-        lock.write_lock(resolved(notes=("other",)), RECIPE, written)
-    assert written.read_bytes() == before
-    assert [path.name for path in written.parent.iterdir()] == ["plan.lock.json"]
+        write_plan(plan, other, None, out)
+    assert (out / "plan.json").read_bytes() == before
+    assert sorted(path.name for path in out.iterdir()) == ["parts", "plan.json"]
 
 
 def test_only_what_chooses_makes_a_lock_stale() -> None:

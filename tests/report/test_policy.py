@@ -118,7 +118,7 @@ def test_a_lock_reproduces_what_came_from_the_hub() -> None:
     assert "lock" not in section(render(audit), "Reproduce")
     traffic = Traffic(1, 1, 1, 1)
     text = section(render(replace(audit, plan=replace(audit.plan, traffic=traffic))), "Reproduce")
-    assert "\nqaudit scan plan.lock.json\n" in text
+    assert "\nqaudit scan plan.json\n" in text
     assert "pip install qaudit-llm==0.1.0\n" in text
     assert "qaudit scan demo --schemes" in text
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.audit import judge
-from qaudit.audit import run as events_of
+from qaudit.audit import complete
+from qaudit.checkpoints.places import own_cache
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
@@ -16,7 +16,8 @@ from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.executors.events import Failed, Measured
-from qaudit.executors.in_process import InProcess, Measuring
+from qaudit.executors.measuring import Measuring
+from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
 from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by
@@ -72,8 +73,7 @@ def prepared(
 
 def run(plan: Plan, out: Path, watch: Watch = SILENT, **options: Any) -> AuditRecord:
     """Run and judge a plan."""
-    work = prepared(plan, out, **options)
-    return judge(work.plan, events_of(work.plan, InProcess(work, watch)), out)
+    return complete(whole_plan(prepared(plan, out, **options), watch)).record
 
 
 def tasks_of(
@@ -129,8 +129,10 @@ def measure_tasks(
     recipe = Recipe(targets=(), schemes=(), diagnostics=named)
     passes = tuple(Pass(task.subject, tuple(s.spec for s in task.schemes)) for task in tasks)
     plan = replace(EMPTY, recipe=recipe, subjects=subjects, passes=passes)
-    measuring = Measuring(prepared(plan, folder), machine, SILENT)
-    events = {event.label: event for event in measuring.visit(tasks)}
+    results = ResultStore(folder / "evidence", own_cache() / "evidence")
+    measuring = Measuring(plan, folder, None, machine, SILENT, results)
+    labels = {subject.label for subject in subjects}
+    events = {event.label: event for event in measuring.visit(tasks, diagnosed=labels)}
     done = [e for s in subjects if isinstance(e := events[s.label], Measured)]
     return Outcome(
         tuple(one for event in done for one in event.results),
