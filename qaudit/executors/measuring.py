@@ -18,7 +18,6 @@ from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
 from qaudit.downloads.sources import RECORD_FILE
 from qaudit.engine.measure import measure
 from qaudit.engine.streams import Observer
@@ -90,7 +89,7 @@ class Measuring:
         store: ResultStore,
         series: Sequence[Subject] = (),
     ) -> None:
-        """Use a machine; `folder` has the record of downloads, and running sums.
+        """Use a machine; `folder` has the record of downloads.
 
         `series` is all subjects of the plan, where only a part of them is visited: the checkpoint
         before one of them may then be fetched for diagnostics alone.
@@ -135,7 +134,8 @@ class Measuring:
                     continue
                 job = by_label[subject.label]
                 self._watch.subject(number, total, subject.label, len(job.tasks))
-                with self._on_disk(job, downloads):
+                with self._failing(job), downloads.ready(self._needs(job)):
+                    job.tasks = tuple(replace(task, folder=downloads.folder) for task in job.tasks)
                     if job.subject.is_search:
                         self._search(job)
                     # Passes are measured here: a function more would lengthen the way to a scheme.
@@ -145,6 +145,7 @@ class Measuring:
                             task, self._machine, self._store, self._watch.block, watch, results
                         )
                         job.filed.append(filed)
+                    self._finish(job)
                 self.seconds_waited = waited + downloads.seconds_waited
                 assert job.event is not None, "its weights were released with an event"
                 yield job.event
@@ -186,7 +187,6 @@ class Measuring:
             # the texts are downloaded beside the weights
             disk_budget_nbytes=budget and budget - missing_nbytes(self._plan.texts),
             record=self._folder / RECORD_FILE,
-            sums=Sums(self._folder / SUMS_FOLDER, allow_pickle=self._machine.allow_pickle),
         )
 
     def _needs(self, job: _Job) -> Subject:
@@ -242,18 +242,10 @@ class Measuring:
         return True
 
     @contextmanager
-    def _on_disk(self, job: _Job, downloads: Downloads) -> Iterator[None]:
-        """Hold a subject's weights for a `with` body; results, or what failed, become its event."""
+    def _failing(self, job: _Job) -> Iterator[None]:
+        """Let a failure of a subject, or of its weights, become its event."""
         try:
-            with downloads.ready(self._needs(job)) as merged:
-                job.tasks = tuple(
-                    replace(task, folder=downloads.folder, merged=merged) for task in job.tasks
-                )
-                yield
-                job.event = job.event or job.measured(job.filed)
-                assert isinstance(job.event, Measured), "what fails raises"
-                if (task := job.diagnosed(job.event)) is not None:
-                    self.diagnoses.take(task, self._watch.block)
+            yield
         except SourceError as error:
             job.event = job.stored or Failed(job.label, error)
             if job.stored is not None:
@@ -265,6 +257,13 @@ class Measuring:
                 f"out of memory while measuring `{job.label}`; what was measured is kept",
                 hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
             ) from error
+
+    def _finish(self, job: _Job) -> None:
+        """Make the results of a subject its event, and diagnose it."""
+        event = job.event if isinstance(job.event, Measured) else job.measured(job.filed)
+        job.event = event
+        if (task := job.diagnosed(event)) is not None:
+            self.diagnoses.take(task, self._watch.block)
 
     def _observer(self, job: _Job) -> Observer | None:
         return self.diagnoses.watch(job.tasks[0], self._watch.block) if job.is_diagnosed else None
@@ -297,5 +296,5 @@ class Measuring:
                 )
         except SourceError as error:
             return Failed(release.label, error)
-        store_difference(release, difference, self._store.folder, self._store.writer)
+        store_difference(release, difference, self._store.folder)
         return Compared(release, difference)

@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.places import own_cache
 from qaudit.errors import OtherIdentityError, SourceError, UsageError
 from qaudit.executors.cut import parts_of
 from qaudit.executors.events import Compared, Event, Executor, Failed
@@ -64,14 +63,13 @@ class Part(Executor):
         attempts_of = None if alone else self._attempts_of
         self._log = PartLog(out / FOLDER / f"{name}.jsonl", attempts_of, watch)
         self._account = Account(ready.machine.device, hub)
-        writer = "" if alone else f"{name}@{platform.node()}"
         self._measuring = Measuring(
             run.plan,
             out if alone else out / FOLDER / name,
             hub,
             ready.machine,
             self._log,
-            ResultStore(out / "evidence", own_cache() / "evidence", writer),
+            ResultStore(out / "evidence"),
             () if alone else ready.subjects,
         )
 

@@ -227,7 +227,7 @@ def test_a_folder_without_a_plan(place: Path, qaudit: Run) -> None:
         ["collect", "series"],
         ["status", "series"],
     ):
-        refused(qaudit(*command), 2, "has no plan for parts", "qaudit plan TARGET --out")
+        refused(qaudit(*command), 2, "has no plan", "qaudit plan TARGET --out")
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.audit import complete
-from qaudit.checkpoints.places import own_cache
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
@@ -27,6 +26,7 @@ from qaudit.planning.price import Sizes
 from qaudit.planning.resolve import Resolved
 from qaudit.planning.text_size import TextSize
 from qaudit.planning.traffic import missing_nbytes
+from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import (
@@ -67,7 +67,8 @@ def prepared(
     if disk_budget_nbytes is not None:
         budget = disk_budget_nbytes + missing_nbytes(plan.texts)
         plan = replace(plan, traffic=Traffic(0, 0, 0, 0, budget))
-    resolved = Resolved(plan.recipe, (), (), plan.subjects)
+    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
+    resolved = Resolved(plan.recipe, (), checkpoints, plan.subjects)
     return Prepared(plan, RunOptions(**options), out, hub, plan.recipe, resolved)
 
 
@@ -129,7 +130,7 @@ def measure_tasks(
     recipe = Recipe(targets=(), schemes=(), diagnostics=named)
     passes = tuple(Pass(task.subject, tuple(s.spec for s in task.schemes)) for task in tasks)
     plan = replace(EMPTY, recipe=recipe, subjects=subjects, passes=passes)
-    results = ResultStore(folder / "evidence", own_cache() / "evidence")
+    results = ResultStore(folder / "evidence")
     measuring = Measuring(plan, folder, None, machine, SILENT, results)
     labels = {subject.label for subject in subjects}
     events = {event.label: event for event in measuring.visit(tasks, diagnosed=labels)}
