@@ -31,7 +31,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(task: Any, *rest: Any) -> Any:
         members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
-        done.append(members + ("" if task.full else " alone"))
+        done.append(members + ("" if task.pass_.full_precision else " alone"))
         return real(task, *rest)
 
     monkeypatch.setattr(qaudit.engine.measure, "send", counted)
