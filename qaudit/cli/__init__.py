@@ -32,9 +32,7 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    import signal
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end with the way to resume
+    _stop_at_signals()
     # Threads that spin while they wait take the core from other work. Torch reads this when it
     # starts its threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -42,6 +40,22 @@ def _run() -> int:
     from qaudit.cli.app import run
 
     return run(sys.argv)
+
+
+def _stop_at_signals() -> None:
+    """End by SIGTERM as by an interrupt: with the way to resume.
+
+    A scheduler that wants the machine of a part back sends SIGUSR1 or SIGUSR2, too, and may do so
+    while libraries are imported.
+    """
+    import signal
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    is_part = sys.argv[1:2] == ["part"]
+    for name in ("SIGTERM", *(("SIGUSR1", "SIGUSR2") if is_part else ())):
+        signal.signal(getattr(signal, name), stop)
 
 
 def _end(error: BaseException) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from qaudit.cli.terminal import say
-from qaudit.errors import Interrupted, MachineError, QauditError
+from qaudit.errors import Interrupted, MachineError, QauditError, Stopped
 
 AGAIN = "run the same command again"
 """A hint that ends so gets the command as it was typed."""
@@ -25,6 +25,9 @@ def explained(error: BaseException) -> QauditError:
         if error.hint.endswith(AGAIN):
             error.hint = f"{error.hint}: {shlex.join(['qaudit', *sys.argv[1:]])}"
         return error
+    if isinstance(error, KeyboardInterrupt) and error.args and sys.argv[1:2] == ["part"]:
+        stopped = f"the part was stopped by {error.args[0]}; what was measured is kept"
+        return explained(Stopped(stopped, hint=AGAIN))
     if isinstance(error, KeyboardInterrupt):
         return explained(Interrupted("interrupted", hint=AGAIN))
     if isinstance(error, MemoryError):

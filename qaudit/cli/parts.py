@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +11,7 @@ import typer
 
 from qaudit.cli.options import AsJson, Quiet, Targets, Verbose, option, with_settings
 from qaudit.cli.terminal import print_result, say
-from qaudit.errors import Stopped, UsageError
+from qaudit.errors import UsageError
 from qaudit.settings import COMPUTE, MEASURE
 
 
@@ -118,7 +115,7 @@ def part(
 
     number, count = part_of(part)
     _, options = split_settings(settings)
-    with _stoppable(number, count), Progress(quiet=quiet, verbose=verbose) as progress:
+    with Progress(quiet=quiet, verbose=verbose) as progress:
         outcome = run_part(out, number, count, options, progress)
     if not quiet:
         say(
@@ -139,28 +136,6 @@ def part_of(text: str) -> tuple[int, int]:
             hint="write K/N, as `--part 0/8`; K may come from " + " or ".join(INDICES),
         )
     return int(number), int(count)
-
-
-@contextmanager
-def _stoppable(number: int, count: int) -> Iterator[None]:
-    """End with 75 when a scheduler wants the machine back: SIGTERM, SIGUSR1 or SIGUSR2."""
-    received: list[str] = []
-
-    def stop(signum: int, _: object) -> None:
-        received.append(signal.Signals(signum).name)
-        raise KeyboardInterrupt
-
-    for number_of_signal in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number_of_signal, stop)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if not received:
-            raise
-        raise Stopped(
-            f"part {number}/{count} was stopped by {received[0]}; what was measured is kept",
-            hint="run the same command again",
-        ) from error
 
 
 @with_settings("sign")

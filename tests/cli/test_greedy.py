@@ -135,7 +135,8 @@ def test_the_same_soup_by_its_members_is_the_same_measurement(
 ) -> None:
     done = scan("ends", *GREEDY, "--soup", "both=mean(series-a+series-b)")
     assert done.code == 0
-    assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
+    # The soup is measured before the search, which finds it.
+    assert passes == ["a", "b", "c", "a+b", "a+b+c alone"]
     audit = audit_of(trained / "out")
     ce = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
     assert ce["best"] == ce["both"]

@@ -11,7 +11,7 @@ import torch
 
 from qaudit.executors import measuring as measuring_module
 from tests.support.cli import Run, audit_of, refused
-from tests.support.parts import demo, same_audit, start, until
+from tests.support.parts import MAIN, demo, same_audit, start, until
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -128,6 +128,20 @@ def test_a_part_stopped_again_and_again_is_never_given_up(
     assert not list((planned / "parts" / "units").glob("*.attempts"))
     assert log.read_text().count('"ended": "KeyboardInterrupt"') == 3
     assert qaudit("part", planned, "--part", "0/1").code == 0
+
+
+def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:
+    stopped_at_import = (
+        "import os, signal, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+    )
+    process = start(planned.parent, "part", planned, "--part", "0/1", main=stopped_at_import + MAIN)
+    _, err = process.communicate()
+    assert (process.returncode, "was stopped by SIGTERM" in err) == (75, True), err
 
 
 def measuring(log: Path, begun: int) -> bool:
