@@ -75,7 +75,7 @@ def _record(unit: WorkUnit, document: UnitDocument | None, out: Path) -> Record 
         return None
     try:
         return Record(unit, document, _event(unit, document, out))
-    except (OSError, ValueError, UsageError):
+    except (OSError, ValueError, TypeError, UsageError):
         return None
 
 
