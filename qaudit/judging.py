@@ -11,7 +11,7 @@ from typing import Any
 
 from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.errors import SourceError
-from qaudit.executors.events import Compared, Failed, Measured, one_error
+from qaudit.executors.events import RETRY_TASK, Compared, Failed, Measured, one_error
 from qaudit.executors.records import Record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
@@ -52,7 +52,7 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
     if not results:
         raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
     for task, reason in records[0].document.failed_tasks.items():
-        failed[f"task {task}"] = SourceError(reason)
+        failed[f"task {task}"] = SourceError(reason, hint=RETRY_TASK)
     subjects = tuple(_subjects(plan, by_label))
     skipped = tuple(_skipped(plan, by_label, failed))
     compared = [event for event in events if isinstance(event, Compared)]

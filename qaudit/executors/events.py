@@ -11,6 +11,8 @@ from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed, SearchResult
 from qaudit.types import SILENT, Perturbation, Run, Subject, Watch, WorkUnit
 
+RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"
+
 
 @dataclass(frozen=True, eq=False)
 class Measured:

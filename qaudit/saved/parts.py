@@ -108,7 +108,7 @@ def _document(out: Path) -> RunDocument:
         wrote = contents.get("qaudit") if isinstance(contents, dict) else None
         document = decode(RunDocument, contents, "plan")
         if document.schema != RUN_SCHEMA:
-            raise AuditError(f"it has schema {document.schema}, of qaudit {wrote}")
+            raise ValueError(f"it has schema {document.schema}, of qaudit {wrote}")
         _passes(document.passes, document.plan.checkpoints)
     except FileNotFoundError as error:
         raise UsageError(
