@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,6 @@ from qaudit.core.statistics import Array, Statistic
 from qaudit.types import Evidence, Fidelity, Interval
 
 Mean = Literal["kl", "top1_agreement", "rms_dp"]
-
-
-class FidelityColumns(TypedDict, total=False):
-    """Columns of a measurement; absent where nothing was compared."""
-
-    kl: Interval
-    top1_agreement: Interval
-    rms_dp: Interval
-    kl_p50: Interval
-    kl_p90: Interval
-    kl_p99: Interval
-    kl_p999: Interval
-    kl_max: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ def squared_changes(evidence: Evidence) -> Array:
     return fidelity.squared_dp_sum if fidelity else np.full(len(evidence.tokens), np.nan)
 
 
-def fidelity_columns(evidence: Evidence, confidence: float) -> FidelityColumns:
+def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:
     """Return the columns of a measurement, as far as it was compared with full precision."""
     kl, top1, rms = (mean_of(evidence, name, confidence) for name in MEANS)
     used = evidence.scored()

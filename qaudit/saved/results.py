@@ -21,8 +21,10 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -93,26 +95,17 @@ def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
     )
 
 
-@dataclass(frozen=True)
-class _About:
-    """What a file of evidence is of."""
-
-    key: str
-    subject: str
-    scheme: str
-    spec: str
-    bits_per_weight: float
-    seconds: float
-    notes: tuple[str, ...]
-    weights_sha256: dict[str, str] = field(default_factory=dict)
-    parameters: int | None = None
-    nbytes: int | None = None
-    bit_class: str | None = None
-    calibrates: bool | None = None
-    plugins: tuple[str, ...] = ()
-    identity: dict[str, str | int] | None = None  # what the key is the digest of
-    sha256: str = ""  # the seal; earlier versions have none
-
+_COLUMNS = [one for one in fields(Measurement) if one.name not in ("evidence", "calibration_seed")]
+_About: Any = make_dataclass(
+    "_About",
+    [
+        ("key", str),
+        *((c.name, get_type_hints(Measurement)[c.name], copy(c)) for c in _COLUMNS),
+        ("sha256", str, ""),  # the seal; earlier versions have none
+    ],
+    frozen=True,
+)
+"""What a file of evidence is of: a measurement without its arrays."""
 
 _OF_THE_FILE = ("key", SEAL)
 
@@ -198,7 +191,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read(content: bytes) -> tuple[Measurement, _About]:
+def _read(content: bytes) -> tuple[Measurement, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(part.file_size for part in archive.infolist()) > LARGEST_NBYTES:
@@ -216,7 +209,7 @@ def _read(content: bytes) -> tuple[Measurement, _About]:
         raise ValueError(f"it is damaged: {error}") from error
 
 
-def _must_be_as_written(about: _About, arrays: np.lib.npyio.NpzFile) -> None:
+def _must_be_as_written(about: Any, arrays: np.lib.npyio.NpzFile) -> None:
     """Raise ValueError for another content than was sealed, or another identity than the key's."""
     if about.identity is not None and digest(about.identity) != about.key:
         raise ValueError("its identity is not that of its key")
