@@ -17,7 +17,6 @@ from pathlib import Path
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.linears import Linears, Quantized
@@ -45,6 +44,7 @@ from qaudit.engine.tasks import (
     short_of,
 )
 from qaudit.engine.tokens import REFERENCE, Feed, Openers
+from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights

@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.repository import QuantizedWeights, must_match, open_quantized
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
@@ -26,6 +24,8 @@ from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import SourceError, UsageError
+from qaudit.formats.activations import Rounding
+from qaudit.formats.repository import QuantizedWeights, must_match, open_quantized
 from qaudit.model.blocks import BlockModel
 from qaudit.model.groups import Block
 from qaudit.model.structure import weight_of

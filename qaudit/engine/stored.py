@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import headers
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError
+from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import Weights
 
 

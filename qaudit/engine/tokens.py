@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.whole_block import WholeBlock
 from qaudit.engine.batches import Batch
@@ -17,6 +16,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.whole_block import shapes, whole_block
+from qaudit.formats.repository import QuantizedWeights
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
 from qaudit.planning.memory import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window

@@ -32,7 +32,7 @@ from qaudit.version import __version__
 
 if TYPE_CHECKING:
     from qaudit.export.choice import Choice
-    from qaudit.export.formats import Format
+    from qaudit.formats.packing import Format
 
 
 def export_card(choice: Choice, record: ExportRecord, form: Format) -> str:

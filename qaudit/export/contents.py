@@ -30,7 +30,7 @@ from qaudit.saved.results import sha256_of
 
 if TYPE_CHECKING:
     from qaudit.export.choice import Choice
-    from qaudit.export.formats import Format
+    from qaudit.formats.packing import Format
 
 README = "README.md"
 EVIDENCE = "qaudit"

@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.checkpoints.gguf import GgufHeader, is_gguf, read_header
-from qaudit.checkpoints.quantized import gguf as reader
-from qaudit.checkpoints.quantized import gguf_base
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks, assembled, pair
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
-from qaudit.export.formats import Document, Format, Runtime, half_scales, integer_codes, schemes_of
+from qaudit.formats import gguf as reader
+from qaudit.formats import gguf_base
+from qaudit.formats.packing import Document, Format, Runtime, half_scales, integer_codes, schemes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qaudit.model.blocks import Weights
 
 FILE = "model.gguf"
 _TEMPLATE = "template.gguf"
@@ -48,7 +46,6 @@ class GgufFiles(Format):
     """A file that llama.cpp, ollama and LM Studio load."""
 
     name: ClassVar[str] = "gguf"
-    reader: ClassVar[str] = "gguf"
     has_settings: ClassVar[bool] = False
 
     template: Path | None = None
@@ -114,7 +111,7 @@ class GgufFiles(Format):
         if is_gguf(converter):
             self.template = converter
 
-    def start(self, source: Path, work: Path, weights: Weights) -> None:
+    def start(self, source: Path, work: Path, names: Iterable[str]) -> None:
         """Make the template if it has to be made, and refuse one of another model."""
         if self.template is None:
             assert self.converter is not None
@@ -128,11 +125,9 @@ class GgufFiles(Format):
                 f"the order of rows in GGUF files of `{header.architecture}` is not known here",
                 hint=f"these are written: {', '.join(gguf_base.ARCHITECTURES)}",
             )
-        _names(header, weights.names())
+        _names(header, list(names))
 
-    def assemble(
-        self, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
-    ) -> None:
+    def assemble(self, parts: Sequence[Path], folder: Path) -> None:
         assert self.template is not None
         try:
             _write(self._kind, self.template, parts, folder / FILE)
@@ -203,7 +198,7 @@ def _write(mix: str, template: Path, parts: Sequence[Path], out: Path) -> None:
     """Write the template with the tensors of parts in place of its own."""
     gguf = reader.library()
     header, source = read_header(template), gguf.GGUFReader(template)
-    places = _Parts(parts)
+    places = _Tensors(parts)
     names = _names(header, places.names())
     writer = gguf.GGUFWriter(out, header.architecture)
     writer.data_alignment = source.alignment
@@ -238,7 +233,7 @@ def _copy_metadata(writer: Any, source: Any, changed: Mapping[str, int], gguf: A
         writer.add_uint32(name, value)
 
 
-class _Parts:
+class _Tensors:
     """The tensors of an export by dense names, as a GGUF file stores them."""
 
     def __init__(self, parts: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
-from qaudit.export.formats import Format
+from qaudit.formats.packing import Format
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:

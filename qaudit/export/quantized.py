@@ -7,6 +7,7 @@ which the same command resumes; the result is made under another name and rename
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.settings import CONFIGURATION
 from qaudit.core.scheme import Scheme
@@ -25,13 +27,15 @@ from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
 from qaudit.export.choice import Choice
-from qaudit.export.contents import EVIDENCE, README, hashes_in
+from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
 from qaudit.export.folds import refuse_rounded
-from qaudit.export.formats import Format, changed_inputs, declared_group
+from qaudit.export.gguf import GgufFiles
 from qaudit.export.parts import Continued, Part, Parts
 from qaudit.export.registry import FORMATS, format_named
+from qaudit.export.shards import write_shards
 from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
+from qaudit.formats.packing import Document, Format, changed_inputs, declared_group
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
 from qaudit.planning.permissions import refuse
@@ -138,15 +142,29 @@ def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> Non
     parts.open()
     _check_room(weights, begun)
     source = folder_of(work.choice.subject.first)
-    work.form.start(source, begun, weights)
+    work.form.start(source, begun, weights.names())
     bits_per_weight = _quantize(work, parts)
     with whole_folder(work.out, begun) as partial:
         files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
         outside = unquantized(_shapes(weights, done))
         config = work.form.config(outside, symmetric=_is_symmetric(done))
-        work.form.assemble(files, partial, source, config, shard_nbytes)
+        _assemble(work.form, files, partial, source, config, shard_nbytes)
         _write_beside(work, parts, partial, bits_per_weight)
+
+
+def _assemble(
+    form: Format, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
+) -> None:
+    """Write files of `nbytes` at most, and what runtimes read beside them."""
+    if isinstance(form, GgufFiles):
+        form.assemble(parts, folder)
+        return
+    write_shards(parts, folder, nbytes)
+    copy_settings(source, folder)
+    whole = form.whole_config(read_configuration(source), config)
+    for name, document in (("config.json", whole), *((name, config) for name in form.config_files)):
+        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def _quantize(work: _Work, parts: Parts) -> float:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from qaudit.core.plugins import Plugins
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, UsageError
-from qaudit.export.bitsandbytes import Bitsandbytes
-from qaudit.export.compressed_tensors import CompressedTensors
-from qaudit.export.formats import Format
 from qaudit.export.gguf import GgufFiles
-from qaudit.export.integers import AwqFiles, GptqFiles, MlxFiles
+from qaudit.formats.awq import AwqFiles
+from qaudit.formats.bitsandbytes import Bitsandbytes
+from qaudit.formats.compressed_tensors import CompressedTensors
+from qaudit.formats.gptq import GptqFiles
+from qaudit.formats.mlx import MlxFiles
+from qaudit.formats.packing import Format
 
 _BUILT_IN = (CompressedTensors, GptqFiles, AwqFiles, Bitsandbytes, MlxFiles, GgufFiles)
 FORMATS: Plugins[Format] = Plugins("format", Format, {one.name: one for one in _BUILT_IN})

@@ -30,7 +30,7 @@ from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import Choice
-from qaudit.export.runtimes import Loaded, Runtime, loaded
+from qaudit.export.runtimes import Loaded, Program, loaded
 from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
 
@@ -55,7 +55,7 @@ class Run:
         return self.running_kl - self.audited_kl
 
 
-def run(choice: Choice, audited: Evidence, folder: Path, runtime: Runtime, watch: Watch) -> Run:
+def run(choice: Choice, audited: Evidence, folder: Path, runtime: Program, watch: Watch) -> Run:
     """Measure an exported folder on the audit's documents, beside full precision."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
     protocol = ready.corpus.protocol

@@ -35,7 +35,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Runtime:
+class Program:
     """A program, the packages it needs, and the formats that it loads."""
 
     name: str
@@ -155,14 +155,14 @@ def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 RUNTIMES = (
-    Runtime("transformers", ("transformers",), ("compressed-tensors", "bnb"), _transformers),
-    Runtime("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
-    Runtime("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
-    Runtime("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp, rounds_activations=True),
+    Program("transformers", ("transformers",), ("compressed-tensors", "bnb"), _transformers),
+    Program("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
+    Program("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
+    Program("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp, rounds_activations=True),
 )
 
 
-def runtime_for(form: str, name: str | None) -> Runtime:
+def runtime_for(form: str, name: str | None) -> Program:
     able = [one for one in RUNTIMES if form in one.formats]
     if name is None:
         return able[0]
@@ -175,7 +175,7 @@ def runtime_for(form: str, name: str | None) -> Runtime:
     )
 
 
-def is_plain(runtime: Runtime, folder: Path) -> bool:
+def is_plain(runtime: Program, folder: Path) -> bool:
     """Return whether a runtime multiplies with the weights of a folder by torch's own products.
 
     transformers does with symmetric compressed-tensors files; it rounds weights with zero points to
@@ -186,7 +186,7 @@ def is_plain(runtime: Runtime, folder: Path) -> bool:
     return runtime.name == "transformers" and plain and "fp4" not in config["format"]
 
 
-def loaded(runtime: Runtime, folder: Path, dtype: torch.dtype) -> Loaded:
+def loaded(runtime: Program, folder: Path, dtype: torch.dtype) -> Loaded:
     """Load a folder in a runtime; refuse what it cannot load."""
     try:
         with redirect_stdout(sys.stderr):  # where runtimes log; results are on stdout

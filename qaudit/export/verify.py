@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.quantized.gguf import GgufFile
-from qaudit.checkpoints.quantized.weights import FORMATS, read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import Choice, of_audit
 from qaudit.export.contents import changed_files, not_of_the_audit
-from qaudit.export.formats import Format
 from qaudit.export.gguf import FILE, GgufFiles
 from qaudit.export.parts import sha256_of
 from qaudit.export.quantized import unquantized
 from qaudit.export.registry import format_named
+from qaudit.formats.gguf import GgufFile
+from qaudit.formats.packing import Format
+from qaudit.formats.reading import read_linear
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import ExportRecord, read_export
@@ -276,7 +276,7 @@ def _linears(
     for number, (linear, sha256) in enumerate(record.dense.items()):
         watch.count("tensors", number, len(record.dense))
         try:
-            dense_RC = read_linear(weights, FORMATS[form.reader], config, linear).to(dtype)
+            dense_RC = read_linear(weights, form.reader, config, linear).to(dtype)
         except QauditError as error:
             yield error.message
             continue

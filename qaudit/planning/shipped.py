@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.gguf import header_by, is_gguf, read_header
 from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.quantized import gguf, gguf_base
-from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
-from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.keys import nearest
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
 from qaudit.errors import ConfigurationError, HubError, SourceError, UsageError
+from qaudit.formats import gguf, gguf_base
+from qaudit.formats.repository import format_of, must_match, open_quantized
+from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
 from qaudit.hub.weights import weights_on_hub

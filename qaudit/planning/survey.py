@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import longest_context, must_be_held, read_configuration
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.quantized.weights import quantization_of
 from qaudit.errors import SourceError
+from qaudit.formats.weights import quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.proven import reads_trees
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.gguf import GgufHeader, header_in, read_header
-from qaudit.checkpoints.quantized import gguf_base
-from qaudit.checkpoints.quantized.gguf import GgufFile, bits_in, bits_of
-from qaudit.checkpoints.quantized.gguf_keys import differences, rope_factors
-from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import QauditError, SourceError, UsageError
+from qaudit.formats import gguf_base
+from qaudit.formats.gguf import GgufFile, bits_in, bits_of
+from qaudit.formats.gguf_keys import differences, rope_factors
+from qaudit.formats.repository import format_of, must_match, open_quantized
 from tests.support.gguf import KINDS, write_gguf
 from tests.support.tiny import make
 

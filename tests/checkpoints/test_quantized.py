@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qaudit.checkpoints.quantized.bnb import _TABLES
-from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.errors import ConfigurationError, QauditError, SourceError
+from qaudit.formats.bitsandbytes import _TABLES
+from qaudit.formats.weights import QuantizedFolder, quantization_of
 from tests.support import torchao
 from tests.support.quantized import (
     Affine,
@@ -241,7 +241,7 @@ def test_int8_of_bitsandbytes_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_packed_integers_are_those_of_the_library(bits: int) -> None:
     helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
-    from qaudit.checkpoints.quantized.arithmetic import unpack
+    from qaudit.formats.arithmetic import unpack
 
     codes = Affine(11, 8, 77, bits, 77).codes_RC
     signed = (codes - 2 ** (bits - 1)).to(torch.int8)

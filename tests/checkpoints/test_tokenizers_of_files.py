@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qaudit.checkpoints.quantized.repository import must_match
 from qaudit.errors import UsageError
+from qaudit.formats.repository import must_match
 
 BASE: dict[str, Any] = {
     "normalizer": {"type": "NFC"},

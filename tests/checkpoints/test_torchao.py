@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.repository import format_of
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.errors import ConfigurationError, QauditError, SourceError
+from qaudit.formats.activations import Rounding
+from qaudit.formats.repository import format_of
+from qaudit.formats.weights import QuantizedFolder
 from tests.support.quantized import Affine, write
 from tests.support.torchao import KINDS, config, description, named, tensors
 

@@ -16,12 +16,12 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.export import parts, quantized
 from qaudit.export.parts import sha256_of
+from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
 from qaudit.saved.writer import one_writer
 from tests.support.cli import TEXT, Run, refused

@@ -11,10 +11,10 @@ import gguf
 import pytest
 import torch
 
-from qaudit.checkpoints.quantized.gguf import GgufFile
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.export import gguf as writing
 from qaudit.export.parts import sha256_of
+from qaudit.formats.gguf import GgufFile
 from qaudit.saved.exports import FILE, read_export
 from tests.support.cli import TEXT, Run, refused
 from tests.support.gguf import write_gguf

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
@@ -19,6 +18,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import Departure, opener
 from qaudit.engine.tokens import Feed
+from qaudit.formats.weights import QuantizedFolder
 from qaudit.judge.older import kind_of
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION

@@ -13,8 +13,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.quantized.activations import Rounding, of_fp8, of_group
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
@@ -26,6 +24,8 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats.activations import Rounding, of_fp8, of_group
+from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import BlockModel
 from tests.support.passes import CPU, feed, losses
 from tests.support.quantized import ct_config, is_linear
@@ -119,7 +119,13 @@ def test_a_file_runs_as_the_scheme_that_made_it(
     with HiddenStates(tmp_path / "one", 10**9, CPU) as states:
         own = run_blocks(model, given, [scheme], states, observe=observe)[scheme.spec]
     folder = write_as(checkpoint, tmp_path / "file", spec, stored)
-    file = Shipped(file="file", format="compressed-tensors", bits=8, act=8, sha256="0" * 64)
+    file = Shipped(
+        file="file",
+        format="compressed-tensors",
+        bits=QuantizedFolder(folder).bits,
+        act=8,
+        sha256="0" * 64,
+    )
     opened = opener(file, folder, checkpoint, frozenset(weights.names()))
     shipped = Feed(given.calibration, given.evaluation, shipped={file.spec: opened})
     with HiddenStates(tmp_path / "other", 10**9, CPU) as states:

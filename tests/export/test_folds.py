@@ -42,7 +42,7 @@ def test_what_would_be_rounded_is_refused() -> None:
     ones = torch.ones(2, dtype=torch.bfloat16)
     with pytest.raises(SchemeError, match=r"`norm\.weight` is stored in bfloat16") as refusal:
         divided("norm.weight", ones / 128, torch.full((2,), 8.0), one_plus=True)  # 1.0078 / 8 - 1
-    assert "scale no columns" in refusal.value.hint
+    assert "scales no columns" in refusal.value.hint
     with pytest.raises(SchemeError, match="no scales that could take"):
         divided_codes("v_proj", parse_scheme("fp8").quantize, torch.ones(2))  # type: ignore[arg-type]
 

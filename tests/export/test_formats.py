@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from qaudit.checkpoints.quantized.weights import FORMATS as READERS
-from qaudit.checkpoints.quantized.weights import read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.registry import parse_scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import QauditError, SchemeError, SourceError
-from qaudit.export.formats import Format
 from qaudit.export.registry import FORMATS, format_named
+from qaudit.formats.packing import Format
+from qaudit.formats.reading import read_linear
 
 CASES = [
     *(("compressed-tensors", f"rtn-{bits}bit:group=32") for bits in range(2, 9)),
@@ -68,7 +67,7 @@ def read_back(form: Format, tensors: dict[str, torch.Tensor], scheme: str) -> to
     config = form.config(("lm_head",), symmetric="sym=false" not in scheme)
     with tempfile.TemporaryDirectory() as folder:
         save_file(tensors, f"{folder}/model.safetensors")
-        return read_linear(WeightFolder(Path(folder)), READERS[form.reader], config, "a")
+        return read_linear(WeightFolder(Path(folder)), form.reader, config, "a")
 
 
 @pytest.mark.parametrize(("form", "scheme"), CASES)

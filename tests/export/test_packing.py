@@ -8,7 +8,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.quantized.arithmetic import from_awq_order, in_awq_order, pack, unpack
+from qaudit.formats.arithmetic import from_awq_order, in_awq_order, pack, unpack
 
 BITS = st.integers(2, 8)
 

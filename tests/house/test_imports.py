@@ -38,6 +38,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "items",
         "model",
         "hub",
+        "formats",
         "checkpoints",
         "diagnostics.figure diagnostics.overlay",
         "diagnostics.section",
@@ -90,7 +91,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.lab.*",
         "qaudit.planning.pins",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
-        "qaudit.checkpoints.quantized.*",
+        "qaudit.formats.*",
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
     ),
     "triton": ("qaudit.core.*",),
@@ -124,7 +125,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.stored_weights",
         "qaudit.lab.*",
     ),
-    "gguf": ("qaudit.checkpoints.quantized.gguf", "qaudit.export.*"),
+    "gguf": ("qaudit.formats.gguf", "qaudit.export.*"),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.wire", "qaudit.hub.bodies", "qaudit.hub.environment"),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
+from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
 from tests.support.models import save_model, save_tokenizer, write_documents
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qaudit.checkpoints.quantized import torchao as ours
-from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.formats import torchao as ours
+from qaudit.formats.activations import Rounding
+from qaudit.formats.weights import QuantizedFolder
 from tests.support.models import save_model
 from tests.support.quantized import write
 

@@ -6,7 +6,7 @@ from qaudit.core.linears import decoded, refuse_nonfinite
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
 from qaudit.core.stored import IntegerCodes
-from qaudit.export.compressed_tensors import CompressedTensors
+from qaudit.formats.compressed_tensors import CompressedTensors
 
 
 @dataclass(frozen=True, kw_only=True)

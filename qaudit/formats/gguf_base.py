@@ -15,15 +15,15 @@ from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader
-from qaudit.checkpoints.quantized.format import refused
-from qaudit.checkpoints.quantized.gguf_keys import UNKNOWN, differences, rope_factors
-from qaudit.checkpoints.quantized.tokenizers import (
+from qaudit.errors import SourceError, UsageError
+from qaudit.formats.gguf_keys import UNKNOWN, differences, rope_factors
+from qaudit.formats.reading import refused
+from qaudit.formats.tokenizers import (
     VOCABULARY,
     merges_of,
     other_tokenizer,
     read_tokenizer,
 )
-from qaudit.errors import SourceError, UsageError
 
 ARCHITECTURES = {
     "llama": ("llama", "mistral"),

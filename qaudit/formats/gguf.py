@@ -1,7 +1,7 @@
 """The tensors of a GGUF file as a dense checkpoint has them, decoded one at a time.
 
 `gguf` decodes; names and the order of rows are those of the base
-(`qaudit/checkpoints/quantized/gguf_base.py`). Norms, embeddings and head are those of the file.
+(`qaudit/formats/gguf_base.py`). Norms, embeddings and head are those of the file.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader, GgufTensor, read_header
-from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.format import most_bits, refused
-from qaudit.checkpoints.quantized.gguf_base import (
+from qaudit.errors import MachineError, SourceError
+from qaudit.formats.activations import Rounding
+from qaudit.formats.gguf_base import (
     ARCHITECTURES,
     ROPE_FACTORS,
     dense_names,
     heads_of,
     separate,
 )
-from qaudit.errors import MachineError, SourceError
+from qaudit.formats.reading import most_bits, refused
 from qaudit.whole import open_regular
 
 if TYPE_CHECKING:

@@ -7,21 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.quantized import bnb, compressed_tensors, floats, integers, torchao
-from qaudit.checkpoints.quantized.activations import of_config
-from qaudit.checkpoints.quantized.arithmetic import in_order
-from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, most_bits, refused
 from qaudit.checkpoints.safetensors import WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats import awq, bitsandbytes, compressed_tensors, floats, gptq, mlx, torchao
+from qaudit.formats.activations import of_config
+from qaudit.formats.arithmetic import in_order
+from qaudit.formats.reading import (
+    Config,
+    Layout,
+    Reader,
+    most_bits,
+    open_linear,
+    refused,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, Reader] = {
     one.name: one
     for one in (
-        integers.GPTQ, integers.AWQ, compressed_tensors.FORMAT, bnb.FORMAT, floats.FP8,
-        integers.MLX, floats.MXFP4, torchao.FORMAT,
+        gptq.GPTQ, awq.AWQ, compressed_tensors.FORMAT, bitsandbytes.FORMAT, floats.FP8,
+        mlx.MLX, floats.MXFP4, torchao.FORMAT,
     )
 }  # fmt: skip
 _ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
@@ -151,19 +158,19 @@ class QuantizedFolder:
                 return order.long()
         return in_order(layout.shape[1], layout.size)
 
-    def _find(self, kind: Format, config: Config) -> None:
+    def _find(self, kind: Reader, config: Config) -> None:
         infos = self._files.infos
         for key in infos:
             root = next((one for one in kind.roots if key.endswith(one)), None)
             if root is None:
                 continue
             base = key.removesuffix(root)
-            if kind is integers.MLX and f"{base}.biases" not in infos:
+            if kind is mlx.MLX and f"{base}.biases" not in infos:
                 continue
             name = base + kind.dense
-            self._layouts[name], self._keys[name] = _open(self._files, kind, config, base)
+            self._layouts[name], self._keys[name] = open_linear(self._files, kind, config, base)
 
-    def _as_stored(self, kind: Format, base: frozenset[str]) -> tuple[str, ...]:
+    def _as_stored(self, kind: Reader, base: frozenset[str]) -> tuple[str, ...]:
         """Return the names of tensors that are not parts of a linear."""
         parts = {key for keys in self._keys.values() for key in keys.values()}
         left = []
@@ -181,22 +188,6 @@ class QuantizedFolder:
         if f"{stem}.weight" not in self._layouts or last != "bias" or not dot:
             return False
         return not bool(self._files.read(name).any())
-
-
-def read_linear(files: WeightFolder, kind: Format, config: Config, base: str) -> Tensor:
-    """Return one linear's dense weight; refuse tensors that do not fit their configuration."""
-    layout, keys = _open(files, kind, config, base)
-    return layout.decode({suffix: files.read(key) for suffix, key in keys.items()})
-
-
-def _open(
-    files: WeightFolder, kind: Format, config: Config, base: str
-) -> tuple[Layout, dict[str, str]]:
-    """Return the layout of a linear, and its keys by their suffixes."""
-    keys = {one: base + one for one in kind.suffixes if base + one in files.infos}
-    infos = {one: files.infos[key] for one, key in keys.items()}
-    parts = Parts(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
-    return kind.layout(parts), keys
 
 
 def _refuse_pickles(folder: Path) -> None:

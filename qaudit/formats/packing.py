@@ -6,28 +6,21 @@ return as stored; what it cannot hold it refuses, with what would work.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.quantized.weights import FORMATS as READERS
-from qaudit.checkpoints.quantized.weights import read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
-from qaudit.export.contents import copy_settings
-from qaudit.export.shards import write_shards
+from qaudit.formats.reading import Reader, read_linear
 from qaudit.settings import EXAMPLE_SCHEMES
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qaudit.model.blocks import Weights
 
 Document = dict[str, Any]
 _HELD_BY: dict[Codes, str] = {"bitsandbytes": "bnb", "gguf": "gguf"}
@@ -46,7 +39,7 @@ class Format:
     """Base of every format; `scheme` is what all linears were quantized by."""
 
     name: ClassVar[str]
-    reader: ClassVar[str]  # what reads it in `qaudit/checkpoints/quantized/`
+    reader: ClassVar[Reader]
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
     has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
 
@@ -68,7 +61,7 @@ class Format:
 
     def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
         """Return the weight of a linear that was packed."""
-        return read_linear(files, READERS[self.reader], config, linear)
+        return read_linear(files, self.reader, config, linear)
 
     def as_compared(self, tensor: Tensor) -> Tensor:
         """Return a tensor that is not quantized as a reader of the files gives it."""
@@ -82,19 +75,8 @@ class Format:
                 hint="leave out `--converter`, or add `--format gguf`",
             )
 
-    def start(self, source: Path, work: Path, weights: Weights) -> None:
+    def start(self, source: Path, work: Path, names: Iterable[str]) -> None:
         """Prepare what the files need besides weights, in a folder that stays for a resume."""
-
-    def assemble(
-        self, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
-    ) -> None:
-        """Write files of `nbytes` at most, and what runtimes read beside them."""
-        write_shards(parts, folder, nbytes)
-        copy_settings(source, folder)
-        whole = self.whole_config(read_configuration(source), config)
-        named = (("config.json", whole), *((name, config) for name in self.config_files))
-        for name, document in named:
-            (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""
@@ -213,3 +195,12 @@ def declared_group(scheme: Scheme) -> int:
 
 def declared_bits(scheme: Scheme) -> int:
     return int(scheme.bit_class)
+
+
+def zero_points(codes: IntegerCodes, symmetric: int) -> Tensor:
+    """Return the zero points of all groups; those of symmetric codes are one number."""
+    import torch
+
+    if codes.zeros_RG is not None:
+        return codes.zeros_RG.cpu()
+    return torch.full(codes.scales_RG.shape, symmetric, dtype=torch.uint8)

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from qaudit.checkpoints.quantized import torchao_config
-from qaudit.checkpoints.quantized.format import Config, Parts, contradiction
+from qaudit.formats import torchao_config
+from qaudit.formats.reading import Config, StoredLinear, contradiction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class Rounding:
             return None
         return 4 if self.kind.endswith("fp4") else 8
 
-    def of(self, parts: Parts) -> Rounding:
+    def of(self, parts: StoredLinear) -> Rounding:
         """Return the rounding with the scale that is stored beside a weight."""
         if self.kind not in _FIXED:
             return self

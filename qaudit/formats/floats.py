@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.quantized.activations import Rounding, of_fp8
-from qaudit.checkpoints.quantized.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
-from qaudit.checkpoints.quantized.format import Format, Layout, Parts, contradiction
+from qaudit.formats.activations import Rounding, of_fp8
+from qaudit.formats.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
+from qaudit.formats.reading import Layout, Reader, StoredLinear, contradiction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ _SCALES = (".weight_scale_inv", ".weight_scale")
 _MX_BLOCK = 32
 
 
-def _fp8(parts: Parts) -> Layout:
+def _fp8(parts: StoredLinear) -> Layout:
     """Find the blocks that scales are for by their number."""
     parts.must_hold(".weight", *FLOATS)
     rows, columns = parts.shape(".weight", 2)
@@ -35,7 +35,7 @@ def _fp8(parts: Parts) -> Layout:
     return Layout((rows, columns), 8, decode, rounding=known)
 
 
-def _block(parts: Parts, suffix: str) -> tuple[int, int]:
+def _block(parts: StoredLinear, suffix: str) -> tuple[int, int]:
     """Return the rows and columns that share a scale."""
     rows, columns = parts.shape(".weight", 2)
     shape = tuple(parts.infos[suffix].shape)
@@ -71,7 +71,7 @@ def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, in
     return scaled(name, weight_RC, scales_RG, in_order(columns, block[1]))
 
 
-def _experts(parts: Parts) -> Layout:
+def _experts(parts: StoredLinear) -> Layout:
     """Return the shape of a model's parameter: experts, columns, rows."""
     parts.must_hold("_blocks", "U8")
     parts.must_hold("_scales", "U8")
@@ -87,11 +87,11 @@ def _decode_experts(name: str, read: Mapping[str, Tensor]) -> Tensor:
     return (unpack_fp4(read["_blocks"]) * scales[..., None]).flatten(2).transpose(1, 2).contiguous()
 
 
-FP8 = Format(
+FP8 = Reader(
     "fp8",
     _SCALES,
     (".weight", *_SCALES, ".activation_scale", ".input_scale"),
     _fp8,
     ignored=(".input_scale_ub",),
 )
-MXFP4 = Format("mxfp4", ("_blocks",), ("_blocks", "_scales"), _experts, dense="")
+MXFP4 = Reader("mxfp4", ("_blocks",), ("_blocks", "_scales"), _experts, dense="")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import is_gguf, read_header
-from qaudit.checkpoints.quantized import gguf, gguf_base, torchao_config
-from qaudit.checkpoints.quantized.activations import act_bits
-from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
-from qaudit.checkpoints.quantized.gguf import GgufFile
-from qaudit.checkpoints.quantized.tokenizers import (
+from qaudit.formats import gguf, gguf_base, torchao_config
+from qaudit.formats.activations import act_bits
+from qaudit.formats.gguf import GgufFile
+from qaudit.formats.reading import Config, contradiction, whole_number
+from qaudit.formats.tokenizers import (
     differing_part,
     other_tokenizer,
     read_tokenizer,
 )
-from qaudit.checkpoints.quantized.weights import QuantizedFolder, known_quantization
+from qaudit.formats.weights import QuantizedFolder, known_quantization
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",

@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.quantized import torchao_config
-from qaudit.checkpoints.quantized.activations import Rounding, of_torchao, of_torchao_tensor
-from qaudit.checkpoints.quantized.arithmetic import in_order, scaled, wide
-from qaudit.checkpoints.quantized.floats import FLOATS, from_floats, in_blocks
-from qaudit.checkpoints.quantized.format import (
+from qaudit.errors import ConfigurationError
+from qaudit.formats import torchao_config
+from qaudit.formats.activations import Rounding, of_torchao, of_torchao_tensor
+from qaudit.formats.arithmetic import in_order, scaled, wide
+from qaudit.formats.floats import FLOATS, from_floats, in_blocks
+from qaudit.formats.reading import (
     SCALES,
     Config,
-    Format,
     Layout,
-    Parts,
+    Reader,
+    StoredLinear,
     contradiction,
     refused,
 )
-from qaudit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,7 @@ def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> 
     raise refused(name, "has no `qdata`, which its description names")
 
 
-def layout(parts: Parts) -> Layout:
+def layout(parts: StoredLinear) -> Layout:
     """Choose how a linear is decoded by its description, and check its parts against that."""
     own: _Description | None = parts.config[_TENSORS].get(parts.name)
     if own is None:
@@ -148,7 +148,7 @@ def layout(parts: Parts) -> Layout:
     return replace(found, rounding=rounding)
 
 
-def _block(parts: Parts, data: Mapping[str, Any], shape: tuple[int, ...]) -> Block:
+def _block(parts: StoredLinear, data: Mapping[str, Any], shape: tuple[int, ...]) -> Block:
     """Return the rows and columns that share a scale."""
     block = data.get("block_size") or list(shape)
     if (
@@ -164,7 +164,7 @@ def _block(parts: Parts, data: Mapping[str, Any], shape: tuple[int, ...]) -> Blo
     return block[0], block[1]
 
 
-def _in_blocks(parts: Parts, data: Mapping[str, Any], *suffixes: str) -> tuple[Block, Block]:
+def _in_blocks(parts: StoredLinear, data: Mapping[str, Any], *suffixes: str) -> tuple[Block, Block]:
     """Return the shape of codes, and the blocks that each scale and zero point is for."""
     rows, columns = parts.shape(_QDATA, 2)
     block = _block(parts, data, (rows, columns))
@@ -174,14 +174,14 @@ def _in_blocks(parts: Parts, data: Mapping[str, Any], *suffixes: str) -> tuple[B
     return (rows, columns), block
 
 
-def _float8(parts: Parts, data: Mapping[str, Any]) -> Layout:
+def _float8(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
     parts.must_hold(_QDATA, *FLOATS)
     parts.must_hold(_SCALE, *SCALES)
     shape, block = _in_blocks(parts, data, _SCALE)
     return Layout(shape, 8, partial(from_floats, parts.name, block, (_QDATA, _SCALE)))
 
 
-def _intx(parts: Parts, data: Mapping[str, Any]) -> Layout:
+def _intx(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
     bits = torchao_config.bits_of(data.get("target_dtype"))
     if bits is None:
         kind = str(torchao_config.value_of(data.get("target_dtype")))
@@ -190,7 +190,7 @@ def _intx(parts: Parts, data: Mapping[str, Any]) -> Layout:
     return _integers(parts, data, bits)
 
 
-def _integers(parts: Parts, data: Mapping[str, Any], bits: int) -> Layout:
+def _integers(parts: StoredLinear, data: Mapping[str, Any], bits: int) -> Layout:
     """Return the layout of codes in bytes of their own."""
     parts.must_hold(_QDATA, "I8")
     parts.must_hold(_SCALE, *SCALES)
@@ -202,7 +202,7 @@ def _integers(parts: Parts, data: Mapping[str, Any], bits: int) -> Layout:
     return Layout(shape, bits, partial(_affine, parts.name, block, bits), size=size)
 
 
-def _int4(parts: Parts, data: Mapping[str, Any]) -> Layout:
+def _int4(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
     """Return the layout of packed codes; a scale and a zero point of a group are of columns."""
     parts.must_hold(_QDATA, "I8", "U8")
     rows, nbytes = parts.shape(_QDATA, 2)
@@ -250,11 +250,11 @@ def _packed(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     return weight_RC.add_(zeros_RG.index_select(1, group_of_C))
 
 
-_TYPES: Mapping[str, Callable[[Parts, Mapping[str, Any]], Layout]] = {
+_TYPES: Mapping[str, Callable[[StoredLinear, Mapping[str, Any]], Layout]] = {
     "Float8Tensor": _float8,
     "Int8Tensor": partial(_integers, bits=8),
     "Int4Tensor": _int4,
     "IntxUnpackedToInt8Tensor": _intx,
 }
 
-FORMAT = Format("torchao", (_QDATA,), _SUFFIXES, layout, prepare=describe)
+FORMAT = Reader("torchao", (_QDATA,), _SUFFIXES, layout, prepare=describe)

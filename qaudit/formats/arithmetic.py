@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.quantized.format import refused
+from qaudit.formats.reading import refused
 
 if TYPE_CHECKING:
     from torch import Tensor

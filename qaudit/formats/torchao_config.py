@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qaudit.checkpoints.quantized.format import Config, contradiction
 from qaudit.errors import ConfigurationError
+from qaudit.formats.reading import Config, contradiction
 
 TYPE, DATA = "_type", "_data"
 BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")

@@ -15,8 +15,8 @@ from qaudit.errors import ConfigurationError, SourceError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.checkpoints.quantized.activations import Rounding
     from qaudit.checkpoints.safetensors import WeightFolder
+    from qaudit.formats.activations import Rounding
 
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
@@ -29,7 +29,7 @@ DAMAGED = "download the repository again; its tensors and its configuration do n
 
 
 @dataclass(frozen=True)
-class Parts:
+class StoredLinear:
     """The stored tensors of one dense tensor, by their suffixes."""
 
     name: str  # of the dense tensor
@@ -106,13 +106,13 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Format:
+class Reader:
     """A way of storing quantized linears in safetensors files."""
 
     name: str
     roots: tuple[str, ...]  # a key that ends so begins a linear
     suffixes: tuple[str, ...]  # of all tensors of a linear
-    layout: Callable[[Parts], Layout]
+    layout: Callable[[StoredLinear], Layout]
     dense: str = ".weight"  # what a dense tensor's name ends with
     ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
     prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
@@ -141,7 +141,7 @@ def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20)
     return None
 
 
-def group_size(parts: Parts, columns: int, groups: int) -> int:
+def group_size(parts: StoredLinear, columns: int, groups: int) -> int:
     """Return the columns of a group, or refuse a number of groups that does not divide them."""
     size = -(-columns // groups)
     if -(-columns // size) != groups:
@@ -149,7 +149,7 @@ def group_size(parts: Parts, columns: int, groups: int) -> int:
     return size
 
 
-def must_be_group(parts: Parts, columns: int, size: int, config: Config) -> None:
+def must_be_group(parts: StoredLinear, columns: int, size: int, config: Config) -> None:
     """Refuse groups of another size than the configuration has."""
     planned = whole_number(config, "group_size", "q_group_size")
     if planned is not None and (columns if planned < 1 else min(planned, columns)) != size:
@@ -157,3 +157,19 @@ def must_be_group(parts: Parts, columns: int, size: int, config: Config) -> None
             f"the quantization configuration has groups of {planned} columns, "
             f"and `{parts.name}` is stored in groups of {size}"
         )
+
+
+def read_linear(files: WeightFolder, kind: Reader, config: Config, base: str) -> Tensor:
+    """Return one linear's dense weight; refuse tensors that do not fit their configuration."""
+    layout, keys = open_linear(files, kind, config, base)
+    return layout.decode({suffix: files.read(key) for suffix, key in keys.items()})
+
+
+def open_linear(
+    files: WeightFolder, kind: Reader, config: Config, base: str
+) -> tuple[Layout, dict[str, str]]:
+    """Return the layout of a linear, and its keys by their suffixes."""
+    keys = {one: base + one for one in kind.suffixes if base + one in files.infos}
+    infos = {one: files.infos[key] for one, key in keys.items()}
+    parts = StoredLinear(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
+    return kind.layout(parts), keys
