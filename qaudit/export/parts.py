@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ class Parts:
     folder: Path
     form: Format
     weights: Weights
+    names: Callable[[int, str], str]  # stored name of a parameter of a block, if it has one
     done: dict[str, Part] = field(default_factory=dict)  # by name of the part, in order
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _dense: dict[str, str] = field(default_factory=dict)
@@ -131,11 +133,10 @@ class Parts:
 
     def _base(self, block: int, name: str) -> str:
         """Return the name of a linear or a norm of a block in the checkpoint."""
-        end = f"{block}.{name}.weight"
-        names = [n for n in self.weights.names() if n == end or n.endswith(f".{end}")]
-        if len(names) != 1:
+        stored = self.names(block, f"{name}.weight")
+        if not stored.endswith(".weight"):
             raise _fused(block, name)
-        return names[0].removesuffix(".weight")
+        return stored.removesuffix(".weight")
 
     def end_block(self) -> None:
         """Write the tensors of the block that is complete."""

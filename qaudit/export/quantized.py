@@ -38,6 +38,7 @@ from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.formats.packing import Document, Format, changed_inputs, declared_group
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
+from qaudit.model.skeleton import stored_names
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
@@ -138,7 +139,8 @@ def _must_be_the_text(choice: Choice, corpus_sha256: str) -> None:
 
 
 def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> None:
-    parts = Parts(begun, work.form, weights)
+    names = stored_names(folder_of(work.task.subject.first), weights)
+    parts = Parts(begun, work.form, weights, names)
     parts.open()
     _check_room(weights, begun)
     source = folder_of(work.choice.subject.first)

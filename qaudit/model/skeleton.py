@@ -135,6 +135,12 @@ def build_skeleton(
     )
 
 
+def stored_names(folder: Path, weights: Weights) -> Callable[[int, str], str]:
+    """Return what looks up the stored name of a parameter of a block: nothing where it has none."""
+    skeleton = build_skeleton(folder, weights, torch.float32)
+    return lambda block, name: skeleton.stored_name(f"{skeleton.blocks_name}.{block}.{name}")
+
+
 def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:
     with (
         unreadable(_unbuilt(folder), "only decoder language models can be audited", ModelError),

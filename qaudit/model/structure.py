@@ -72,7 +72,7 @@ def must_be_linear(block: nn.Module, where: str, structure: Structure) -> None:
     if sum(outside.values()) > _LARGEST_SHARE_OUTSIDE * sum(sizes.values()):
         largest = max(outside, key=lambda name: outside[name])
         share = sum(outside.values()) / sum(sizes.values())
-        why = structure.left.get(largest.removesuffix(".weight"), "it is no linear layer")
+        why = structure.left.get(largest.removesuffix(".weight"), "no linear layers")
         raise ModelError(
             f"{share:.0%} of {where} would not be quantized, most of it in `{largest}`: {why}",
             hint="a model is audited where at least 95 % of each block are in linear layers",
@@ -160,9 +160,18 @@ def _left(
             )
         if is_linear(module) and not _inside(name, experts) and seen.count(name) != 1:
             left[name] = f"it runs {seen.count(name)} times when a block runs once"
-    if not gates:
-        linears = [name for name, module in block.named_modules() if is_linear(module)]
-        left |= {name: GATE for name in left_as_gates(linears, experts) if name not in left}
+    matrices = {
+        name.removesuffix(".weight"): parameter
+        for name, parameter in block.named_parameters()
+        if parameter.dim() > 1 and not name.endswith("bias") and not _inside(name, experts)
+    }
+    linears = {name for name, module in block.named_modules() if is_linear(module)}
+    for name in left_as_gates(matrices, experts):
+        if name not in linears or not gates:
+            left.setdefault(name, GATE)
+    for name in matrices:
+        if name not in linears:
+            left.setdefault(name, "no linear layers")
     return left
 
 

@@ -261,13 +261,13 @@ def test_weights_no_scheme_would_see_are_refused(others: int, refused: bool) -> 
     if not refused:
         must_be_linear(block, "block 0", structure_of(block))
         return
-    with pytest.raises(ModelError, match=r"% of block 0 would not be .* `others`: it is no linear"):
+    with pytest.raises(ModelError, match=r"% of block 0 would not be .* `others`: no linear"):
         must_be_linear(block, "block 0", structure_of(block))
 
 
 def test_a_linear_that_does_not_run_is_left_and_refused_where_it_is_large() -> None:
     block = Odd(0, idle=True)
     structure = structure_of(block)
-    assert list(structure.left) == ["idle"] and structure.readers == (("used",),)
+    assert list(structure.left) == ["idle", "others"] and structure.readers == (("used",),)
     with pytest.raises(ModelError, match=r"`idle.weight`: it runs 0 times"):
         must_be_linear(block, "block 0", structure)
