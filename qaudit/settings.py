@@ -175,6 +175,15 @@ class Recipe:
         COMPUTE,
         unset="none",
     )
+    expert_floor: int = setting(
+        "Calibration tokens below which an expert falls back.", COMPUTE, 1, at_least=1
+    )
+    expert_fallback: Literal["rtn", "all-tokens"] = setting(
+        "What such an expert is calibrated on: rtn (nothing) or all-tokens.", COMPUTE, "rtn"
+    )
+    quantize_routers: bool = setting(
+        "Quantize routers and other small gates too, which toolchains leave.", COMPUTE, False
+    )
     confidence: float = setting("Confidence level of intervals.", ONLY_IN_RECIPES, 0.95)
     schedule: dict[str, Any] | None = setting(
         "Learning-rate schedule of the run.", ONLY_IN_RECIPES, unset="as the family says"

@@ -78,6 +78,7 @@ def run_blocks(
     tallies = {**{stream.name: stream.tally for stream in streams}, **unopened}
     for scheme in schemes:
         tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()), *model.notes_of_left)
+        tallies[scheme.spec].note_experts(model.experts)
     return tallies
 
 

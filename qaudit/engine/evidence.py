@@ -36,7 +36,19 @@ def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = N
         tasks=tuple(_task_evidence(corpus, tally)),
         fidelity=fidelity,
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
+        expert_tokens=_expert_tokens(tally),
     )
+
+
+def _expert_tokens(tally: Tally) -> Ints | None:
+    if not tally.expert_tokens:
+        return None
+    widest = max(len(counts) for counts in tally.expert_tokens.values())
+    rows = np.full((len(tally.expert_tokens), 1 + widest), -1, dtype=np.int64)
+    for row, ((block, _), counts) in zip(rows, tally.expert_tokens.items(), strict=True):
+        row[0] = block
+        row[[1 + index for index in counts]] = list(counts.values())
+    return rows
 
 
 def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:

@@ -40,13 +40,26 @@ def without_padding(read: Read, valid_BT: Tensor) -> Read:
 
 
 def gathered(
-    block: Block, group: Group, batches: Iterable[tuple[Read, Tensor, Tensor | None]]
+    block: Block, group: Group, batches: Callable[[], Iterable[tuple[Read, Tensor, Tensor | None]]]
 ) -> Inputs:
     """Return a group's moments over batches of (read, valid, read in full precision)."""
     sums = Sums()
-    for read, valid_BT, full in batches:
+    for read, valid_BT, full in batches():
         sums.add(block, group, read, valid_BT, full)
+    seen = sums.tokens
+    if group.expert is not None and block.experts.on_all_tokens and seen < block.experts.floor:
+        sums = Sums(seen=seen)
+        for read, valid_BT, full in batches():
+            sums.add(block, group, _for_everyone(read), valid_BT, full)
     return sums.inputs(block, group)
+
+
+def _for_everyone(read: Read) -> Read:
+    """Return a read in which every expert reads every token, where that can be had."""
+    if not isinstance(read, Routed) or read.everyone is None:
+        return read
+    everyone = (read.everyone,) * len(read.rows)
+    return replace(read, rows=everyone, tokens=everyone)
 
 
 @dataclass(eq=False)
@@ -55,6 +68,8 @@ class Sums:
 
     accumulator: InputsAccumulator | None = None
     result: Inputs | None = None
+    tokens: int = 0
+    seen: int | None = None  # tokens routed to an expert that is given all
 
     def add(
         self, block: Block, group: Group, read: Read, valid_BT: Tensor, full: Tensor | None
@@ -66,19 +81,27 @@ class Sums:
         if self.accumulator is None:
             self.accumulator = InputsAccumulator(x.shape[-1], x.device)
         self.accumulator.add(x, full)
+        self.tokens += x.shape[:-1].numel()
 
     def inputs(self, block: Block, group: Group) -> Inputs:
         if self.result is None:
             assert self.accumulator is not None, f"no batch came to `{group.name}`"
             inputs = self.accumulator.result()
             self.accumulator = None
-            is_dense = group.expert is None
-            self.result = inputs if is_dense else enough(inputs, block.experts.floor)
+            if group.expert is not None:
+                floor = block.experts.floor if self.seen is None else 1
+                inputs = enough(inputs, floor)
+                inputs = replace(inputs, seen=inputs.seen if self.seen is None else self.seen)
+            self.result = inputs
         return self.result
 
 
 def _rows(x: Tensor, valid_BT: Tensor) -> Tensor:
-    return x[valid_BT.to(x.device)] if not bool(valid_BT.all()) else x.flatten(0, -2)
+    if bool(valid_BT.all()):
+        return x.flatten(0, -2)
+    # Beside experts, tokens are in one row already: (N, C).
+    valid = valid_BT.flatten() if x.dim() == 2 else valid_BT
+    return x[valid.to(x.device)]
 
 
 def expert_inputs(
@@ -155,7 +178,7 @@ class Captured:
             return gathered(
                 self.block,
                 group,
-                ((read, nothing, self.beside(group, k)) for k, read in enumerate(batches)),
+                lambda: ((read, nothing, self.beside(group, k)) for k, read in enumerate(batches)),
             )
 
 

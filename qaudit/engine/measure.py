@@ -208,6 +208,7 @@ def route_of(task: Task, weights: Weights, machine: Machine) -> Route:
         machine.dtype,
         machine.device,
         trust_remote_code=machine.trust_remote_code,
+        experts=machine.experts,
     )
 
 

@@ -80,6 +80,7 @@ def run_resident(
             for block in whole.blocks:
                 tallies[scheme.spec].note(*block.notes)
                 block.restore()
+            tallies[scheme.spec].note_experts(feed.experts)
     for tally in tallies.values():
         tally.note(NOTE)
     return tallies

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,16 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.host import available_nbytes
-from qaudit.model.blocks import BlockModel, Weights
+from qaudit.model.blocks import BlockModel, ExpertOptions, Weights
 from qaudit.model.config import read_config
 from qaudit.model.remote import foreign, is_remote, ran
 from qaudit.model.self_check import self_check
 from qaudit.model.skeleton import find_blocks, load_whole
 from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION
+
+_EXPERTS_WITHIN = {2: 2e-2, 4: 1e-5, 8: 1e-12}
+"""How far logits may be from the whole model's where there are experts, by bytes of a number."""
 
 
 class Route:
@@ -47,8 +51,10 @@ class Route:
         device: torch.device,
         *,
         trust_remote_code: bool = False,
+        experts: ExpertOptions | None = None,
     ) -> None:
         """Decide nothing yet."""
+        self._experts = experts or ExpertOptions()
         self._folder, self._weights, self._dtype, self._device = folder, weights, dtype, device
         self._trust_remote_code = trust_remote_code
 
@@ -72,6 +78,7 @@ class Route:
             else:
                 whole, blocks = self._load_whole(notes[0])
                 own = [one for one in schemes if not isinstance(one, Shipped)]
+                feed = replace(feed, experts=self._experts)
                 tallies = dict(run_resident(whole, blocks, feed, own, progress, observe))
                 tallies |= {one.spec: _not_whole(one) for one in schemes if one not in own}
                 for tally in tallies.values():
@@ -129,6 +136,7 @@ class Route:
             dtype=self._dtype,
             device=self._device,
             trust_remote_code=trusted,
+            experts=self._experts,
         )
         if model.is_streamable and not check:
             return model, ()
@@ -142,7 +150,9 @@ class Route:
             )
         whole = load_whole(self._folder, self._weights, self._dtype, trust_remote_code=trusted)
         compared = self_check(model, whole)
-        if not compared.equal:
+        # The library's kernels for experts are others than a product for each.
+        close = model.has_experts and compared.difference <= _EXPERTS_WITHIN[self._dtype.itemsize]
+        if not (compared.equal or close):
             raise LinkedBlocksError(compared.note, hint="it is run whole instead")
         return model, (compared.note,)
 

@@ -150,7 +150,8 @@ class FullPrecision(Stream):
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for k, batch in enumerate(tokens.feed.calibration):
                 x_BTC = tokens.states.get(f"inputs/{group.door}", k)
-                yield x_BTC, batch.valid_BT().to(x_BTC.device)
+                # Beside experts, tokens are in one row already: (N, C).
+                yield x_BTC, batch.valid_BT().to(x_BTC.device).reshape(x_BTC.shape[:-1])
 
         assert self._surroundings is not None, "no calls of modules were written down"
         around = self._surroundings.of(group, batches)

@@ -15,6 +15,7 @@ from qaudit.core.fidelity import Rows
 from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
 from qaudit.model.experts import ExpertPart
+from qaudit.model.groups import ExpertOptions
 
 
 @dataclass(eq=False)
@@ -49,6 +50,27 @@ class Tally:
     def saw(self, block: int, expert: ExpertPart, tokens: int) -> None:
         """Count the calibration tokens of an expert."""
         self.expert_tokens.setdefault((block, expert.module), {})[expert.index] = tokens
+
+    def note_experts(self, options: ExpertOptions) -> None:
+        """Note the experts that too few calibration tokens reached."""
+        few = {
+            layer: sum(tokens < options.floor for tokens in counts.values())
+            for layer, counts in self.expert_tokens.items()
+        }
+        if not any(few.values()):
+            return
+        layer, most = max(few.items(), key=lambda item: item[1])
+        experts = sum(map(len, self.expert_tokens.values()))
+        reached = (
+            "no calibration token"
+            if options.floor == 1
+            else (f"fewer than {options.floor} calibration tokens")
+        )
+        instead = "calibrated on all tokens" if options.on_all_tokens else "rounded to nearest"
+        self.note(
+            f"{sum(few.values())} of {experts} experts saw {reached} and are {instead}; most of "
+            f"them in block {layer[0]}, {most} of {len(self.expert_tokens[layer])}"
+        )
 
     def note(self, *notes: str) -> None:
         self.notes.extend(note for note in notes if note not in self.notes)

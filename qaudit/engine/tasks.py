@@ -21,6 +21,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.errors import SourceError
+from qaudit.model.groups import ExpertOptions
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.pins import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
@@ -49,6 +50,7 @@ class Machine:
     self_check: bool = False
     cross_check: int = 0
     trust_remote_code: bool = False
+    experts: ExpertOptions = field(default_factory=ExpertOptions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +134,7 @@ class Task:
             geometry=geometry
             + (",perturbed=2" if self.perturbed == ROUNDING else "")
             + ("" if self.compared else ",not compared")
+            + (machine.experts.text if scheme else "")
             + ("" if self.pass_.device is None else f",device={self.pass_.device}"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),

@@ -87,11 +87,12 @@ def _one_after_another(
 ) -> Iterator[tuple[Group, Inputs]]:
     """Yield the groups behind one door: of an expert, down reads what gate and up make by then."""
     for group in groups:
-        batches = zip(reads, valids, strict=True)
-        yield (
-            group,
-            gathered(block, group, ((*one, beside(group, k)) for k, one in enumerate(batches))),
-        )
+
+        def batches(group: Group = group) -> Iterator[tuple[Read, Tensor, Tensor | None]]:
+            for k, (read, valid_BT) in enumerate(zip(reads, valids, strict=True)):
+                yield read, valid_BT, beside(group, k)
+
+        yield group, gathered(block, group, batches)
 
 
 def _inputs_at(

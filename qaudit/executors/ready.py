@@ -31,6 +31,7 @@ from qaudit.errors import OtherIdentityError, SourceError
 from qaudit.executors.events import one_error
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
+from qaudit.model.groups import ExpertOptions
 from qaudit.planning.memory import default_stream_limit
 from qaudit.planning.passes import with_draws
 from qaudit.planning.shipped import with_shipped
@@ -137,6 +138,11 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         self_check=options.self_check,
         cross_check=options.cross_check,
         trust_remote_code=options.trust_remote_code,
+        experts=ExpertOptions(
+            floor=plan.recipe.expert_floor,
+            on_all_tokens=plan.recipe.expert_fallback == "all-tokens",
+            gates=plan.recipe.quantize_routers,
+        ),
     )
 
 

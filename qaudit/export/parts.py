@@ -41,7 +41,7 @@ def sha256_of(tensor: Tensor) -> str:
 
     plain = tensor.detach().cpu().contiguous()
     head = f"{str(plain.dtype).removeprefix('torch.')}{list(plain.shape)}".encode()
-    return hashlib.sha256(head + plain.view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(head + plain.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)

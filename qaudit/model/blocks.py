@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.errors import ModelError
-from qaudit.model.experts import fuse, unfuse
+from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.head import chunk_rows, chunked_nll
@@ -85,6 +85,10 @@ class BlockModel:
     @property
     def notes(self) -> tuple[str, ...]:
         return self._skeleton.notes
+
+    @property
+    def has_experts(self) -> bool:
+        return any(is_fused(module) for block in self._blocks for module in block.modules())
 
     @property
     def notes_of_left(self) -> tuple[str, ...]:

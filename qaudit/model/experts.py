@@ -48,16 +48,19 @@ class Routed:
     hidden_NH: Tensor
     rows: tuple[Tensor, ...]  # of each expert: its rows of `hidden_NH`
     tokens: tuple[Tensor, ...]  # of each expert: which tokens of the batch these are
+    everyone: Tensor | None  # rows of all tokens; none where experts are given others' as zeros
 
     def only(self, kept_N: Tensor) -> Routed:
         """Return the same without the tokens that are not kept, which are padding."""
         if bool(kept_N.all()):
             return self
+        everyone = None if self.everyone is None else kept_N.nonzero().squeeze(1)
         kept = [kept_N.to(tokens.device)[tokens] for tokens in self.tokens]
         return replace(
             self,
             rows=tuple(rows[own] for rows, own in zip(self.rows, kept, strict=True)),
             tokens=tuple(tokens[own] for tokens, own in zip(self.tokens, kept, strict=True)),
+            everyone=everyone,
         )
 
 
@@ -140,9 +143,10 @@ class Experts(nn.Module):
             shares = x_NH.view(self.count, per_expert, -1).ne(0).any(-1)
             tokens = tuple(share.nonzero().squeeze(1) for share in shares)
             rows = tuple(own + index * per_expert for index, own in enumerate(tokens))
-            return Routed(x_NH, rows, tokens)
+            return Routed(x_NH, rows, tokens, None)
         rows = tuple(places // index_NK.shape[-1] for places in self._places(index_NK))
-        return Routed(x_NH, rows[: self.count], rows[: self.count])
+        everyone = torch.arange(len(x_NH), device=x_NH.device)
+        return Routed(x_NH, rows[: self.count], rows[: self.count], everyone)
 
     def _places(self, index_NK: Tensor) -> tuple[Tensor, ...]:
         """Return the pairs of each expert, in the order of tokens."""

@@ -20,10 +20,18 @@ from qaudit.model.tape import Arguments, Shape
 
 @dataclass(frozen=True)
 class ExpertOptions:
-    """How experts are calibrated."""
+    """How experts are calibrated, and whether the gates before them are quantized."""
 
-    floor: int = 1  # tokens of an expert below which it is rounded to nearest
+    floor: int = 1  # tokens below which an expert falls back
+    on_all_tokens: bool = False  # whether it then sees all tokens, or is rounded to nearest
     gates: bool = False  # whether routers and other small gates are quantized
+
+    @property
+    def text(self) -> str:
+        """Return what differs from the default, for the identity of results."""
+        if self == ExpertOptions():
+            return ""
+        return f",experts={self.floor}/{self.on_all_tokens}/{self.gates}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,6 +80,13 @@ class Joined:
                         f"`{folder}`, number {lost[0]} is missing",
                         hint="the checkpoint is incomplete: download it again",
                     )
+        most, least = (pick(self.keys.values(), key=len) for pick in (max, min))
+        if len(most) > len(least) > 1:
+            raise SourceError(
+                f"`{folder}` has {len(most)} tensors like `{most[0]}` and {len(least)} like "
+                f"`{least[0]}`, which are joined",
+                hint="the checkpoint is incomplete: download it again",
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,12 @@ from qaudit.checkpoints.configuration import must_be_held, read_configuration, u
 from qaudit.errors import ModelError
 from qaudit.model.buffers import compute_buffers
 from qaudit.model.config import class_of, is_wrapper, read_config
+from qaudit.model.experts import Experts, unfuse
+from qaudit.model.gates import left_as_gates
 from qaudit.model.joined import Joined, route
 from qaudit.model.remote import foreign, is_remote, load_remote, model_class
 from qaudit.model.routes import Weights, missing, must_be_floats, some
+from qaudit.model.structure import GATE, Structure, is_linear, must_be_linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +136,33 @@ def build_skeleton(
     return Skeleton(
         model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused
     )
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Tensors of which only the shapes are known."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def names(self) -> Sequence[str]:
+        return list(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        raise AssertionError(f"`{name}` was read before it was downloaded")
+
+
+def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse by its configuration and the shapes of its tensors what cannot be audited."""
+    for index, block in enumerate(build_skeleton(folder, _Shapes(shapes), torch.float32).blocks):
+        unfuse(block)
+        linears = tuple(name for name, module in block.named_modules() if is_linear(module))
+        experts = [name for name, module in block.named_modules() if isinstance(module, Experts)]
+        matrices = {name.removesuffix(".weight") for name, _ in block.named_parameters()}
+        gates = dict.fromkeys(left_as_gates(matrices, experts), GATE)
+        must_be_linear(block, f"block {index}", Structure((linears,), left=gates))
 
 
 def stored_names(folder: Path, weights: Weights) -> Callable[[int, str], str]:

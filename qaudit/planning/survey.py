@@ -14,15 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.configuration import longest_context, must_be_held, read_configuration
+from qaudit.checkpoints.configuration import (
+    is_own_code,
+    longest_context,
+    must_be_held,
+    read_configuration,
+)
 from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import SourceError
 from qaudit.formats.weights import quantization_of
 from qaudit.hub.weights import weights_on_hub
-from qaudit.model.proven import reads_trees
+from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.price import Sizes
 from qaudit.types import Checkpoint, Subject
@@ -99,6 +106,9 @@ class _Surveyor:
             )
             must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")
             self._must_be_allowed(checkpoint, config)
+            if not is_known(config) and quantization_of(folder) is None:
+                weights = WeightFolder(folder, allow_pickle=self._allow_pickle)
+                must_open(folder, {name: weights.shape(name) for name in weights.names()})
             return sizes, longest_context(config, LONGEST_CONTEXT), reads_trees(config)
         folder = self._hub.fetcher.settings(checkpoint, code=self._code)
         config = read_configuration(folder)
@@ -134,4 +144,21 @@ class _Surveyor:
             return Sizes.of_config(config, name)
         repo, commit, files = checkpoint.ref.location, checkpoint.commit, weights_on_hub(checkpoint)
         shapes = hub.listing.shapes(repo, str(commit), files)
-        return Sizes.of({tensor: shape for tensor, (_, shape) in shapes.items()}, name)
+        by_name = {tensor: tuple(shape) for tensor, (_, shape) in shapes.items()}
+        if not is_known(read_configuration(folder)):
+            must_open(folder, by_name)
+        return Sizes.of(by_name, name)
+
+
+def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse what the engine could not open, before its weights are downloaded."""
+    if find_spec("torch") is None:  # an installation that only plans
+        return
+    from qaudit.model import skeleton
+
+    skeleton.must_open(folder, shapes)
+
+
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Return whether a model type needs no look: a test holds it, or code of its own makes it."""
+    return str(config.get("model_type")) in STREAMABLE or is_own_code(config)

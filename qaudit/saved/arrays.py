@@ -28,6 +28,8 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
         "bytes": evidence.nbytes,
         "split": np.array(evidence.split),
     }
+    if evidence.expert_tokens is not None:
+        arrays["expert_tokens"] = evidence.expert_tokens
     if evidence.strata:
         arrays["strata"] = np.array(evidence.strata)
     for one in evidence.tasks:  # at most one: each task has a file of its own
@@ -66,7 +68,17 @@ def evidence_in(arrays: np.lib.npyio.NpzFile) -> Evidence:
         tasks=(_task_evidence(arrays),) if "choice_nll" in arrays.files else (),
         fidelity=fidelity,
         positions=_positions(arrays, tokens, compared=fidelity is not None),
+        expert_tokens=_expert_tokens(arrays),
     )
+
+
+def _expert_tokens(arrays: np.lib.npyio.NpzFile) -> Tokens | None:
+    if "expert_tokens" not in arrays.files:
+        return None
+    counts = arrays["expert_tokens"]
+    if counts.ndim != 2 or counts.dtype.kind not in "iu" or (counts < -1).any():
+        raise ValueError("its `expert_tokens` are no counts")
+    return counts.astype(np.int64)
 
 
 def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:

@@ -176,6 +176,9 @@ class Evidence:
     fidelity: Fidelity | None = None  # None: full precision, or measured before it was recorded
     positions: Positions | None = None
     strata: tuple[str, ...] = ()  # of each document, where `strata` names a field of the text
+    # (L, 1 + E) by layer of experts: its block, and the calibration tokens of each expert, -1
+    # where a layer has fewer experts. None: no scheme that calibrates, or no experts.
+    expert_tokens: npt.NDArray[np.int64] | None = None
 
     @property
     def is_split(self) -> bool:

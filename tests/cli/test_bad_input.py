@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,9 +146,32 @@ def test_a_config_whose_contradiction_shows_only_when_it_runs(place: Path, scan:
     refused(scan("helium"), 4, "block 0 cannot be run", "`config.json`")
 
 
-def test_experts_that_lie_apart(place: Path, scan: Run) -> None:
-    save_tokenizer(save_model(place / "moe", 0, "mixtral", num_local_experts=2))
-    refused(scan("moe"), 4, "must be joined with others", "mixture-of-experts")
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("model.layers.1.block_sparse_moe.experts.1.w1.weight", None, "number 1 is missing"),
+        ("model.layers.1.block_sparse_moe.experts.2.w3.weight", None, "3 tensors like"),
+        (
+            "model.layers.1.block_sparse_moe.gate.weight",
+            torch.zeros(3, 16),
+            "where the config asks",
+        ),
+    ],
+    ids=["an expert", "the last expert", "a router"],
+)
+def test_experts_that_do_not_fit(
+    key: str, value: torch.Tensor | None, sentence: str, place: Path, scan: Run
+) -> None:
+    folder = save_model(place / "moe", 0, "mixtral", num_local_experts=3)
+    save_tokenizer(folder)
+    tensors = load_file(folder / "model.safetensors")
+    assert key in tensors
+    changed = {name: t for name, t in {**tensors, key: value}.items() if t is not None}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    done = scan("moe", "series/step10")
+    assert done.code == 3 and "moe" in done.err and sentence in done.err
+    rows: Any = audit_of(place / "out")["measurements"]
+    assert {row["subject"] for row in rows} == {"step10"}  # the other goes on
 
 
 def test_a_tokenizer_that_is_missing(place: Path, scan: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from torch import Tensor
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Quantized
 from qaudit.core.registry import parse_scheme
+from qaudit.engine.evidence import evidence_of
 from qaudit.engine.gathering import Captured, capture_inputs, enough
+from qaudit.engine.tokens import Feed
 from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
+from qaudit.saved.arrays import arrays_of
+from qaudit.types import Corpus, Protocol
 from tests.support import released
-from tests.support.passes import CONTEXT, EVALUATION, run
+from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, run
 from tests.support.reference.plain_gptq import find_scale
 
 WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
@@ -151,6 +156,14 @@ def test_down_reads_what_quantized_gate_and_up_make_in_its_own_stream_alone(tmp_
             torch.testing.assert_close(captured.get(group).gram_CC, before[group.name])
 
 
+def test_linears_beside_experts_leave_padding_out(tmp_path: Path) -> None:
+    block, hidden, _ = first_block(opened(released.save(tmp_path, "qwen2_moe", **WIDE)))
+    captured = capture_inputs(block, hidden)
+    shared = [group for group in block.groups if "shared_expert." in group.name]
+    everything = sum(int(valid.sum()) for _, valid in hidden)
+    assert [captured.get(group).tokens for group in shared] == [everything] * 2
+
+
 @pytest.mark.parametrize("walk", ["inside", "returning"])
 def test_two_streams_are_compared_token_by_token(walk: str, tmp_path: Path) -> None:
     block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
@@ -195,6 +208,44 @@ def test_below_a_floor_an_expert_is_rounded_to_nearest(tmp_path: Path) -> None:
         if group.expert is not None:
             inputs = captured.get(group)
             assert inputs.seen and torch.equal(inputs.gram_CC, torch.eye(len(inputs.gram_CC)))
+
+
+def test_below_a_floor_an_expert_may_see_all_tokens(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "olmoe", **WIDE, num_experts=64)
+    options = ExpertOptions(floor=10**6, on_all_tokens=True)
+    block, hidden, _ = first_block(opened(folder, experts=options))
+    everything = sum(int(valid.sum()) for _, valid in hidden)
+    routed = 0
+    for group, inputs in groups_in_passing(block, hidden, []):
+        if group.expert is not None and not group.expert.is_down:
+            assert inputs.tokens == everything
+            routed += inputs.seen or 0
+    assert routed == 2 * everything  # two experts for each token
+
+
+def test_tokens_of_each_expert_are_in_the_evidence_and_a_note_counts_those_without(
+    tmp_path: Path,
+) -> None:
+    folder = released.save(tmp_path / "model", "olmoe", **WIDE, num_experts=64)
+    _, tallies = run(folder, "gptq-4bit", tmp_path)
+    tally = tallies[parse_scheme("gptq-4bit").spec]
+    empty = Corpus(Protocol(context=CONTEXT, stride=CONTEXT), (), (), ())
+    evidence = evidence_of(empty, Feed((), ()), replace(tally, nll=[], kl=[], same_top=[]))
+    counts = evidence.expert_tokens
+    assert counts is not None and counts[:, 0].tolist() == [0, 1] and counts.shape == (2, 65)
+    calibration = sum(len(w.tokens) for w in CALIBRATION)
+    assert counts[:, 1:].sum(1).tolist() == [2 * calibration] * 2
+    without = int((counts[:, 1:] == 0).sum())
+    assert without and tally.notes[-1].startswith(
+        f"{without} of 128 experts saw no calibration token and are rounded to nearest"
+    )
+    again = arrays_of(evidence)
+    np.testing.assert_array_equal(again["expert_tokens"], counts)
+
+
+def test_what_differs_for_experts_is_part_of_a_results_identity() -> None:
+    texts = {ExpertOptions().text, ExpertOptions(2).text, ExpertOptions(gates=True).text}
+    assert "" in texts and len(texts) == 3
 
 
 def test_columns_that_no_token_moved_keep_their_weights(tmp_path: Path) -> None:

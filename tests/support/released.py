@@ -65,9 +65,14 @@ RELEASED: dict[str, dict[str, Any]] = {
 }
 
 
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "jetmoe": {**TEXT, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
 def save(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
     """Save a random model of a family as its releases are saved, without a tokenizer."""
-    config = AutoConfig.for_model(family, **{**RELEASED[family], **changes})
+    config = AutoConfig.for_model(family, **{**{**RELEASED, **UNSUPPORTED}[family], **changes})
     auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
     torch.manual_seed(seed)
     model = auto.from_config(config, dtype=torch.float32).eval()

@@ -1,0 +1,86 @@
+"""Releases with experts, towers and joined tensors, from the Hub to the card and an export."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.support import released
+from tests.support.cli import QUICK, Run, audit_of
+from tests.support.hub.fixtures import Serve
+from tests.support.models import save_tokenizer, text
+
+SCHEMES = "rtn-4bit:group=32,gptq-4bit:group=32"
+SLOW = ["apertus", "falcon_h1", "gpt_oss", "mixtral", "olmo_hybrid", "qwen2_moe", "qwen3_moe"]
+FAMILIES = ["gemma3", "olmoe", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+def serve_model(root: Path, family: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = released.save(root / "root" / "org" / "model" / "main", family)
+    save_tokenizer(folder)
+    hub = serve(root / "root")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_CACHE", str(root / "cache"))
+    return folder
+
+
+@torch.no_grad()
+def plain_loss(folder: Path, family: str) -> float:
+    model, tokenizer = released.plain(folder, family), AutoTokenizer.from_pretrained(folder)
+    total, count = 0.0, 0
+    for seed in range(200, 212):
+        tokens = torch.tensor([tokenizer(text(seed))["input_ids"]])
+        for part in tokens.split(32, 1):
+            logits = model(input_ids=part, use_cache=False).logits[0, :-1]
+            nll = torch.nn.functional.cross_entropy(logits, part[0, 1:], reduction="sum")
+            total, count = total + float(nll), count + part.shape[1] - 1
+    return total / count
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_release_is_audited_from_the_hub(
+    family: str,
+    place: Path,
+    qaudit: Run,
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = serve_model(tmp_path, family, serve, monkeypatch)
+    done = qaudit("scan", "org/model", *QUICK, "--context", 32, "--schemes", SCHEMES)
+    assert done.code == 0, done.err
+    rows: Any = audit_of(place / "out")["measurements"]
+    full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))
+    assert full["ce"] == pytest.approx(plain_loss(folder, family), abs=1e-5)
+    assert math.isfinite(rtn["ce"]) and math.isfinite(gptq["ce"]) and rtn["ce"] != full["ce"]
+    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    if family == "gemma3":
+        assert "text never enters them" in card
+    if family in ("olmoe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"):
+        assert "routers and small gates" in card
+    if family in ("gpt_oss", "gemma3"):
+        return
+    named = ("--subject", "model", "--scheme", "gptq-4bit:group=32", "--out", "exported")
+    done = qaudit("export", "out", *named)
+    assert done.code == 0, done.err
+
+
+def test_a_model_that_cannot_be_opened_is_refused_before_its_weights_come(
+    place: Path, qaudit: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "root" / "org" / "model" / "main"
+    released.save(folder, "jetmoe")
+    save_tokenizer(folder)
+    hub = serve(tmp_path / "root")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    done = qaudit("plan", "org/model", *QUICK[:-2])
+    assert done.code != 0 and "would not be quantized" in done.err
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
