@@ -236,21 +236,6 @@ def _by_token(granularity: Any) -> bool:
     return own is None or (torchao_config.type_of(own) == "PerRow" and last)
 
 
-def of_config(name: str, config: Config) -> Rounding | str | None:
-    """Return the first rounding that a configuration names."""
-    if name == "fp8":
-        return of_fp8(config)
-    if name == "bitsandbytes":
-        return of_bitsandbytes(config)
-    if name == "torchao":
-        return of_torchao(config)
-    groups = config.get("config_groups")
-    tables = groups.values() if isinstance(groups, Mapping) else ()
-    kinds = (of_group(table) for table in tables if isinstance(table, Mapping))
-    return next((kind for kind in kinds if kind is not None), None)
-
-
-def act_bits(name: str, config: Config) -> int:
+def act_bits(rounding: Rounding | str | None) -> int:
     """Return the bits of activations that are run as they ship; 16 where they stay as they are."""
-    rounding = of_config(name, config)
     return (rounding.bits or 16) if isinstance(rounding, Rounding) else 16

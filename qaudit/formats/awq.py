@@ -84,7 +84,14 @@ def _from_awq(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     return scaled(name, centered_RC.contiguous(), read[".scales"].T, group_of_C)
 
 
-AWQ = Reader("awq", (".qweight",), (".qweight", ".qzeros", ".scales"), _awq)
+AWQ = Reader(
+    "awq",
+    (".qweight",),
+    (".qweight", ".qzeros", ".scales"),
+    _awq,
+    older="quant_config.json",
+    bits=lambda config: _AWQ_BITS,
+)
 
 
 class AwqFiles(Format):

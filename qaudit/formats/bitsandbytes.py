@@ -130,6 +130,8 @@ FORMAT = Reader(
         ".weight.nested_quant_map", *_STATES, ".SCB", ".weight_format",
     ),
     layout,
+    bits=lambda config: 8 if config.get("load_in_8bit") else 4,
+    rounding=of_bitsandbytes,
 )  # fmt: skip
 
 

@@ -49,9 +49,11 @@ from qaudit.formats.packing import (
 )
 from qaudit.formats.reading import (
     SCALES,
+    Config,
     Layout,
     Reader,
     StoredLinear,
+    bits_in,
     contradiction,
     group_size,
     must_be_group,
@@ -96,13 +98,12 @@ def _stored(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
 def _group(parts: StoredLinear) -> Mapping[str, Any]:
     """Return the group that a linear belongs to, with its table of `weights`."""
     base = parts.name.removesuffix(".weight")
-    groups = parts.config.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    tables = _groups_of(parts.config)
+    if not tables:
         raise contradiction("the quantization configuration has no `config_groups`")
     ignored = parts.config.get("ignore")
     if any(_names(base, one) for one in (ignored if isinstance(ignored, list) else ())):
         raise contradiction(f"`ignore` names `{base[:60]}`, whose weight is stored quantized")
-    tables = [group for group in groups.values() if isinstance(group, Mapping)]
     named = [group for group in tables if any(_names(base, one) for one in _targets(group))]
     of_class = [group for group in tables if _CLASSES.intersection(map(str, _targets(group)))]
     for group in named or of_class:
@@ -303,6 +304,25 @@ def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     return scaled(name, weight_RC, scales_RG, in_order(weight_RC.shape[1], size))
 
 
+def _groups_of(config: Config) -> list[Mapping[str, Any]]:
+    groups = config.get("config_groups")
+    tables = groups.values() if isinstance(groups, Mapping) else ()
+    return [table for table in tables if isinstance(table, Mapping)]
+
+
+def _planned_bits(config: Config) -> int | None:
+    """Return the bits of the first group that has any."""
+    weights = [table.get("weights") for table in _groups_of(config)]
+    counts = (bits_in(table if isinstance(table, Mapping) else config) for table in weights)
+    return next((bits for bits in counts if bits is not None), None)
+
+
+def _planned_rounding(config: Config) -> Rounding | str | None:
+    """Return the first rounding of activations that a group names."""
+    kinds = (of_group(table) for table in _groups_of(config))
+    return next((kind for kind in kinds if kind is not None), None)
+
+
 FORMAT = Reader(
     "compressed-tensors",
     (".weight_packed", ".weight_scale"),
@@ -312,6 +332,9 @@ FORMAT = Reader(
     ),
     layout,
     ignored=(".input_zero_point", ".output_scale", ".k_scale", ".v_scale"),
+    aliases=("compressed_tensors",),
+    bits=_planned_bits,
+    rounding=_planned_rounding,
 )  # fmt: skip
 
 

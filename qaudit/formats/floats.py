@@ -93,5 +93,10 @@ FP8 = Reader(
     (".weight", *_SCALES, ".activation_scale", ".input_scale"),
     _fp8,
     ignored=(".input_scale_ub",),
+    aliases=("fbgemm_fp8",),
+    bits=lambda config: 8,
+    rounding=of_fp8,
 )
-MXFP4 = Reader("mxfp4", ("_blocks",), ("_blocks", "_scales"), _experts, dense="")
+MXFP4 = Reader(
+    "mxfp4", ("_blocks",), ("_blocks", "_scales"), _experts, dense="", bits=lambda config: 4
+)

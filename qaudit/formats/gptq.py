@@ -108,7 +108,13 @@ def _from_gptq(name: str, bits: int, size: int, first: bool, read: Mapping[str, 
     return scaled(name, centered_RC, scales_GR.T, group_of_C)
 
 
-GPTQ = Reader("gptq", (".qweight",), (".qweight", ".qzeros", ".scales", ".g_idx"), _gptq)
+GPTQ = Reader(
+    "gptq",
+    (".qweight",),
+    (".qweight", ".qzeros", ".scales", ".g_idx"),
+    _gptq,
+    older="quantize_config.json",
+)
 
 
 class GptqFiles(Format):

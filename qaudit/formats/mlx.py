@@ -86,7 +86,7 @@ def _from_mlx(name: str, bits: int, size: int, read: Mapping[str, Tensor]) -> Te
     return weight_RC.add_(biases_RG.index_select(1, group_of_C))
 
 
-MLX = Reader("mlx", (".scales",), (".weight", ".scales", ".biases"), _mlx)
+MLX = Reader("mlx", (".scales",), (".weight", ".scales", ".biases"), _mlx, beside=(".biases",))
 
 
 class MlxFiles(Format):

@@ -105,19 +105,6 @@ class Layout:
     left: str = ""  # rounding of activations that is not run
 
 
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """A way of storing quantized linears in safetensors files."""
-
-    name: str
-    roots: tuple[str, ...]  # a key that ends so begins a linear
-    suffixes: tuple[str, ...]  # of all tensors of a linear
-    layout: Callable[[StoredLinear], Layout]
-    dense: str = ".weight"  # what a dense tensor's name ends with
-    ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
-    prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
-
-
 def most_bits(codes: Iterable[tuple[int, tuple[int, ...]]]) -> int:
     """Return the bits of most codes, of the bits and the shape of each linear."""
     counts: Counter[int] = Counter()
@@ -139,6 +126,29 @@ def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20)
             )
         return value
     return None
+
+
+def bits_in(config: Config) -> int | None:
+    """Return the bits of a configuration with one number of them."""
+    return whole_number(config, "num_bits", "bits", "w_bit", low=1, high=16)
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A way of storing quantized linears in safetensors files."""
+
+    name: str
+    roots: tuple[str, ...]  # a key that ends so begins a linear
+    suffixes: tuple[str, ...]  # of all tensors of a linear
+    layout: Callable[[StoredLinear], Layout]
+    dense: str = ".weight"  # what a dense tensor's name ends with
+    ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
+    beside: tuple[str, ...] = ()  # suffixes without which a root begins no linear
+    aliases: tuple[str, ...] = ()  # other names of it in configurations
+    older: str = ""  # a file of repositories that are older than `quantization_config`
+    bits: Callable[[Config], int | None] = bits_in  # by the configuration alone
+    rounding: Callable[[Config], Rounding | str | None] = lambda config: None  # of activations
+    prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
 
 
 def group_size(parts: StoredLinear, columns: int, groups: int) -> int:

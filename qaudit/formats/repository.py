@@ -7,16 +7,16 @@ from pathlib import Path
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import is_gguf, read_header
-from qaudit.formats import gguf, gguf_base, torchao_config
+from qaudit.formats import gguf, gguf_base
 from qaudit.formats.activations import act_bits
 from qaudit.formats.gguf import GgufFile
-from qaudit.formats.reading import Config, contradiction, whole_number
+from qaudit.formats.reading import contradiction
 from qaudit.formats.tokenizers import (
     differing_part,
     other_tokenizer,
     read_tokenizer,
 )
-from qaudit.formats.weights import QuantizedFolder, known_quantization
+from qaudit.formats.weights import FORMATS, QuantizedFolder, known_quantization
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
@@ -35,25 +35,10 @@ def format_of(folder: Path) -> tuple[str, int, int]:
     if is_gguf(folder):
         return gguf.FORMAT, GgufFile(folder).bits, 16
     name, config = known_quantization(folder)
-    return name, _bits(name, config), act_bits(name, config)
-
-
-def _bits(name: str, config: Config) -> int:
-    if name == "torchao":
-        return torchao_config.bits(config)
-    if name == "fp8" or config.get("load_in_8bit"):
-        return 8
-    if name in ("awq", "mxfp4", "bitsandbytes"):
-        return 4
-    groups = config.get("config_groups")
-    tables = groups.values() if isinstance(groups, dict) else (config,)
-    for table in tables:
-        weights = table.get("weights") if isinstance(table, dict) else None
-        own = weights if isinstance(weights, dict) else config
-        bits = whole_number(own, "num_bits", "bits", "w_bit", low=1, high=16)
-        if bits is not None:
-            return bits
-    raise contradiction(f"the quantization configuration of `{name}` has no number of bits")
+    bits = FORMATS[name].bits(config)
+    if bits is None:
+        raise contradiction(f"the quantization configuration of `{name}` has no number of bits")
+    return name, bits, act_bits(FORMATS[name].rounding(config))
 
 
 def must_match(label: str, folder: Path, base: Path) -> None:

@@ -257,4 +257,12 @@ _TYPES: Mapping[str, Callable[[StoredLinear, Mapping[str, Any]], Layout]] = {
     "IntxUnpackedToInt8Tensor": _intx,
 }
 
-FORMAT = Reader("torchao", (_QDATA,), _SUFFIXES, layout, prepare=describe)
+FORMAT = Reader(
+    "torchao",
+    (_QDATA,),
+    _SUFFIXES,
+    layout,
+    bits=torchao_config.bits,
+    rounding=of_torchao,
+    prepare=describe,
+)

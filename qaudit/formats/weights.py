@@ -10,7 +10,6 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats import awq, bitsandbytes, compressed_tensors, floats, gptq, mlx, torchao
-from qaudit.formats.activations import of_config
 from qaudit.formats.arithmetic import in_order
 from qaudit.formats.reading import (
     Config,
@@ -31,9 +30,8 @@ FORMATS: dict[str, Reader] = {
         mlx.MLX, floats.MXFP4, torchao.FORMAT,
     )
 }  # fmt: skip
-_ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
-_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Files of repositories that are older than `quantization_config`."""
+_ALIASES = {alias: one.name for one in FORMATS.values() for alias in one.aliases}
+_OLDER = {one.older: one.name for one in FORMATS.values() if one.older}
 
 _WEIGHTS_ONLY = (
     "weights only: the file also quantizes activations ({}), which stay as they are here"
@@ -101,7 +99,7 @@ class QuantizedFolder:
                 f"`{folder}` is said to be quantized by `{self.format}`, and holds no linear of it",
                 hint="its configuration and its weights do not belong together",
             )
-        rounding = of_config(self.format, config)
+        rounding = FORMATS[self.format].rounding(config)
         if not isinstance(rounding, str):
             rounding = next((one.left for one in self._layouts.values() if one.left), "")
         weights_only = _WEIGHTS_ONLY.format(rounding[:60]) if rounding else None
@@ -165,7 +163,7 @@ class QuantizedFolder:
             if root is None:
                 continue
             base = key.removesuffix(root)
-            if kind is mlx.MLX and f"{base}.biases" not in infos:
+            if any(base + suffix not in infos for suffix in kind.beside):
                 continue
             name = base + kind.dense
             self._layouts[name], self._keys[name] = open_linear(self._files, kind, config, base)
