@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from qaudit.core.registry import parse_scheme, schemes
-from qaudit.engine.doctor import _OPTIONAL
+from qaudit.engine.doctor import _of_schemes
 from qaudit.errors import OtherIdentityError, SchemeError
 from qaudit.planning.pins import NUMERICS, libraries, refuse_other_libraries
 from qaudit.types import Pins
@@ -38,7 +38,7 @@ def test_the_doctor_names_the_extra():
     plugin = schemes()["autoround"]
     assert plugin.extra is not None
     library, extra = plugin.extra
-    use, install = _OPTIONAL[library]
+    use, install = _of_schemes()[library]
     assert "`autoround`" in use
     assert install == f"pip install 'qaudit-llm[{extra}]'"
 
