@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.statistics import excess
-from qaudit.diagnostics.phases.changepoint import Course, find_break, trajectory
+from qaudit.diagnostics.phases.changepoint import FittedCourse, find_break, trajectory
 
 Array = npt.NDArray[np.float64]
 CHANCE = 0.05
@@ -120,7 +120,7 @@ def _handed_on(fresh_N: Array, part: float) -> Array:
 
 def looked_at(
     case: Case, checkpoints: int, documents: int, trials: int, samples: int = SAMPLES
-) -> Iterator[Course]:
+) -> Iterator[FittedCourse]:
     """Yield what is found in fresh series, the same for the same arguments."""
     draw = np.random.default_rng(20240229)
     expected = case.place if case.place is not None else PLACE
@@ -148,7 +148,7 @@ def _claims(sums: Array, seed: int) -> bool:
     return min(looks) <= CHANCE / LOOKS
 
 
-def shares(case: Case, found: list[Course]) -> dict[str, float | None]:
+def shares(case: Case, found: list[FittedCourse]) -> dict[str, float | None]:
     """Return the shares that the table shows, in percent."""
     where = case.place
     held = [] if where is None else [c.best.at.low <= where <= c.best.at.high for c in found]

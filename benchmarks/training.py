@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.clock import best_of, print_machine
 from qaudit.core.schedules import Constant
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 from qaudit.lab.shapes import preset
 from qaudit.lab.text import TokenStream
 from qaudit.lab.train import advance, begin
@@ -43,7 +43,7 @@ def a_step(
     shape: str, context: int, part: int, attention: str, precision: str, compiled: bool
 ) -> Callable[[], object]:
     """Return a function that takes one step of a run with these settings."""
-    run = Run(
+    run = TrainingRun(
         name="timed",
         shape=preset(shape, context=context),
         schedule=Constant(peak=1e-3),

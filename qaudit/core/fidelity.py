@@ -35,7 +35,7 @@ _CUDA_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ComparedRows:
     """The results of some rows of a stream; divergence is None where nothing is compared."""
 
     nll_N: Tensor
@@ -70,7 +70,7 @@ class Reference:
         nll_N = _nll(total_N1, highest_N1, chosen_N1)
         return cls(logits_NV, weights_NV, highest_N1, total_N1, top_N1, nll_N)
 
-    def compare(self, logits_NV: Tensor, targets_N: Tensor) -> Rows:
+    def compare(self, logits_NV: Tensor, targets_N: Tensor) -> ComparedRows:
         """Return the loss and the divergence of each row of a stream with the same vocabulary."""
         import torch
 
@@ -78,7 +78,7 @@ class Reference:
             self._compare(part, logits_NV[part].float(), targets_N[part])
             for part in _parts(logits_NV)
         ]
-        return Rows(*map(torch.cat, zip(*parts, strict=True)))
+        return ComparedRows(*map(torch.cat, zip(*parts, strict=True)))
 
     def _compare(
         self, part: slice, q_NV: Tensor, targets_N: Tensor

@@ -177,7 +177,7 @@ class Transform:
         return 16 * sum(part.numel() for part in parts)
 
 
-class Course:
+class LearningCourse:
     """The transformation of a group on its way."""
 
     def __init__(self, linears: Linears, start: Transform, goal: Goal) -> None:
@@ -257,7 +257,7 @@ def learn(
 ) -> list[Transform]:
     """Return the transformation of each group of a block."""
     starts = [start(linears) for linears in block.groups]
-    courses = [Course(*pair, goal) for pair in zip(block.groups, starts, strict=True)]
+    courses = [LearningCourse(*pair, goal) for pair in zip(block.groups, starts, strict=True)]
     if not descend(block, courses, steps):
         return starts
     for course in courses:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qaudit.core.fidelity import Reference, Rows, losses
+from qaudit.core.fidelity import ComparedRows, Reference, losses
 from qaudit.engine.batches import Batch
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
@@ -41,7 +41,7 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
             hidden_BTD = tokens.states.get(f"evaluation/{stream.name}", k)
             hidden.append(hidden_BTD[:, :-1].reshape(-1, hidden_BTD.shape[-1]))
     compared = tokens.feed.compared and len(streams) > 1
-    chunks: list[list[Rows]] = [[] for _ in streams]
+    chunks: list[list[ComparedRows]] = [[] for _ in streams]
     for first in range(0, len(targets_N), model.head_rows):
         part = slice(first, first + model.head_rows)
         reference: Reference | None = None
@@ -51,7 +51,7 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                 logits_NV = own.logits(hidden_ND[None, part])[0]
                 if stream is streams[0] and compared:
                     reference = Reference.of(logits_NV, targets_N[part])
-                    read.append(Rows(reference.nll_N))
+                    read.append(ComparedRows(reference.nll_N))
                 else:
                     read.append(rows_of(stream.tally, reference, logits_NV, targets_N[part]))
     for stream, read in zip(streams, chunks, strict=True):
@@ -60,10 +60,10 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
 
 def rows_of(
     tally: Tally, reference: Reference | None, logits_NV: Tensor, targets_N: Tensor
-) -> Rows:
+) -> ComparedRows:
     """Return a stream's rows, compared with full precision's where that is possible."""
     if reference is None:
-        return Rows(losses(logits_NV, targets_N))
+        return ComparedRows(losses(logits_NV, targets_N))
     known, vocabulary = reference.logits_NV.shape[1], logits_NV.shape[1]
     if vocabulary == known:
         return reference.compare(logits_NV, targets_N)
@@ -71,4 +71,4 @@ def rows_of(
         f"KL divergence is not measured: its vocabulary is {vocabulary} tokens, "
         f"that of full precision {known}"
     )
-    return Rows(losses(logits_NV, targets_N))
+    return ComparedRows(losses(logits_NV, targets_N))

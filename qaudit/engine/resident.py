@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.fidelity import Reference, Rows, losses
+from qaudit.core.fidelity import ComparedRows, Reference, losses
 from qaudit.core.linears import Inputs, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.block_pass import Progress
@@ -106,7 +106,7 @@ class _Whole:
 
     def _window(
         self, tokens_T: Tensor, logits_TV: Tensor, tally: Tally, *, compared: bool
-    ) -> list[Rows]:
+    ) -> list[ComparedRows]:
         targets_T = tokens_T[1:].to(logits_TV.device, torch.long)
         original_TV = self._original_logits(tokens_T[None])[0, :-1] if compared else None
         rows = chunk_rows(logits_TV.shape[1], logits_TV.device)
@@ -114,7 +114,7 @@ class _Whole:
         for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):
             targets_N = targets_T[part]
             if original_TV is None:
-                read.append(Rows(losses(logits_TV[part], targets_N)))
+                read.append(ComparedRows(losses(logits_TV[part], targets_N)))
             else:
                 reference = Reference.of(original_TV[part], targets_N)
                 read.append(rows_of(tally, reference, logits_TV[part], targets_N))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.core.fidelity import Rows
+from qaudit.core.fidelity import ComparedRows
 from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
 from qaudit.model.experts import ExpertPart
@@ -75,7 +75,7 @@ class Tally:
     def note(self, *notes: str) -> None:
         self.notes.extend(note for note in notes if note not in self.notes)
 
-    def read(self, shape: tuple[int, int], chunks: Sequence[Rows]) -> None:
+    def read(self, shape: tuple[int, int], chunks: Sequence[ComparedRows]) -> None:
         """Add a batch of (windows, tokens); each row predicts the token behind it."""
         self.nll.append(_behind(shape, [rows.nll_N for rows in chunks]))
         kl = [rows.kl_N for rows in chunks if rows.kl_N is not None]

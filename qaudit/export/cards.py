@@ -15,7 +15,7 @@ from qaudit.report.document import (
     Column,
     List,
     Section,
-    Table,
+    TableBlock,
     bullets,
     cell,
     code,
@@ -75,7 +75,7 @@ def _measured(choice: Choice) -> list[Block]:
     if not rows:
         return [paragraph("No audit measured these weights.")]
     first = rows[0]
-    table = Table(
+    table = TableBlock(
         (Column("measured"), Column("value", "right")),
         (
             row("loss, nats per token", spread(first.ce)),
@@ -98,7 +98,7 @@ def _measured(choice: Choice) -> list[Block]:
 
 
 def _runtimes(form: Format) -> Block:
-    return Table(
+    return TableBlock(
         (Column("runtime"), Column("version"), Column("note")),
         tuple(row(one.name, one.lowest, one.remark or "-") for one in form.runtimes),
     )
@@ -150,8 +150,8 @@ def soup_card(soup: Subject) -> str:
     return f"{front}\n\n{render_blocks([card], level=1)}\n"
 
 
-def _members(soup: Subject) -> Table:
-    return Table(
+def _members(soup: Subject) -> TableBlock:
+    return TableBlock(
         (Column("", "right"), Column("member"), Column("weight")),
         tuple(
             row(str(number), _member(checkpoint), f"{share:.17g}")

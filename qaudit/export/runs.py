@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.core import statistics
-from qaudit.core.fidelity import Reference, Rows
+from qaudit.core.fidelity import ComparedRows, Reference
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import evidence_of
@@ -141,14 +141,14 @@ def _compared(
     tokens_BT: Tensor,
     hidden_BTD: Tensor | None,
     tally: Tally,
-) -> Iterator[tuple[Rows, Rows | None]]:
+) -> Iterator[tuple[ComparedRows, ComparedRows | None]]:
     """Yield rows of the runtime, and those of full precision beside them."""
     step = max(1, _LOGITS // (tokens_BT.shape[1] * model.vocabulary))
     for start in range(0, len(tokens_BT), step):
         some_BT = tokens_BT[start : start + step].long()
         targets_N = some_BT[:, 1:].reshape(-1)
         if model.losses is not None:
-            yield Rows(model.losses(some_BT).reshape(-1).float()), None
+            yield ComparedRows(model.losses(some_BT).reshape(-1).float()), None
             continue
         logits_NV = model.logits(some_BT).flatten(0, 1)
         if reference is None or hidden_BTD is None:
@@ -160,11 +160,11 @@ def _compared(
 
 def _chunks(
     reference: Tokens, hidden_ND: Tensor, logits_NV: Tensor, targets_N: Tensor, tally: Tally
-) -> Iterator[tuple[Rows, Rows]]:
+) -> Iterator[tuple[ComparedRows, ComparedRows]]:
     """Compare rows of logits with those that full precision's head makes, a few at a time."""
     rows = reference.model.head_rows
     for first in range(0, len(targets_N), rows):
         part = slice(first, first + rows)
         own_NV = reference.model.logits(hidden_ND[None, part])[0].to(logits_NV.device)
         theirs = Reference.of(own_NV, targets_N[part])
-        yield rows_of(tally, theirs, logits_NV[part], targets_N[part]), Rows(theirs.nll_N)
+        yield rows_of(tally, theirs, logits_NV[part], targets_N[part]), ComparedRows(theirs.nll_N)

@@ -244,14 +244,14 @@ def with_files(
     folders of this machine are left as they are. Offline, what is not in the cache has no files
     either and is marked suspect; if that is all there is, it is an error, unless `keep_all`.
     """
-    reader = _Reader(listing, known_only)
+    reader = _SeriesReader(listing, known_only)
     parts = tell_apart([part for c in checkpoints for part in reader.parts(c)])
     if reader.refusals and not keep_all and not any(c.files or c.commit is None for c in parts):
         raise reader.refusals[0]
     return parts
 
 
-class _Reader:
+class _SeriesReader:
     def __init__(self, listing: Listing, known_only: bool) -> None:
         self.listing, self.known_only = listing, known_only
         self.refusals: list[HubError] = []

@@ -41,7 +41,7 @@ PlacedFile = tuple[HubFile, str]
 
 
 @dataclass(frozen=True)
-class Weights:
+class HubWeights:
     """The weights of one folder of one revision."""
 
     files: tuple[WeightFile, ...]
@@ -68,7 +68,7 @@ _PICKLES = _Layout(
 
 def choose_weights(
     files: Sequence[HubFile], subfolder: str | None, read: ReadFile | None
-) -> Weights:
+) -> HubWeights:
     """Return the weights of a folder of a revision, not of those below it.
 
     Where names leave a choice and nothing may be read, nothing is chosen and nothing noted.
@@ -82,8 +82,8 @@ def choose_weights(
     endings = (".safetensors", ".bin", ".pt", ".pth")
     unread = sorted(name for name in names if name.endswith(endings))
     if not unread:
-        return Weights((), (NO_WEIGHTS,))
-    return Weights((), (f"{NO_WEIGHTS} under a name that is read; it has {_some(unread)}",))
+        return HubWeights((), (NO_WEIGHTS,))
+    return HubWeights((), (f"{NO_WEIGHTS} under a name that is read; it has {_some(unread)}",))
 
 
 def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
@@ -93,28 +93,28 @@ def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
     return tuple(sorted({at for at, _, name in parts if name in names and at.count("/") < 2}))
 
 
-def _alone(names: Mapping[str, HubFile], layout: _Layout) -> Weights:
+def _alone(names: Mapping[str, HubFile], layout: _Layout) -> HubWeights:
     numbered = sorted(name for name in names if re.fullmatch(layout.shard, name))
     shards = numbered if layout.index in names else []
     doubt = shards_beside(layout.single, layout.index, shards)
     suspect = (doubt,) if doubt else ()
-    return Weights((_weight(names[layout.single]),), suspect, layout is _PICKLES)
+    return HubWeights((_weight(names[layout.single]),), suspect, layout is _PICKLES)
 
 
-def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | None) -> Weights:
+def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | None) -> HubWeights:
     pickled = layout is _PICKLES
     shards = _only_set(names, layout)
     if shards is None:
         if read is None:
-            return Weights((), (), pickled)
+            return HubWeights((), (), pickled)
         index = names[layout.index]
         readable = 0 < index.nbytes <= LONGEST_INDEX_NBYTES
         shards = _shards_in(read(index)) if readable else None
     if shards is None:
-        return Weights((), (f"`{layout.index}` is not an index of weights",), pickled)
+        return HubWeights((), (f"`{layout.index}` is not an index of weights",), pickled)
     if missing := [name for name in shards if name not in names]:
-        return Weights((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
-    return Weights(tuple(_weight(names[name]) for name in shards), (), pickled)
+        return HubWeights((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
+    return HubWeights(tuple(_weight(names[name]) for name in shards), (), pickled)
 
 
 def _only_set(names: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:

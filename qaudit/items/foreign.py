@@ -36,7 +36,7 @@ _SHAPES: Mapping[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Code:
+class FunctionName:
     """A `!function`, not imported: a module beside a file, or one that is installed."""
 
     name: str
@@ -72,7 +72,7 @@ def load(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ValueError(f"it includes itself by way of `{path.name}`")
     folder = path.parent
     text = read_regular(path, LARGEST_YAML).decode("utf-8")
-    table = yaml_of(text, (("!function", lambda name: Code(name, folder)),))
+    table = yaml_of(text, (("!function", lambda name: FunctionName(name, folder)),))
     if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
         raise ValueError("it is no table of keys")
     merged: dict[str, Any] = {}
@@ -90,20 +90,20 @@ def checked(table: dict[str, Any]) -> dict[str, Any]:
         return table
     for key, kinds in _SHAPES.items():
         value = table.get(key)
-        if value is not None and not isinstance(value, (*kinds, Code)):
+        if value is not None and not isinstance(value, (*kinds, FunctionName)):
             raise ValueError(f"`{key}` is no {kinds[0].__name__}")
     if not all(isinstance(metric, dict) for metric in table.get("metric_list") or []):
         raise ValueError("`metric_list` is no list of tables")
     return table
 
 
-def code_in(config: Mapping[str, Any]) -> tuple[Code, ...]:
+def code_in(config: Mapping[str, Any]) -> tuple[FunctionName, ...]:
     """Return the functions that a task names, wherever they are."""
     return tuple(dict.fromkeys(_codes(dict(config))))
 
 
-def _codes(value: Any) -> Iterator[Code]:
-    if isinstance(value, Code):
+def _codes(value: Any) -> Iterator[FunctionName]:
+    if isinstance(value, FunctionName):
         yield value
     elif isinstance(value, dict):
         for part in value.values():
@@ -166,7 +166,7 @@ def task_of(config: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
 def _imported(value: Any) -> Any:
     from lm_eval.tasks._yaml_loader import _import_func_in_yml
 
-    if isinstance(value, Code):
+    if isinstance(value, FunctionName):
         return _import_func_in_yml(value.name, value.folder)
     if isinstance(value, dict):
         return {key: _imported(part) for key, part in value.items()}

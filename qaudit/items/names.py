@@ -16,7 +16,7 @@ ALL_ITEMS = "all"
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownTask:
     """The size of a task: items, options, and characters of what a prompt is made of."""
 
     folder: str  # below lm-eval's tasks
@@ -38,25 +38,25 @@ class Known:
         return math.ceil(contexts * context + self.options * (option - 1))
 
 
-KNOWN: dict[str, Known] = {
-    "arc_challenge": Known("arc", 1172, 4, 190, 165, 30, 4.4),
-    "arc_easy": Known("arc", 2376, 4, 158, 135, 22, 4.4),
-    "openbookqa": Known("openbookqa", 500, 4, 73, 52, 20, 4.5),
-    "piqa": Known("piqa", 1838, 2, 155, 55, 99, 4.4),
-    "hellaswag": Known("hellaswag", 10042, 4, 336, 250, 85, 4.4),
-    "winogrande": Known("winogrande", 1267, 2, 102, 55, 45, 4.4),
-    "mathqa": Known("mathqa", 2985, 5, 181, 173, 5, 3.3),
-    "pubmedqa": Known("pubmedqa", 500, 3, 1475, 1470, 4, 4.4, True),
-    "sciq": Known("sciq", 1000, 4, 620, 605, 12, 4.4),
-    "social_iqa": Known("siqa", 1954, 3, 156, 131, 24, 4.5),
-    "commonsense_qa": Known("commonsense_qa", 1221, 5, 163, 160, 2, 3.9, True),
-    "mmlu": Known("mmlu/default", 14042, 4, 485, 480, 2, 3.9, True),
+KNOWN: dict[str, KnownTask] = {
+    "arc_challenge": KnownTask("arc", 1172, 4, 190, 165, 30, 4.4),
+    "arc_easy": KnownTask("arc", 2376, 4, 158, 135, 22, 4.4),
+    "openbookqa": KnownTask("openbookqa", 500, 4, 73, 52, 20, 4.5),
+    "piqa": KnownTask("piqa", 1838, 2, 155, 55, 99, 4.4),
+    "hellaswag": KnownTask("hellaswag", 10042, 4, 336, 250, 85, 4.4),
+    "winogrande": KnownTask("winogrande", 1267, 2, 102, 55, 45, 4.4),
+    "mathqa": KnownTask("mathqa", 2985, 5, 181, 173, 5, 3.3),
+    "pubmedqa": KnownTask("pubmedqa", 500, 3, 1475, 1470, 4, 4.4, True),
+    "sciq": KnownTask("sciq", 1000, 4, 620, 605, 12, 4.4),
+    "social_iqa": KnownTask("siqa", 1954, 3, 156, 131, 24, 4.5),
+    "commonsense_qa": KnownTask("commonsense_qa", 1221, 5, 163, 160, 2, 3.9, True),
+    "mmlu": KnownTask("mmlu/default", 14042, 4, 485, 480, 2, 3.9, True),
 }
 
 PRESETS: dict[str, tuple[str, ...]] = {"paper-a": tuple(KNOWN)}
 """Lists of tasks under one name."""
 
-_UNKNOWN = Known("", DEFAULT_ITEMS, 4, 440, 300, 40, 4.4)
+_UNKNOWN = KnownTask("", DEFAULT_ITEMS, 4, 440, 300, 40, 4.4)
 """A task whose size is not in the table: a few short examples."""
 
 

@@ -133,7 +133,7 @@ def _read(columns: dict[str, np.ndarray]) -> ItemText:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedItem:
     """An option behind its context: tokens from `scored_from` on are the option's."""
 
     tokens: Tokens
@@ -141,7 +141,9 @@ class Encoded:
     cut_short: bool = False
 
 
-def encoded(tokenizer: Any, pairs: Sequence[tuple[str, str]], context: int) -> tuple[Encoded, ...]:
+def encoded(
+    tokenizer: Any, pairs: Sequence[tuple[str, str]], context: int
+) -> tuple[EncodedItem, ...]:
     """Return the tokens of (context, option) pairs, of each the last `context + 1`."""
     texts: dict[tuple[str, bool | None], tuple[int, ...]] = {}
     wanted = [_texts(tokenizer, *pair) for pair in pairs]
@@ -206,7 +208,7 @@ def _prefix(tokenizer: Any) -> int:
 
 def _cut(
     parts: tuple[tuple[int, ...], tuple[int, ...]], pair: tuple[str, str], context: int
-) -> Encoded:
+) -> EncodedItem:
     before, option = parts
     if not option:
         raise CorpusError(
@@ -215,6 +217,6 @@ def _cut(
         )
     tokens = (*before, *option)[-(context + 1) :]
     surplus = len(before) + len(option) - len(tokens)
-    return Encoded(
+    return EncodedItem(
         np.array(tokens, dtype=np.int32), max(1, len(before) - surplus), cut_short=surplus > 0
     )

@@ -23,7 +23,7 @@ Mean = Literal["kl", "top1_agreement", "rms_dp"]
 
 
 @dataclass(frozen=True)
-class Measure:
+class FidelityMeasure:
     """A mean over tokens: what is summed over documents, what it becomes, and its bounds."""
 
     sums: Callable[[Fidelity], npt.NDArray[np.generic]]
@@ -43,10 +43,10 @@ class Measure:
         return statistics.within(interval, 0.0, self.highest)
 
 
-MEANS: dict[Mean, Measure] = {
-    "kl": Measure(lambda one: one.kl_sum, statistics.per_token, math.inf),
-    "top1_agreement": Measure(lambda one: one.same_top, statistics.per_token, 1.0),
-    "rms_dp": Measure(lambda one: one.squared_dp_sum, statistics.root_mean, 1.0),
+MEANS: dict[Mean, FidelityMeasure] = {
+    "kl": FidelityMeasure(lambda one: one.kl_sum, statistics.per_token, math.inf),
+    "top1_agreement": FidelityMeasure(lambda one: one.same_top, statistics.per_token, 1.0),
+    "rms_dp": FidelityMeasure(lambda one: one.squared_dp_sum, statistics.root_mean, 1.0),
 }
 
 

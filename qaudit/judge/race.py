@@ -129,7 +129,7 @@ class _Running:
         self._known = {subject: np.zeros(0) for subject in self.subjects}
         self._seen = self._spent = 0
 
-    def take(self, look: Look) -> Round:
+    def take(self, look: RaceLook) -> Round:
         """Measure the remaining subjects on the next documents, and drop those behind."""
         entrants, spent = tuple(self.subjects), self._spent
         broken = self._measure(self._course.selection[self._seen : look.documents])
@@ -253,7 +253,7 @@ def ahead_of(
 
 
 @dataclass(frozen=True)
-class Look:
+class RaceLook:
     """The documents after which subjects may leave, and how many go on where nothing is shown."""
 
     documents: int
@@ -262,7 +262,7 @@ class Look:
 
 def schedule(
     subjects: int, documents: int, held_out: int, share: float = SHARE
-) -> tuple[Look, ...]:
+) -> tuple[RaceLook, ...]:
     """Return the rounds: twice the documents each time, and as many survivors as a share allows.
 
     Whatever the share, two may go on from half of the documents, four from a quarter.
@@ -283,14 +283,14 @@ def schedule(
     return looks
 
 
-def _looks(subjects: int, ends: Sequence[int], factor: float) -> tuple[Look, ...]:
+def _looks(subjects: int, ends: Sequence[int], factor: float) -> tuple[RaceLook, ...]:
     """Let `factor` subjects reach the end of all documents, and more the fewer there are."""
     return tuple(
-        Look(end, min(subjects, max(_FINALISTS, int(factor * ends[-1] / end)))) for end in ends
+        RaceLook(end, min(subjects, max(_FINALISTS, int(factor * ends[-1] / end)))) for end in ends
     )
 
 
-def _cost(subjects: int, looks: Sequence[Look]) -> int:
+def _cost(subjects: int, looks: Sequence[RaceLook]) -> int:
     """Count documents over all subjects, if all go on that may."""
     cost = before = 0
     for look in looks:

@@ -21,10 +21,10 @@ from pydantic.dataclasses import dataclass
 from qaudit.core.keys import nearest, text_as_list
 from qaudit.core.schedules import Schedule, build
 from qaudit.errors import UsageError
-from qaudit.lab.document import STRICT, Document, lay_over, read_document
+from qaudit.lab.document import STRICT, LabDocument, lay_over, read_document
 from qaudit.lab.folder import runs_in
-from qaudit.lab.run import Name, Run, Steps, Training
-from qaudit.lab.shapes import PRESETS, Count, Shape
+from qaudit.lab.run import Name, Steps, Training, TrainingRun
+from qaudit.lab.shapes import PRESETS, Count, ModelShape
 
 if TYPE_CHECKING:
     from qaudit.lab.text import Progress, TokenStream
@@ -62,10 +62,10 @@ class Config(Training):
     state_every: Count = 250  # steps between states, from which a killed run resumes
 
 
-def read_config(path: Path | None, settings: Sequence[str] = ()) -> tuple[Config, Document]:
+def read_config(path: Path | None, settings: Sequence[str] = ()) -> tuple[Config, LabDocument]:
     """Read a training file, or the defaults, with `--set` laid over it."""
     if path is None:
-        document = Document()
+        document = LabDocument()
         lay_over(document, settings)
     else:
         document = read_document(path, "a training configuration", settings)
@@ -77,7 +77,7 @@ def read_config(path: Path | None, settings: Sequence[str] = ()) -> tuple[Config
     return config, document
 
 
-def run_of(config: Config, document: Document, device: str) -> Run:
+def run_of(config: Config, document: LabDocument, device: str) -> TrainingRun:
     """Return the run that a configuration describes, to be trained on a kind of device."""
     parent, fork_at = _parent(config.fork) if config.fork else (None, 0)
     shape = _shape(config, document, parent)
@@ -98,7 +98,7 @@ def run_of(config: Config, document: Document, device: str) -> Run:
         "parent": parent,
         "fork_at": fork_at,
     }
-    return document.check(Run, values)
+    return document.check(TrainingRun, values)
 
 
 def _parts(batch: int, context: int, device: str) -> int:
@@ -106,7 +106,7 @@ def _parts(batch: int, context: int, device: str) -> int:
     return next(n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= windows)
 
 
-def _parent(fork: Path) -> tuple[Run, int]:
+def _parent(fork: Path) -> tuple[TrainingRun, int]:
     """Read `FOLDER/RUN-stepN`: the run there, and the step."""
     match = re.fullmatch(r"(?P<name>.+)-step(?P<step>[0-9]{1,18})", fork.name)
     if match is None:
@@ -123,7 +123,7 @@ def _parent(fork: Path) -> tuple[Run, int]:
     return runs[match["name"]], int(match["step"])
 
 
-def _shape(config: Config, document: Document, parent: Run | None) -> Shape:
+def _shape(config: Config, document: LabDocument, parent: TrainingRun | None) -> ModelShape:
     sizes = dict(config.model)
     name = sizes.pop("preset", None)
     if name is not None and name not in PRESETS:
@@ -135,11 +135,11 @@ def _shape(config: Config, document: Document, parent: Run | None) -> Shape:
         from qaudit.lab.text import entries_of  # imports transformers
 
         sizes["vocabulary"] = entries_of(config.tokenizer)
-    return document.check(Shape, sizes, ("model",))
+    return document.check(ModelShape, sizes, ("model",))
 
 
 def _schedule(
-    kind: str, config: Config, document: Document, parent: Run | None, fork_at: int
+    kind: str, config: Config, document: LabDocument, parent: TrainingRun | None, fork_at: int
 ) -> Schedule:
     if kind not in SCHEDULES:
         place = ("schedule", "kind") if "kind" in config.schedule else ("schedule",)
@@ -176,7 +176,7 @@ def _saved_steps(config: Config) -> Steps:
     return tuple(sorted({*range(every, config.steps + 1, every), config.steps}))
 
 
-def _attention(config: Config, device: str, shape: Shape, parent: Run | None) -> str:
+def _attention(config: Config, device: str, shape: ModelShape, parent: TrainingRun | None) -> str:
     """Return how attention is computed: whole matrices are faster on CPUs while they fit."""
     if config.attention != "auto":
         return config.attention
@@ -185,7 +185,7 @@ def _attention(config: Config, device: str, shape: Shape, parent: Run | None) ->
     return "eager" if device == "cpu" and shape.context <= 512 else "sdpa"
 
 
-def prepare_text(config: Config, run: Run, out: Path, progress: Progress) -> TokenStream:
+def prepare_text(config: Config, run: TrainingRun, out: Path, progress: Progress) -> TokenStream:
     """Return the text to train on; a fork into another folder uses its parent's tokenizer."""
     from qaudit.lab.text import prepare
 

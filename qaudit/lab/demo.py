@@ -20,19 +20,19 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from qaudit.core.schedules import Constant, Linear
-from qaudit.lab.run import Run
-from qaudit.lab.shapes import Shape
+from qaudit.lab.run import TrainingRun
+from qaudit.lab.shapes import ModelShape
 from qaudit.lab.text import TokenStream, train_tokenizer
 from qaudit.lab.train import train
 from qaudit.text.python_text import part_of, python_documents
 from qaudit.types import Document, digest
 
-SHAPE = Shape(hidden=128, ffn=384, layers=4, heads=4, kv_heads=2, vocabulary=2048, context=256)
+SHAPE = ModelShape(hidden=128, ffn=384, layers=4, heads=4, kv_heads=2, vocabulary=2048, context=256)
 BATCH = 32
 PEAK = 3e-3
 HELD, DECAY, WARMUP = 5000, 1000, 100
 
-STAGE1 = Run(
+STAGE1 = TrainingRun(
     name="stage1",
     shape=SHAPE,
     schedule=Constant(peak=PEAK, warmup=WARMUP),
@@ -42,7 +42,7 @@ STAGE1 = Run(
     seed=1,
 )
 INGREDIENTS = tuple(
-    Run(
+    TrainingRun(
         name=f"stage2-ingredient{k}",
         shape=SHAPE,
         schedule=Linear(peak=PEAK, end=DECAY),
@@ -81,7 +81,7 @@ def regenerate(
     text = _tokenized(out, training)
     for run in (STAGE1, *INGREDIENTS):
 
-        def show(step: int, loss: float, rate: float, run: Run = run) -> None:
+        def show(step: int, loss: float, rate: float, run: TrainingRun = run) -> None:
             progress(run.name, step, run.steps, loss)
 
         train(run, text, out, device="cpu", compiled=compiled, progress=show)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Document:
+class LabDocument:
     """A table of keys, and where each of its values was written."""
 
     table: dict[str, Any] = field(default_factory=dict)
@@ -70,17 +70,17 @@ def _allowed(kind: Any, at: Place) -> dict[str, Sequence[str]]:
     return keys
 
 
-def read_document(path: Path, what: str, settings: Sequence[str] = ()) -> Document:
+def read_document(path: Path, what: str, settings: Sequence[str] = ()) -> LabDocument:
     """Read a YAML file that holds a table of keys, and lay settings over it."""
     table, node = yaml_file(path)
     if not isinstance(table, dict):
         raise RecipeError(f"`{path}` is not {what}", hint="it must be a table of keys")
-    document = Document(table, str(path), lines_of(node))
+    document = LabDocument(table, str(path), lines_of(node))
     lay_over(document, settings)
     return document
 
 
-def lay_over(document: Document, settings: Sequence[str]) -> None:
+def lay_over(document: LabDocument, settings: Sequence[str]) -> None:
     """Set values in a document: `model.layers=2`; a value is read as YAML."""
     for text in settings:
         key, equals, value = text.partition("=")

@@ -18,7 +18,7 @@ import yaml
 from qaudit.core.schedules import spell
 from qaudit.families import FAMILY_FILE, Family
 from qaudit.lab.folder import runs_in
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 from qaudit.whole import write_whole
 
 _INGREDIENT = re.compile(r"(?P<stage>.+)-ingredient(?P<number>[0-9]+)")
@@ -32,7 +32,7 @@ def write_family(out: Path) -> None:
     write_whole(out / FAMILY_FILE, head + yaml.safe_dump(table, sort_keys=False, width=100))
 
 
-def family_table(name: str, runs: Iterable[Run]) -> dict[str, Any]:
+def family_table(name: str, runs: Iterable[TrainingRun]) -> dict[str, Any]:
     """Return the keys of the family file of some runs."""
     all_runs = _with_parents(runs)
     stages: dict[str, dict[str, Any]] = {}
@@ -59,10 +59,10 @@ def family_table(name: str, runs: Iterable[Run]) -> dict[str, Any]:
     }
 
 
-def _with_parents(runs: Iterable[Run]) -> list[Run]:
-    ordered: dict[str, Run] = {}
+def _with_parents(runs: Iterable[TrainingRun]) -> list[TrainingRun]:
+    ordered: dict[str, TrainingRun] = {}
 
-    def add(run: Run) -> None:
+    def add(run: TrainingRun) -> None:
         if run.parent is not None and run.parent.name not in ordered:
             add(run.parent)
         ordered[run.name] = run
@@ -72,7 +72,7 @@ def _with_parents(runs: Iterable[Run]) -> list[Run]:
     return list(ordered.values())
 
 
-def _stage_name(run: Run, known: list[Run]) -> str:
+def _stage_name(run: TrainingRun, known: list[TrainingRun]) -> str:
     """Return the stage of a run; ingredients of one point share theirs."""
     match = _INGREDIENT.fullmatch(run.name)
     if match is None or any(other.name == match["stage"] for other in known):
@@ -85,7 +85,7 @@ def _stage_name(run: Run, known: list[Run]) -> str:
     return match["stage"] if len(points) == 1 else run.name
 
 
-def _stage(run: Run, stage: str, known: list[Run]) -> dict[str, Any]:
+def _stage(run: TrainingRun, stage: str, known: list[TrainingRun]) -> dict[str, Any]:
     match = _INGREDIENT.fullmatch(run.name)
     is_group = match is not None and match["stage"] == stage
     middle = r"-ingredient(?P<ingredient>\d+)" if is_group else ""
@@ -102,7 +102,7 @@ def _stage(run: Run, stage: str, known: list[Run]) -> dict[str, Any]:
     return table
 
 
-def _rates(run: Run, stage: str) -> list[dict[str, Any]]:
+def _rates(run: TrainingRun, stage: str) -> list[dict[str, Any]]:
     rate: dict[str, Any] = {**spell(run.schedule), "units": "steps"}
     match = _INGREDIENT.fullmatch(run.name)
     if match is not None and match["stage"] == stage:

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from qaudit.errors import SourceError, UsageError, not_written
-from qaudit.lab.run import Run, differences
+from qaudit.lab.run import TrainingRun, differences
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def locked(path: Path) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------- records
 
 
-def write_record(out: Path, run: Run, text_key: str, environment: Mapping[str, Any]) -> None:
+def write_record(
+    out: Path, run: TrainingRun, text_key: str, environment: Mapping[str, Any]
+) -> None:
     """Write what a run is."""
     record = {
         "run": run.table(),
@@ -64,7 +66,7 @@ def write_record(out: Path, run: Run, text_key: str, environment: Mapping[str, A
     write_whole(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
 
 
-def must_not_replace(run: Run, out: Path) -> None:
+def must_not_replace(run: TrainingRun, out: Path) -> None:
     """Refuse checkpoints under the names of a run that was never begun here."""
     if (out / FOLDER / f"{run.name}.json").exists():
         return
@@ -82,11 +84,11 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
-def runs_in(out: Path) -> Iterator[Run]:
+def runs_in(out: Path) -> Iterator[TrainingRun]:
     """Yield the runs of a folder by name."""
     for path in sorted((out / FOLDER).glob("*.json")):
         try:
-            yield Run(**json.loads(path.read_text(encoding="utf-8"))["run"])
+            yield TrainingRun(**json.loads(path.read_text(encoding="utf-8"))["run"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise SourceError(
                 f"`{path}` is not the record of a run", hint="remove it, and train the run again"
@@ -97,7 +99,7 @@ def runs_in(out: Path) -> Iterator[Run]:
 
 
 def write_checkpoint(
-    run: Run, weights: Mapping[str, Tensor], text: TokenStream, folder: Path
+    run: TrainingRun, weights: Mapping[str, Tensor], text: TokenStream, folder: Path
 ) -> None:
     """Write weights as a checkpoint, in place of one that exists: beside it, and moved whole."""
     with torch.random.fork_rng(devices=[]):
@@ -141,12 +143,12 @@ def _without_progress_bar() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------ states
 
 
-def latest_path(out: Path, run: Run) -> Path:
+def latest_path(out: Path, run: TrainingRun) -> Path:
     """Return the path of a run's latest state."""
     return out / FOLDER / f"{run.name}.pt"
 
 
-def kept_path(out: Path, run: Run, step: int) -> Path:
+def kept_path(out: Path, run: TrainingRun, step: int) -> Path:
     """Return the path of a state that was kept to fork from."""
     return out / FOLDER / f"{run.name}-step{step}.pt"
 
@@ -175,13 +177,13 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def own_state(run: Run, text: TokenStream, out: Path) -> dict[str, Any] | None:
+def own_state(run: TrainingRun, text: TokenStream, out: Path) -> dict[str, Any] | None:
     """Return the latest state of this very run, or None."""
     path = latest_path(out, run)
     if not path.exists():
         return None
     state = read_state(path)
-    wrong = differences(Run(**state["run"]), run)
+    wrong = differences(TrainingRun(**state["run"]), run)
     if state["text"] != text.key:
         wrong.append(f"`text` was {state['text'][:12]} and is {text.key[:12]}")
     if wrong:
@@ -193,7 +195,7 @@ def own_state(run: Run, text: TokenStream, out: Path) -> dict[str, Any] | None:
     return state
 
 
-def _refuse_missing(run: Run, out: Path, step: int) -> None:
+def _refuse_missing(run: TrainingRun, out: Path, step: int) -> None:
     """Refuse to resume past a step that is to be saved and was not."""
     wanted = {at: out / run.label(at) for at in run.save_at}
     wanted |= {at: kept_path(out, run, at) for at in run.keep_at}
@@ -205,12 +207,12 @@ def _refuse_missing(run: Run, out: Path, step: int) -> None:
             )
 
 
-def parent_state(run: Run, text: TokenStream, place: Path) -> dict[str, Any]:
+def parent_state(run: TrainingRun, text: TokenStream, place: Path) -> dict[str, Any]:
     """Return the state that a run forks from; `place` is a folder of runs or the state itself."""
     assert run.parent is not None
     path = place if place.is_file() else _parent_path(run.parent, run.fork_at, place)
     state = read_state(path)
-    wrong = differences(Run(**state["run"]), run.parent)
+    wrong = differences(TrainingRun(**state["run"]), run.parent)
     if int(state["step"]) != run.fork_at:
         wrong.append(f"`fork_at` was {state['step']} and is {run.fork_at}")
     if state["tokenizer"] != text.tokenizer_key:
@@ -223,7 +225,7 @@ def parent_state(run: Run, text: TokenStream, place: Path) -> dict[str, Any]:
     return state
 
 
-def _parent_path(parent: Run, step: int, place: Path) -> Path:
+def _parent_path(parent: TrainingRun, step: int, place: Path) -> Path:
     path, latest = kept_path(place, parent, step), latest_path(place, parent)
     if path.exists():
         return path

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 
 Weights = dict[str, Tensor]
 
 
-def adamw(model: nn.Module, run: Run) -> torch.optim.AdamW:
+def adamw(model: nn.Module, run: TrainingRun) -> torch.optim.AdamW:
     """Return the optimizer of a run."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -36,7 +36,7 @@ def adamw(model: nn.Module, run: Run) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=run.schedule.peak, betas=run.betas, fused=True)
 
 
-def load_moments(optimizer: torch.optim.AdamW, state: dict[str, object], run: Run) -> None:
+def load_moments(optimizer: torch.optim.AdamW, state: dict[str, object], run: TrainingRun) -> None:
     """Load an optimizer's moments; a fork keeps its own weight decay and betas."""
     optimizer.load_state_dict(state)
     for group, decay in zip(optimizer.param_groups, (run.weight_decay, 0.0), strict=True):
@@ -63,7 +63,7 @@ def ascend(parameters: list[nn.Parameter], rho: float, gradients: Callable[[], T
 # ---------------------------------------------------------------------------------------- averages
 
 
-class Ema:
+class WeightEma:
     """The exponential moving average over steps."""
 
     name = "ema"
@@ -89,7 +89,7 @@ class Ema:
         self._mean = {name: weight.to(device) for name, weight in state["mean"].items()}
 
 
-class Lawa:
+class WeightLawa:
     """The mean of the latest weights, some steps apart; they are held on the CPU."""
 
     name = "lawa"
@@ -121,10 +121,10 @@ class Lawa:
         self._latest = dict(state["latest"])
 
 
-Average = Ema | Lawa
+Average = WeightEma | WeightLawa
 
 
 def averages_of(ema_decay: float, lawa: tuple[int, int] | None) -> tuple[Average, ...]:
     """Return the averages of a run's settings."""
-    ema = (Ema(ema_decay),) if ema_decay else ()
-    return (*ema, *((Lawa(*lawa),) if lawa else ()))
+    ema = (WeightEma(ema_decay),) if ema_decay else ()
+    return (*ema, *((WeightLawa(*lawa),) if lawa else ()))

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from qaudit.core.schedules import Schedule, build, spell
 from qaudit.lab.document import STRICT
-from qaudit.lab.shapes import Count, Shape
+from qaudit.lab.shapes import Count, ModelShape
 from qaudit.types import digest
 
 Steps = tuple[Count, ...]
@@ -53,18 +53,18 @@ def _built(value: object) -> object:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Run(Training):
+class TrainingRun(Training):
     """One training run: everything that changes its weights."""
 
     name: Name
-    shape: Shape
+    shape: ModelShape
     schedule: Annotated[Schedule, BeforeValidator(_built)]
     steps: Count
     save_at: Steps
     keep_at: Steps = ()  # steps whose whole state is kept, to fork from
     accumulation: Count = 1  # parts that a batch is computed in
     attention: Literal["sdpa", "eager"] = "sdpa"  # the names of transformers; `eager` suits CPUs
-    parent: Run | None = None
+    parent: TrainingRun | None = None
     fork_at: int = 0
 
     @model_validator(mode="after")
@@ -114,7 +114,7 @@ class Run(Training):
         return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items()}
 
 
-def _contradictions(run: Run) -> Iterator[str]:
+def _contradictions(run: TrainingRun) -> Iterator[str]:
     if run.batch % run.accumulation:
         yield f"`accumulation` is {run.accumulation} and must divide the batch of {run.batch}"
     for name in ("save_at", "keep_at"):
@@ -131,7 +131,7 @@ def _contradictions(run: Run) -> Iterator[str]:
     yield from _fork_contradictions(run)
 
 
-def _fork_contradictions(run: Run) -> Iterator[str]:
+def _fork_contradictions(run: TrainingRun) -> Iterator[str]:
     if run.parent is None:
         if run.fork_at:
             yield f"`fork_at` is {run.fork_at} and must be 0 without a parent"
@@ -144,7 +144,7 @@ def _fork_contradictions(run: Run) -> Iterator[str]:
         yield f"`name` is `{run.name}` and must differ from its parent's"
 
 
-def differences(before: Run, after: Run) -> list[str]:
+def differences(before: TrainingRun, after: TrainingRun) -> list[str]:
     """Return a phrase for each setting that changes weights and differs."""
     old, new = dict(_settings(before)), dict(_settings(after))
     return [
@@ -154,7 +154,7 @@ def differences(before: Run, after: Run) -> list[str]:
     ]
 
 
-def _settings(run: Run) -> Iterator[tuple[str, object]]:
+def _settings(run: TrainingRun) -> Iterator[tuple[str, object]]:
     table = {k: v for k, v in run.table().items() if k not in _FREE}
     table["order"] = run.data_seed
     table["parent"] = f"{run.parent.name} ({run.parent.key[:12]})" if run.parent else None

@@ -32,7 +32,7 @@ Even = Annotated[int, Field(strict=True, ge=2)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Shape:
+class ModelShape:
     """The kind and the sizes of a model; `context` is also the window that it is trained on."""
 
     kind: Kind = "olmo2"
@@ -132,8 +132,8 @@ _NEOX = {
 }
 _FIELDS = ("hidden", "ffn", "layers", "heads", "kv_heads", "vocabulary", "context")
 
-PRESETS: dict[str, Shape] = {
-    f"{kind}-{size}": Shape(
+PRESETS: dict[str, ModelShape] = {
+    f"{kind}-{size}": ModelShape(
         kind=kind,  # type: ignore[arg-type]
         tied=kind != "neox",
         **dict(zip(_FIELDS, numbers, strict=True)),
@@ -143,8 +143,8 @@ PRESETS: dict[str, Shape] = {
 }
 
 
-def preset(name: str, **changes: Any) -> Shape:
+def preset(name: str, **changes: Any) -> ModelShape:
     """Return a preset, with some of its sizes changed; ValueError names what is wrong."""
     if name not in PRESETS:
         raise ValueError(f"there is no model `{name}`; {nearest(name, PRESETS)}")
-    return Shape(**{**asdict(PRESETS[name]), **changes})
+    return ModelShape(**{**asdict(PRESETS[name]), **changes})

@@ -48,7 +48,7 @@ from qaudit.lab.folder import (
     write_state,
 )
 from qaudit.lab.optimizers import Average, adamw, ascend, averages_of, load_moments
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 from qaudit.lab.text import TokenStream
 from qaudit.planning.pins import choose_device
 
@@ -59,7 +59,7 @@ Progress = Callable[[int, float, float], None]
 
 
 def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to watch
-    run: Run,
+    run: TrainingRun,
     text: TokenStream,
     out: Path,
     *,
@@ -141,7 +141,7 @@ class State:
         """The weights by name, shared ones once."""
         return dict(self.model.named_parameters())
 
-    def read_loss(self, run: Run) -> float:
+    def read_loss(self, run: TrainingRun) -> float:
         """Return the latest loss; refuse losses and gradients that are not finite."""
         for step, loss, norm in self.unread:
             for what, value in (("loss", loss), ("gradient's norm", norm)):
@@ -160,7 +160,7 @@ class State:
 # ---------------------------------------------------------------------------------- the beginning
 
 
-def _refuse_misfits(run: Run, text: TokenStream, fork: Path | None) -> None:
+def _refuse_misfits(run: TrainingRun, text: TokenStream, fork: Path | None) -> None:
     entries = len(text.tokenizer)
     if entries > run.shape.vocabulary:
         raise UsageError(
@@ -177,7 +177,7 @@ def _refuse_misfits(run: Run, text: TokenStream, fork: Path | None) -> None:
         raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
 
 
-def begin(run: Run, saved: dict[str, Any] | None, device: torch.device) -> State:
+def begin(run: TrainingRun, saved: dict[str, Any] | None, device: torch.device) -> State:
     """Return the run at a saved state of its own, at its parent's, or at its first weights."""
     model = run.shape.build(run.seed, run.attention)
     if saved is not None:
@@ -197,7 +197,11 @@ def begin(run: Run, saved: dict[str, Any] | None, device: torch.device) -> State
 
 
 def advance(
-    state: State, forward: Callable[..., Any], run: Run, text: TokenStream, device: torch.device
+    state: State,
+    forward: Callable[..., Any],
+    run: TrainingRun,
+    text: TokenStream,
+    device: torch.device,
 ) -> None:
     """Take one step."""
     state.step += 1
@@ -218,7 +222,7 @@ def advance(
         average.add(state.step, state.weights)
 
 
-def batch_of(run: Run, text: TokenStream, step: int) -> Tensor:
+def batch_of(run: TrainingRun, text: TokenStream, step: int) -> Tensor:
     """Return the windows of a step: a function of the data seed and the step alone."""
     generator = np.random.default_rng([run.data_seed, step])
     starts = generator.integers(0, len(text.tokens) - run.context, size=run.batch)
@@ -226,7 +230,7 @@ def batch_of(run: Run, text: TokenStream, step: int) -> Tensor:
     return torch.from_numpy(windows.astype(np.int64))
 
 
-def _gradients(forward: Callable[..., Any], run: Run, tokens_BT: Tensor) -> Tensor:
+def _gradients(forward: Callable[..., Any], run: TrainingRun, tokens_BT: Tensor) -> Tensor:
     """Add up the gradients of the batch, part by part; return its mean loss."""
     total = torch.zeros((), device=tokens_BT.device)
     for part_BT in tokens_BT.chunk(run.accumulation):
@@ -243,11 +247,11 @@ def _gradients(forward: Callable[..., Any], run: Run, tokens_BT: Tensor) -> Tens
 # ------------------------------------------------------------------------------------- the files
 
 
-def _is_saved(run: Run, step: int, state_every: int) -> bool:
+def _is_saved(run: TrainingRun, step: int, state_every: int) -> bool:
     return step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
 
 
-def _save(state: State, run: Run, text: TokenStream, out: Path, state_every: int) -> None:
+def _save(state: State, run: TrainingRun, text: TokenStream, out: Path, state_every: int) -> None:
     """Write what is due at a step: the checkpoint and its averages, then states."""
     step = state.step
     if step in run.save_at:
@@ -261,7 +265,7 @@ def _save(state: State, run: Run, text: TokenStream, out: Path, state_every: int
         write_state(latest_path(out, run), _saved(state, run, text))
 
 
-def _saved(state: State, run: Run, text: TokenStream) -> dict[str, Any]:
+def _saved(state: State, run: TrainingRun, text: TokenStream) -> dict[str, Any]:
     return {
         "run": run.table(),
         "text": text.key,
@@ -273,7 +277,7 @@ def _saved(state: State, run: Run, text: TokenStream) -> dict[str, Any]:
     }
 
 
-def _log(out: Path, run: Run, step: int, loss: float, state: State) -> None:
+def _log(out: Path, run: TrainingRun, step: int, loss: float, state: State) -> None:
     line = {
         "run": run.name,
         "step": step,

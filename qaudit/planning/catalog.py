@@ -36,11 +36,11 @@ def read_catalog(
     recipe: Recipe, watch: Watch, *, check: bool = False
 ) -> tuple[Catalog, dict[str, int]]:
     """Return the catalog of a series, and how many trees failed for which reason."""
-    reader = _Reader(recipe, watch, check)
+    reader = _CatalogReader(recipe, watch, check)
     return reader.catalog(), reader.failures
 
 
-class _Reader:
+class _CatalogReader:
     def __init__(self, recipe: Recipe, watch: Watch, check: bool) -> None:
         self._recipe, self._watch, self._check = recipe, watch, check
         self._refused: set[tuple[str, str]] = set()

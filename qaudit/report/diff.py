@@ -35,7 +35,7 @@ def render(difference: Difference, form: str) -> str:
     return renderer_of(form, FORMATS)(difference)
 
 
-def document(difference: Difference) -> doc.Document:
+def document(difference: Difference) -> doc.Page:
     """Return the counts, a table of losses and one of errors, and what may cause them."""
     blocks: list[doc.Block] = [
         doc.paragraph(
@@ -57,7 +57,7 @@ def document(difference: Difference) -> doc.Document:
     for title, lines in _causes(difference):
         if lines:
             blocks.append(doc.fold(title, doc.bullets(*lines)))
-    return doc.Document("What changed", doc.prose(_headline(difference)), tuple(blocks))
+    return doc.Page("What changed", doc.prose(_headline(difference)), tuple(blocks))
 
 
 # --------------------------------------------------------------------- sentences
@@ -160,7 +160,7 @@ def _table(
         )
         for delta, interval, reading in differing[:MOST_ROWS]
     )
-    return _section(title, doc.Table(columns, tuple(listed), caption=title), len(differing))
+    return _section(title, doc.TableBlock(columns, tuple(listed), caption=title), len(differing))
 
 
 def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
@@ -186,10 +186,10 @@ def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
         for delta in differing[:MOST_ROWS]
     )
     title = "Accuracy on tasks"
-    return _section(title, doc.Table(columns, tuple(rows), caption=title), len(differing))
+    return _section(title, doc.TableBlock(columns, tuple(rows), caption=title), len(differing))
 
 
-def _section(title: str, table: doc.Table, count: int) -> list[doc.Block]:
+def _section(title: str, table: doc.TableBlock, count: int) -> list[doc.Block]:
     more = count - MOST_ROWS
     left_out = (doc.paragraph(f"and {plural(more, 'row')} more"),) if more > 0 else ()
     return [doc.Section(title, (table, *left_out))]

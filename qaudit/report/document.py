@@ -54,7 +54,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """Lines as they are; of a shell command (`sh`) the page offers a copy."""
 
     text: str
@@ -107,7 +107,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row; of a long table the page folds `minor` rows, other surfaces leave them out.
 
     The page highlights a `chosen` row.
@@ -119,11 +119,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """A table; its first column names its rows. `shown` is which rows are not minor."""
 
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     caption: str = ""
     shown: str = ""
     name: str = ""
@@ -138,7 +138,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldBlock:
     """Blocks behind a summary, closed unless `is_open`; `only` names the surfaces that show it."""
 
     summary: str
@@ -157,11 +157,11 @@ class Section:
     only: tuple[Surface, ...] = ()
 
 
-Block = Paragraph | List | Code | Figure | Table | Fold | Section | Banner
+Block = Paragraph | List | CodeBlock | Figure | TableBlock | FoldBlock | Section | Banner
 
 
 @dataclass(frozen=True)
-class Document:
+class Page:
     """A report: title, one sentence that answers it, and what that is based on.
 
     `is_folded`: Markdown folds every section, so that what is before them is one screen.
@@ -223,9 +223,9 @@ def bullets(*items: str | Inline) -> List:
     return List(tuple(map(inline, items)))
 
 
-def fold(summary: str, *blocks: Block) -> Fold:
+def fold(summary: str, *blocks: Block) -> FoldBlock:
     """Return closed blocks."""
-    return Fold(summary, blocks)
+    return FoldBlock(summary, blocks)
 
 
 def cell(text: str | Inline, *, value: float | None = None, small: str = "") -> Cell:
@@ -244,9 +244,9 @@ def name_cell(name: str, *, value: float | None = None) -> Cell:
     return Cell(code(name), value)
 
 
-def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> Row:
+def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> TableRow:
     """Return a row; a string is a cell that is shown as it is."""
-    return Row(
+    return TableRow(
         tuple(cell(content) if isinstance(content, str) else content for content in cells),
         minor,
         chosen,
@@ -262,7 +262,7 @@ def shown_on(surface: Surface, blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Return the blocks that a surface shows; a section without any is left out."""
     shown: list[Block] = []
     for block in blocks:
-        if isinstance(block, Fold | Section):
+        if isinstance(block, FoldBlock | Section):
             inner = shown_on(surface, block.blocks)
             if inner and (not block.only or surface in block.only):
                 shown.append(replace(block, blocks=inner))

@@ -78,15 +78,15 @@ def description(summary: ExperimentSummary) -> doc.Paragraph:
     return doc.paragraph(*sentences)
 
 
-def table(summary: ExperimentSummary, claim: Claim) -> doc.Table:
+def table(summary: ExperimentSummary, claim: Claim) -> doc.TableBlock:
     """Return the contrasts of a claim, one row for each scheme."""
     seeds = [f"seed {seed}" for seed in summary.seeds]
     rows = [_row(summary, r) for r in summary.results if r.contrast.claim == claim.name]
     names = doc.columns("contrast", "scheme", "expected", *seeds, "over seeds", "")
-    return doc.Table(names, tuple(rows))
+    return doc.TableBlock(names, tuple(rows))
 
 
-def _row(summary: ExperimentSummary, result: ContrastResult) -> doc.Row:
+def _row(summary: ExperimentSummary, result: ContrastResult) -> doc.TableRow:
     contrast = result.contrast
     intervals = {seed.seed: seed.interval for seed in result.seeds}
     models = (*doc.code(contrast.a), *doc.words(" minus "), *doc.code(contrast.b))

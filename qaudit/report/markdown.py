@@ -27,7 +27,7 @@ _AT_START = re.compile(r"^\s*(?:[-+](?!\d)|[#>])")
 
 
 def render(
-    document: doc.Document,
+    document: doc.Page,
     *,
     pictures_at: str | None = None,
     has_dark: bool = False,
@@ -86,13 +86,13 @@ class _Renderer:
     def block(self, block: doc.Block, level: int = TOP) -> Iterator[str]:
         match block:
             case doc.Section() if self.is_folded and level == TOP:
-                yield from self.block(doc.Fold(block.title, block.blocks), level + 1)
+                yield from self.block(doc.FoldBlock(block.title, block.blocks), level + 1)
             case doc.Section():
                 inner = list(self.blocks(block.blocks, level + 1))
                 yield from [f"{'#' * level} {_plain(block.title)}", *inner] if inner else []
             case doc.Banner():
                 yield _banner(block)
-            case doc.Fold():
+            case doc.FoldBlock():
                 opening = "<details open>" if block.is_open else "<details>"
                 yield f"{opening}<summary>{_html(block.summary)}</summary>"
                 yield from self.blocks(block.blocks, level)
@@ -101,17 +101,17 @@ class _Renderer:
                 yield _runs(block.runs)
             case doc.List():
                 yield "\n".join(f"- {_runs(item)}" for item in block.items)
-            case doc.Code():
+            case doc.CodeBlock():
                 yield _fenced(block)
             case doc.Figure():
                 yield self.figure(block)
-            case doc.Table():
+            case doc.TableBlock():
                 yield from (_legend(block), _table(block))
 
     def figure(self, figure: doc.Figure) -> str:
         """Link a picture, for pages in the dark another one; or show its lines."""
         if self.pictures_at is None:
-            return _fenced(doc.Code("\n".join(figure.lines))) if figure.lines else ""
+            return _fenced(doc.CodeBlock("\n".join(figure.lines))) if figure.lines else ""
         place = quote(f"{self.pictures_at}/{figure.name}")
         if not self.has_dark:
             return f"![{_plain(figure.alt)}]({place}.svg)"
@@ -124,11 +124,11 @@ class _Renderer:
 # --------------------------------------------------------------------- tables
 
 
-def _legend(table: doc.Table) -> str:
+def _legend(table: doc.TableBlock) -> str:
     return f"{_plain(table.selection)}." if table.selection else ""
 
 
-def _table(table: doc.Table) -> str:
+def _table(table: doc.TableBlock) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
     rules = "|".join("--:" if column.align == "right" else ":--" for column in table.columns)
     head = " | ".join(_plain(column.name) for column in table.columns)
@@ -182,7 +182,7 @@ def _same(runs: list[doc.TextRun], in_table: bool) -> str:
     return f"[{shown}]({quote(href, safe=':/#?=&@')})" if href else shown
 
 
-def _fenced(block: doc.Code) -> str:
+def _fenced(block: doc.CodeBlock) -> str:
     """Return lines between fences longer than any in them."""
     lines = [printable(line) for line in block.text.split("\n")]
     longest = max((len(run) for run in re.findall("`+", block.text)), default=0)

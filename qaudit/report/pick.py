@@ -52,7 +52,7 @@ def points(view: View) -> tuple[Point, ...]:
     return tuple(marked)
 
 
-def pareto_table(view: View) -> doc.Table:
+def pareto_table(view: View) -> doc.TableBlock:
     """Return the points as a table, fewest bits first."""
     names = (
         "scheme",
@@ -75,7 +75,7 @@ def pareto_table(view: View) -> doc.Table:
         )
         for point in points(view)
     )
-    return doc.Table(doc.columns(*names), tuple(rows))
+    return doc.TableBlock(doc.columns(*names), tuple(rows))
 
 
 def pareto_section(view: View) -> tuple[doc.Block, ...]:
@@ -100,20 +100,20 @@ def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
     view = View(audit if audit.pick == pick else replace(audit, pick=pick, verdict=None))
     if view.verdict is None:
         nothing = doc.prose("Nothing is picked: no measurement meets the objective.")
-        return terminal.render(doc.Document("", nothing, (pareto_table(view),)))
+        return terminal.render(doc.Page("", nothing, (pareto_table(view),)))
     blocks: list[doc.Block] = [*evidence(view), pareto_table(view)]
     if audit.pick != pick:  # by another objective than that of the verdict
         return terminal.render(
-            doc.Document("", doc.prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
+            doc.Page("", doc.prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
         )
     blocks = [*banner(view.verdict), *blocks]
-    return terminal.render(doc.Document("", doc.prose(headline(view)), tuple(blocks)))
+    return terminal.render(doc.Page("", doc.prose(headline(view)), tuple(blocks)))
 
 
 def render_pareto(audit: AuditRecord) -> str:
     """Return the best of every scheme, and the front that nothing with fewer bits beats."""
     headline = "On the front: nothing with fewer bits is better. Intervals are for each loss alone."
-    return terminal.render(doc.Document("", doc.prose(headline), (pareto_table(View(audit)),)))
+    return terminal.render(doc.Page("", doc.prose(headline), (pareto_table(View(audit)),)))
 
 
 def pick_to_json(audit: AuditRecord, pick: Pick | None) -> str:

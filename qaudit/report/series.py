@@ -181,7 +181,7 @@ def series_section(view: View) -> tuple[doc.Block, ...]:
 def series_picture(view: View) -> tuple[doc.Block, ...]:
     """Return the error along the series, as a picture or as lines."""
     lines = tuple(sparklines(view))
-    bare: tuple[doc.Block, ...] = (doc.Code("\n".join(lines)),) if lines else ()
+    bare: tuple[doc.Block, ...] = (doc.CodeBlock("\n".join(lines)),) if lines else ()
     return picture(view, "trajectory", lines) or bare
 
 

@@ -61,13 +61,15 @@ def _in_short(view: View, soups: list[Subject]) -> tuple[doc.Block, ...]:
     """Give every other soup a row: against its best ingredient, at the scheme of the pick."""
     scheme = view.audit.pick.scheme if view.audit.pick else view.schemes[0]
     rows = tuple(
-        doc.Row((doc.name_cell(soup.label), *_cells(row)))
+        doc.TableRow((doc.name_cell(soup.label), *_cells(row)))
         for soup in soups
         for row in view.against(soup)
         if row.is_best and row.scheme == scheme
     )
     title = f"{plural(len(rows), 'more soup')}, at {scheme} against the best ingredient"
-    return (doc.fold(title, doc.Table((*doc.columns("soup"), *COLUMNS), rows)),) if rows else ()
+    return (
+        (doc.fold(title, doc.TableBlock((*doc.columns("soup"), *COLUMNS), rows)),) if rows else ()
+    )
 
 
 def _what(view: View, soup: Subject) -> list[doc.Inline]:
@@ -92,10 +94,10 @@ def _ingredients(soup: Subject) -> doc.Inline:
     )
 
 
-def _table(rows: Sequence[SoupRow]) -> doc.Table:
-    return doc.Table(
+def _table(rows: Sequence[SoupRow]) -> doc.TableBlock:
+    return doc.TableBlock(
         (*doc.columns("scheme"), *COLUMNS),
-        tuple(doc.Row((doc.cell(row.scheme), *_cells(row))) for row in rows),
+        tuple(doc.TableRow((doc.cell(row.scheme), *_cells(row))) for row in rows),
     )
 
 

@@ -24,7 +24,7 @@ def render_suggestion(suggestion: Suggestion) -> str:
         reason = (
             f"No suggestion of what to measure next at {suggestion.scheme}: {suggestion.reason}."
         )
-        return terminal.render(doc.Document("", doc.prose(reason), ()))
+        return terminal.render(doc.Page("", doc.prose(reason), ()))
     shown = suggestion.prospects[:SHOWN]
     rows = (
         doc.row(
@@ -43,7 +43,7 @@ def render_suggestion(suggestion: Suggestion) -> str:
         f"{suggestion.best_loss:.4f} nats:"
     )
     more = len(suggestion.prospects) - len(shown)
-    blocks: list[doc.Block] = [doc.Table(doc.columns(*HEADER), tuple(rows))]
+    blocks: list[doc.Block] = [doc.TableBlock(doc.columns(*HEADER), tuple(rows))]
     blocks += [doc.paragraph(f"{more} more promise less.")] if more > 0 else []
     if any(each.beyond for each in shown):
         blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]
@@ -52,7 +52,7 @@ def render_suggestion(suggestion: Suggestion) -> str:
         doc.paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
         doc.paragraph("Predictions choose what to measure; they are in no audit."),
     ]
-    return terminal.render(doc.Document("", doc.prose(headline), tuple(blocks)), WIDTH)
+    return terminal.render(doc.Page("", doc.prose(headline), tuple(blocks)), WIDTH)
 
 
 def _worth(what: str, worth: Worth, scale: float, unit: str, suggestion: Suggestion) -> str:

@@ -20,7 +20,7 @@ from qaudit.report.format import inert, padded, printable, shortened, width_of, 
 WIDTH, WIDEST_TEXT = 80, 100
 
 
-def render(document: doc.Document, width: int | None = None) -> str:
+def render(document: doc.Page, width: int | None = None) -> str:
     """Render the headline and every block; the title is what was typed, so it is left out."""
     width = width or columns_of_terminal()
     blocks = doc.shown_on("terminal", document.blocks)
@@ -46,19 +46,19 @@ def _blocks(blocks: Sequence[doc.Block], width: int) -> Iterator[str]:
             case doc.Section():
                 inner = list(filter(None, _blocks(block.blocks, width)))
                 yield from [filled(block.title, width), *inner] if inner else []
-            case doc.Fold():
+            case doc.FoldBlock():
                 yield from (filled(f"{block.summary}:", width), *_blocks(block.blocks, width))
             case doc.Paragraph():
                 yield filled(block.runs, width)
             case doc.List():
                 yield "\n".join(f"- {filled(item, width, '  ')}" for item in block.items)
-            case doc.Code():
+            case doc.CodeBlock():
                 yield _lines(block.text.split("\n"), width)
             case doc.Figure():
                 yield _lines(block.lines, width)
             case doc.Banner():
                 yield _banner(block, width)
-            case doc.Table():
+            case doc.TableBlock():
                 yield from _table(block, width)
 
 
@@ -87,7 +87,7 @@ def _banner(banner: doc.Banner, width: int) -> str:
 # --------------------------------------------------------------------- tables
 
 
-def _table(table: doc.Table, width: int) -> Iterator[str]:
+def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
     """Yield a legend, and as many columns side by side as there is room for; then the others."""
     rows = [row.cells for row in table.rows if not row.minor]
     if not rows:
@@ -114,7 +114,7 @@ def _table(table: doc.Table, width: int) -> Iterator[str]:
     yield from _side_by_side(columns, width, " " * gap)
 
 
-def _legend(table: doc.Table, width: int, *, without_small: bool) -> Iterator[str]:
+def _legend(table: doc.TableBlock, width: int, *, without_small: bool) -> Iterator[str]:
     sentences = [table.selection] if table.selection else []
     sentences += [f"Intervals do not fit into {width} columns"] if without_small else []
     if sentences:

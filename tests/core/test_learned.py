@@ -10,7 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.learned import Course, Transform, cayley_step, learn, share_grid, snap_through
+from qaudit.core.learned import (
+    LearningCourse,
+    Transform,
+    cayley_step,
+    learn,
+    share_grid,
+    snap_through,
+)
 from qaudit.core.linears import Inputs
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.quarot import round_tokens
@@ -132,7 +139,7 @@ def test_rounding_that_passes_gradients_is_the_rounding_of_tokens():
 def test_what_is_learned_with_is_what_is_made():
     linears = example()
     scheme, turn = learned("flatquant", linears)
-    course = Course(linears, turn, replace(scheme._goal(), clipping=False))
+    course = LearningCourse(linears, turn, replace(scheme._goal(), clipping=False))
     expected, made = course.quantized(), scheme._apply(linears, turn)
     x = linears.inputs.sample_TC
     torch.testing.assert_close(expected.inputs(x), made.inputs(x), rtol=0, atol=1e-5)

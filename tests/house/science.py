@@ -18,7 +18,7 @@ from pathlib import Path
 
 from qaudit.lab.experiments.contrasts import errors_of, standing
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
-from qaudit.report.document import Table, bullets, columns, name_cell, row
+from qaudit.report.document import TableBlock, bullets, columns, name_cell, row
 from qaudit.report.experiment import STANDINGS, description, summary_to_json, table
 from qaudit.report.format import NOT_MEASURED, listing, plural
 from qaudit.report.markdown import render_blocks
@@ -77,7 +77,7 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
             rows.append(row(claim.says, claim.source, name_cell(name), str(asked), *numbers[:5]))
     counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide")
     names = columns("claim", "where", "experiment", *counted)
-    return render_blocks([Table(names, tuple(rows))])
+    return render_blocks([TableBlock(names, tuple(rows))])
 
 
 def stands(summary: ExperimentSummary, claim: Claim) -> str:
@@ -105,7 +105,7 @@ def block(name: str, summary: ExperimentSummary | None) -> str:
     if summary is None:
         claims = read_experiment(name).claims
         rows = tuple(row(claim.says, claim.source, NOT_MEASURED) for claim in claims)
-        claimed = render_blocks([Table(columns("claim", "where", "ours"), rows)])
+        claimed = render_blocks([TableBlock(columns("claim", "where", "ours"), rows)])
         return f"{made_by}\n\nNot run.\n\n{claimed}"
     picture = f"![{summary.description}](science/{name}.svg)"
     parts = [made_by, render_blocks([description(summary)]), picture]

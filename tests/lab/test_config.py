@@ -10,11 +10,11 @@ from qaudit.core.schedules import Linear, WarmupStableDecay, spell
 from qaudit.errors import UsageError
 from qaudit.lab.config import SCHEDULES, Config, read_config, run_of
 from qaudit.lab.folder import write_record
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 from tests.support.training import HELD
 
 
-def run(*settings: str, file: str | None = None, device: str = "cpu") -> Run:
+def run(*settings: str, file: str | None = None, device: str = "cpu") -> TrainingRun:
     path = None if file is None else Path("mine.yaml")
     if path is not None:
         path.write_text(file or "", encoding="utf-8")

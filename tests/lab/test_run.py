@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from qaudit.core.schedules import Constant, build
-from qaudit.lab.run import Run, differences
+from qaudit.lab.run import TrainingRun, differences
 from tests.support.training import DECAY, HELD, SHAPE
 
 CHANGES = {
@@ -31,7 +31,7 @@ FORK = {"parent", "fork_at"}
 
 
 def test_every_field_either_changes_the_key_or_is_known_not_to():
-    assert {f.name for f in fields(Run)} == set(CHANGES) | set(FREE) | FORK
+    assert {f.name for f in fields(TrainingRun)} == set(CHANGES) | set(FREE) | FORK
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -65,7 +65,7 @@ def test_the_first_weights_of_a_fork_are_its_parents_whatever_its_seed():
 
 @pytest.mark.parametrize("run", [HELD, DECAY, replace(HELD, lawa=(2, 10), keep_at=(5,))])
 def test_a_run_is_read_back_from_its_table(run):
-    assert Run(**json.loads(json.dumps(run.table()))) == run
+    assert TrainingRun(**json.loads(json.dumps(run.table()))) == run
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
 
-from qaudit.lab.shapes import KINDS, PRESETS, Shape, preset
+from qaudit.lab.shapes import KINDS, PRESETS, ModelShape, preset
 from qaudit.lab.train import train
 from tests.support.training import HELD, equal, weights
 
@@ -35,7 +35,7 @@ def test_sizes_span_one_to_a_hundred_and_sixty_million():
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_and_loads_as_what_it_is(tmp_path, text, kind, tied):
-    shape = Shape(
+    shape = ModelShape(
         kind=kind, hidden=16, ffn=32, layers=2, heads=2, kv_heads=2, vocabulary=64, context=8,
         tied=tied,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import nn
 
 from qaudit.core.schedules import Constant
 from qaudit.errors import MachineError, TrainingError, UsageError
-from qaudit.lab.optimizers import Lawa
+from qaudit.lab.optimizers import WeightLawa
 from qaudit.lab.train import batch_of, train
 from tests.support.training import DECAY, HELD, SHAPE, equal, read_log, state, weights
 
@@ -126,7 +126,7 @@ def test_averages_change_nothing_in_the_run(tmp_path, text):
 
 
 def test_a_window_that_is_not_full_is_no_average():
-    lawa = Lawa(3, 2)
+    lawa = WeightLawa(3, 2)
     for step in range(1, 9):
         lawa.add(step, {"w": torch.tensor([float(step)])})
         mean = lawa.mean(step)

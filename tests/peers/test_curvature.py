@@ -25,7 +25,7 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace, signs
-from qaudit.diagnostics.curvature.lanczos import Search, find_ends
+from qaudit.diagnostics.curvature.lanczos import EigenSearch, find_ends
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.types import Window
 
@@ -131,7 +131,7 @@ def test_the_largest_eigenvalues_are_those_of_scipy_through_curvlinops(
     from scipy.sparse.linalg import eigsh
 
     theirs = sorted(eigsh(operator.to_scipy(), k=3, which="LA", return_eigenvectors=False))
-    search = Search(count=3, steps=120, tolerance=1e-3)
+    search = EigenSearch(count=3, steps=120, tolerance=1e-3)
     found = find_ends(ours.multiply, sum(ours.sizes), ours.like, search)
     assert [end.value for end in found.largest] == pytest.approx(theirs[::-1], rel=1e-4)
 
@@ -169,7 +169,7 @@ def test_the_trace_is_that_of_pyhessian(trace: Trace, peer) -> None:
 def test_the_eigenvalue_of_largest_magnitude_is_that_of_pyhessian(ours: LossHessian, peer) -> None:
     torch.manual_seed(5)
     (theirs,), _ = peer.eigenvalues(maxIter=500, tol=1e-6, top_n=1)
-    search = Search(count=1, steps=120, tolerance=1e-3)
+    search = EigenSearch(count=1, steps=120, tolerance=1e-3)
     found = find_ends(ours.multiply, sum(ours.sizes), ours.like, search)
     farthest = max(found.largest[0].value, found.smallest.value, key=abs)
     assert farthest == pytest.approx(theirs, rel=1e-3)

@@ -13,8 +13,8 @@ from qaudit.report.card import LIMIT_NBYTES, render, render_terminal
 from qaudit.report.card.protocol import PERMISSIONS, command
 from qaudit.report.document import (
     Inline,
-    Row,
-    Table,
+    TableBlock,
+    TableRow,
     code,
     columns,
     name_cell,
@@ -319,7 +319,7 @@ def test_names_and_sentences_are_escaped(runs: Inline, text: str) -> None:
     ],
 )
 def test_no_name_ends_a_cell_of_a_table(name: str, text: str) -> None:
-    shown = render_blocks([Table(columns("subject"), (Row((name_cell(name),)),))])
+    shown = render_blocks([TableBlock(columns("subject"), (TableRow((name_cell(name),)),))])
     assert shown.splitlines()[-1] == f"| {text} |"
 
 

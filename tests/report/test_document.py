@@ -7,14 +7,14 @@ from dataclasses import replace
 from qaudit.report import markdown, terminal
 from qaudit.report.document import (
     Banner,
-    Code,
+    CodeBlock,
     Column,
-    Document,
     Figure,
-    Fold,
+    FoldBlock,
     Notice,
+    Page,
     Section,
-    Table,
+    TableBlock,
     bullets,
     cell,
     columns,
@@ -34,7 +34,7 @@ BANNER = Banner(
         Notice("undecided", "3 bits", prose("`a|b` at rtn-3bit")),
     )
 )
-ERRORS = Table(
+ERRORS = TableBlock(
     (Column("subject"), Column("gptq-4bit"), Column("rtn-3bit")),
     (
         row(name_cell("step1"), cell("0.52", value=0.52, small="[0.40, 0.64]"), cell("-")),
@@ -48,7 +48,7 @@ ERRORS = Table(
     ),
     caption="Relative error",
 )
-DOCUMENT = Document(
+DOCUMENT = Page(
     "An audit",
     prose("Ship `soup` at gptq-4bit."),
     (
@@ -56,8 +56,8 @@ DOCUMENT = Document(
         Section("Errors", (ERRORS,)),
         Section("More", (fold("2 notes", bullets("one", "`two`")),), expendable=2),
         Section("Along", (Figure("course", "The course", lines=("rtn  _.:",)),), expendable=1),
-        Section("Again", (Code("qaudit scan demo", "sh"),)),
-        Section("Codes", (Fold("Only here", (paragraph("x"),), only=("html",)),)),
+        Section("Again", (CodeBlock("qaudit scan demo", "sh"),)),
+        Section("Codes", (FoldBlock("Only here", (paragraph("x"),), only=("html",)),)),
     ),
 )
 
@@ -100,14 +100,14 @@ def test_the_terminal_shows_intervals_where_there_is_room() -> None:
 
 def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
     names = tuple(f"gptq-3bit:group={k}" for k in range(12))
-    table = Table(columns("", *names), (row(name_cell("\u6aa2\u67e5"), *["1.00"] * 12),))
-    text = terminal.render(Document("t", words("x"), (table,)), 60)
+    table = TableBlock(columns("", *names), (row(name_cell("\u6aa2\u67e5"), *["1.00"] * 12),))
+    text = terminal.render(Page("t", words("x"), (table,)), 60)
     assert text.count("\u6aa2\u67e5") > 1
     assert all(width_of(line) <= 60 for line in text.splitlines())
 
 
 def test_a_banner_is_the_same_on_every_surface() -> None:
-    document = Document("An audit", prose("SHIP."), (BANNER,))
+    document = Page("An audit", prose("SHIP."), (BANNER,))
     assert markdown.render(document).splitlines()[-2:] == [
         "| 4 bits: **SHIP**<br>`soup` at gptq-4bit | adds 1.3 %<br>`x` |",
         "| 3 bits: **UNDECIDED**<br><code>a&#124;b</code> at rtn-3bit |  |",
@@ -138,10 +138,10 @@ def test_the_page_folds_rows_and_highlights_what_is_chosen() -> None:
 
 
 def test_two_harmless_pieces_of_text_make_no_link() -> None:
-    assert "](" not in markdown.render(Document("t", prose("`a`[x]``(javascript:y)`b`"), ()))
-    assert "](" not in markdown.render(Document("t", (*words("[x]"), *words("(javascript:y)")), ()))
+    assert "](" not in markdown.render(Page("t", prose("`a`[x]``(javascript:y)`b`"), ()))
+    assert "](" not in markdown.render(Page("t", (*words("[x]"), *words("(javascript:y)")), ()))
 
 
 def test_a_fence_is_longer_than_any_inside() -> None:
-    text = markdown.render(Document("t", words("x"), (Code("```\n# no heading"),)))
+    text = markdown.render(Page("t", words("x"), (CodeBlock("```\n# no heading"),)))
     assert "````text\n```\n# no heading\n````" in text

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.core.schedules import Constant, Linear
 from qaudit.lab.folder import LOG
-from qaudit.lab.run import Run
-from qaudit.lab.shapes import Shape
+from qaudit.lab.run import TrainingRun
+from qaudit.lab.shapes import ModelShape
 
-SHAPE = Shape(hidden=16, ffn=32, layers=1, heads=2, kv_heads=1, vocabulary=64, context=8)
-HELD = Run(
+SHAPE = ModelShape(hidden=16, ffn=32, layers=1, heads=2, kv_heads=1, vocabulary=64, context=8)
+HELD = TrainingRun(
     name="stage1",
     shape=SHAPE,
     schedule=Constant(peak=1e-2, warmup=2),

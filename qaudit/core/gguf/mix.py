@@ -30,7 +30,7 @@ _LARGE = 80
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a linear is: its block, of how many, and whether its heads share values."""
 
     name: str
@@ -53,7 +53,7 @@ def shares_values(rows: Mapping[str, int]) -> bool:
     return by_role.get("v_proj", 0) < by_role.get("q_proj", 0)
 
 
-def type_in_mix(mix: str, place: Place) -> str:
+def type_in_mix(mix: str, place: TensorPlace) -> str:
     """Return the type of a linear in a `_M` file, before columns that do not fit."""
     return {"Q4_K": _q4_k_m, "Q3_K": _q3_k_m}[mix](place)
 
@@ -65,7 +65,7 @@ def fallback(kind: str, columns: int) -> str | None:
     return None if columns % TYPES[kind].columns else kind
 
 
-def _q4_k_m(place: Place) -> str:
+def _q4_k_m(place: TensorPlace) -> str:
     role = role_of(place.name)
     more = _more_bits(place)
     if role == "value":
@@ -75,7 +75,7 @@ def _q4_k_m(place: Place) -> str:
     return "Q6_K" if role == "down" and more else "Q4_K"
 
 
-def _q3_k_m(place: Place) -> str:
+def _q3_k_m(place: TensorPlace) -> str:
     role = role_of(place.name)
     if role in ("value", "qkv"):
         return "Q5_K" if place.block < 2 or (role == "value" and _is_large(place)) else "Q4_K"
@@ -84,12 +84,12 @@ def _q3_k_m(place: Place) -> str:
     return "Q4_K" if role == "attention output" else "Q3_K"
 
 
-def _more_bits(place: Place) -> bool:
+def _more_bits(place: TensorPlace) -> bool:
     """Return whether a block is in the first or last eighth, or a third one between."""
     block, blocks = place.block, place.blocks
     first = blocks // 8
     return block < first or block >= 7 * blocks // 8 or (block - first) % 3 == 2
 
 
-def _is_large(place: Place) -> bool:
+def _is_large(place: TensorPlace) -> bool:
     return place.blocks == _LARGE and place.shares_values

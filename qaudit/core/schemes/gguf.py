@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
-from qaudit.core.gguf.mix import Place, fallback, role_of, shares_values, type_in_mix
+from qaudit.core.gguf.mix import TensorPlace, fallback, role_of, shares_values, type_in_mix
 from qaudit.core.gguf.pack import pack
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
 from qaudit.core.scheme import Calibration, Scheme, Shapes
@@ -62,7 +62,7 @@ class GgufQ8(Scheme):
         for (block, name), (rows, columns) in shapes.items():
             if role_of(name) is None:
                 continue
-            kind = fallback(self._type_of(Place(name, block, blocks, shared)), columns)
+            kind = fallback(self._type_of(TensorPlace(name, block, blocks, shared)), columns)
             if kind is None:
                 return None
             total += rows * columns // TYPES[kind].columns * TYPES[kind].nbytes * 8
@@ -76,7 +76,7 @@ class GgufQ8(Scheme):
         notes: dict[str, None] = {}
         shared = shares_values({name: len(one) for name, one in linears.weights.items()})
         for name, weight_RC in linears.weights.items():
-            wanted = self._type_of(Place(name, linears.block, linears.blocks, shared))
+            wanted = self._type_of(TensorPlace(name, linears.block, linears.blocks, shared))
             kind = fallback(wanted, weight_RC.shape[1])
             if kind is None:
                 raise SourceError(
@@ -93,7 +93,7 @@ class GgufQ8(Scheme):
         _must_be_finite(quantized, self.name)
         return quantized
 
-    def _type_of(self, place: Place) -> str:
+    def _type_of(self, place: TensorPlace) -> str:
         return self.name.removeprefix("gguf-").upper()
 
     def _importance(self, linears: Linears) -> Tensor | None:
@@ -152,7 +152,7 @@ class GgufQ4KM(GgufQ4):
 
     name: ClassVar[str] = "gguf-q4_k_m"
 
-    def _type_of(self, place: Place) -> str:
+    def _type_of(self, place: TensorPlace) -> str:
         return type_in_mix(self.name.removeprefix("gguf-").removesuffix("_m").upper(), place)
 
     def _remarks(self, linears: Linears) -> tuple[str, ...]:

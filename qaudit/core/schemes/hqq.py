@@ -97,7 +97,7 @@ class Hqq(Scheme):
     def _fit(self, weight_RC: Tensor) -> FloatZeroCodes:
         import torch
 
-        parts = [_Part(part_RGK, self.bits) for part_RGK in split_groups(weight_RC, self.group)]
+        parts = [_HqqPart(part_RGK, self.bits) for part_RGK in split_groups(weight_RC, self.group)]
         smallest = float("inf")
         for _ in range(STEPS):
             error = sum(part.step() for part in parts) / weight_RC.numel()
@@ -117,7 +117,7 @@ class Hqq(Scheme):
         )
 
 
-class _Part:
+class _HqqPart:
     """Groups of one size, and their zero points so far."""
 
     def __init__(self, weight_RGK: Tensor, bits: int) -> None:

@@ -53,7 +53,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Search:
+class EigenSearch:
     """The number of eigenvalues, and how much is spent on them."""
 
     count: int = 1
@@ -66,7 +66,7 @@ def find_ends(
     multiply: Multiply,
     size: int,
     like: Tensor,
-    search: Search,
+    search: EigenSearch,
     keep_on: torch.device | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ends:
@@ -103,7 +103,9 @@ def _fresh(basis: list[Tensor], size: int, like: Tensor, seed: int) -> Tensor:
     return vector_P / norm(vector_P)
 
 
-def _read(diagonal: list[float], beside_it: list[float], next_one: float, search: Search) -> Ends:
+def _read(
+    diagonal: list[float], beside_it: list[float], next_one: float, search: EigenSearch
+) -> Ends:
     """Return the ends of T, each with its residual: what the next vector has of it."""
     if not np.isfinite(diagonal).all():
         unknown = Eigenvalue(math.nan, math.inf)
@@ -117,7 +119,7 @@ def _read(diagonal: list[float], beside_it: list[float], next_one: float, search
 
 
 def power_iteration(
-    multiply: Multiply, size: int, like: Tensor, search: Search
+    multiply: Multiply, size: int, like: Tensor, search: EigenSearch
 ) -> tuple[Eigenvalue, int, bool]:
     """Return the eigenvalue of largest magnitude, the products it took, and if it settled.
 

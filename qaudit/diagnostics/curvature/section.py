@@ -46,7 +46,7 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
         for label, model in models.items()
     )
     notes = dict.fromkeys(note for model in models.values() for note in model.notes)
-    return (doc.Table(names, rows), *([doc.bullets(*notes)] if notes else []))
+    return (doc.TableBlock(names, rows), *([doc.bullets(*notes)] if notes else []))
 
 
 def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
@@ -66,7 +66,7 @@ def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]
         for role in roles_of(view, last)
     )
     names = doc.columns("role", "trace, over probes", "share, %", "per million parameters")
-    return (doc.fold(f"By role, {last}", doc.Table(names, rows)),)
+    return (doc.fold(f"By role, {last}", doc.TableBlock(names, rows)),)
 
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:

@@ -75,7 +75,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Course:
+class FittedCourse:
     """How well means without a break fit a trajectory, and the break that fits it best."""
 
     against_line: float  # probability of such a likelihood ratio along a straight line
@@ -106,7 +106,7 @@ def trajectory(
 
 def find_break(
     series: Trajectory, confidence: float = 0.95, *, expected: float | None = None, seed: int = 1
-) -> Course:
+) -> FittedCourse:
     """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it.
 
     A place where a turn is expected is tested on its own, too: without a search, a smaller turn
@@ -121,7 +121,7 @@ def find_break(
     bent = max(_against(curve, series, draw) for curve in curves)
     best, variance = _located(line, series, places, confidence, draw)
     expected_M = None if expected is None else _expected(places, expected, series, confidence, draw)
-    return Course(straight, max(straight, bent), best, variance**0.5, expected_M)
+    return FittedCourse(straight, max(straight, bent), best, variance**0.5, expected_M)
 
 
 # --------------------------------------------------------------------- hypotheses

@@ -62,10 +62,10 @@ def _together(view: View, course: Course) -> tuple[doc.Block, ...]:
     note = [doc.paragraph(doc.words(f"Left out: {listing(reasons)}."))] if reasons else []
     legend = doc.paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
     title = f"What the relative error under {scheme} correlates with"
-    return (doc.fold(title, legend, doc.Table(COLUMNS, rows_with_ranks), *note),)
+    return (doc.fold(title, legend, doc.TableBlock(COLUMNS, rows_with_ranks), *note),)
 
 
-def _row(one: CorrelationRow) -> doc.Row:
+def _row(one: CorrelationRow) -> doc.TableRow:
     worth = shown(one.effective_points, "{:.1f}".format)
     numbers = [shown(value, _number) for value in (one.ranks, one.differences, one.at_equal_tokens)]
     return doc.row(doc.name_cell(one.quantity), str(one.points), worth, *numbers)

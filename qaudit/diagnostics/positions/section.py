@@ -30,5 +30,7 @@ def _cell(cell: tuple[str, str], rows: tuple[PositionRow, ...]) -> list[doc.Bloc
         for row in rows_of_cell
     )
     return [
-        doc.fold(f"{cell[0]} at {cell[1]}, by position in the window", doc.Table(COLUMNS, cells))
+        doc.fold(
+            f"{cell[0]} at {cell[1]}, by position in the window", doc.TableBlock(COLUMNS, cells)
+        )
     ]

@@ -40,7 +40,7 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
     )
     return [
         doc.paragraph(legend),
-        doc.Table(COLUMNS, cells),
+        doc.TableBlock(COLUMNS, cells),
         *map(doc.paragraph, _mixture(rows_of_subject)),
     ]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from qaudit.report.document import (
     Block,
     Inline,
-    Row,
     Section,
-    Table,
+    TableBlock,
+    TableRow,
     bullets,
     cell,
     code,
@@ -38,7 +38,7 @@ def section(view: View) -> Section:
     damaged = _damaged(view)
     blocks: list[Block] = []
     if rows:
-        table = Table(COLUMNS, tuple(_row(view, row) for row in rows), name="shipped")
+        table = TableBlock(COLUMNS, tuple(_row(view, row) for row in rows), name="shipped")
         blocks += [paragraph(LEGEND), table]
     blocks += [bullets(*damaged)] if damaged else []
     return Section("Shipped files", tuple(blocks), 3)
@@ -57,10 +57,10 @@ def _damaged(view: View) -> list[Inline]:
     return [(*code(name), *words(" "), *prose(note), *words(".")) for name, note in seen]
 
 
-def _row(view: View, one: ShippedRow) -> Row:
+def _row(view: View, one: ShippedRow) -> TableRow:
     score = view.score(one.subject, one.scheme)
     bits = shown(one.bits, str)
-    return Row(
+    return TableRow(
         (
             name_cell(one.scheme),
             cell(f"{one.format or NOT_MEASURED}, {bits}-bit"),

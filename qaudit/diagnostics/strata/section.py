@@ -49,10 +49,10 @@ def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[doc.Block
         f"{cell[0]} at {cell[1]}: most is added on {rows_of_cell[0].stratum}, "
         f"{interval_of(largest(errors), percent)} % ({len(rows_of_cell)} strata{overlap})"
     )
-    return [doc.fold(summary, doc.Table(COLUMNS, tuple(_row(row) for row in rows_of_cell)))]
+    return [doc.fold(summary, doc.TableBlock(COLUMNS, tuple(_row(row) for row in rows_of_cell)))]
 
 
-def _row(one: StratumRow) -> doc.Row:
+def _row(one: StratumRow) -> doc.TableRow:
     return doc.row(
         doc.name_cell(one.stratum),
         f"{one.documents:,}",

@@ -21,8 +21,8 @@ from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
-from qaudit.diagnostics.weights.parameters import Weights
-from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
+from qaudit.diagnostics.weights.parameters import WeightStatistics
+from qaudit.diagnostics.weights.sums import RoleSums, difference, relative, sums_of, together
 from qaudit.engine.measure import quantize_only
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel
@@ -41,9 +41,9 @@ class WeightWatch:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._parameters = cast(Weights, case.parameters)
+        self._parameters = cast(WeightStatistics, case.parameters)
         self._before = PreviousWeights(case)
-        self._sums: dict[Tensor, Sums] = {}
+        self._sums: dict[Tensor, RoleSums] = {}
         self._moved: dict[str, dict[Tensor, float]] = {}  # by scheme, squared perturbations
         self._read()
 
@@ -154,10 +154,10 @@ def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
     return tuple(sorted(bits.union(ALWAYS)))
 
 
-def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:
+def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, RoleSums]:
     values = {name: value for name, value in row.items() if name not in ("block", "name")}
     grid = {int(bits): total for bits, total in values["grid"].items()}
-    return (row["block"], row["name"]), Sums(**{**values, "grid": grid})
+    return (row["block"], row["name"]), RoleSums(**{**values, "grid": grid})
 
 
 class PreviousWeights:

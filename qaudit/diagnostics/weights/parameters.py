@@ -11,7 +11,7 @@ from qaudit.diagnostics.diagnostic import Diagnostic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights(Diagnostic):
+class WeightStatistics(Diagnostic):
     """Kurtosis, outliers, ranges and distance to the grid, by tensor, role and model."""
 
     name: ClassVar[str] = "weights"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.weights.parameters import Weights
+from qaudit.diagnostics.weights.parameters import WeightStatistics
 from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Sizes
 from qaudit.types import Protocol
 
 
 def price(
-    parameters: Weights, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
+    parameters: WeightStatistics, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
 ) -> DiagnosticPrice:
     """Return no work and no stream."""
     return DiagnosticPrice("weights: read while schemes quantize them; no stream of their own")

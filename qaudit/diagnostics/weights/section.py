@@ -30,7 +30,7 @@ def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Bl
     cells = tuple(doc.row(doc.name_cell(role.name), *_numbers(role, scheme)) for role in roles)
     return [
         doc.paragraph(f"The weights of `{label}`, by role."),
-        doc.Table(doc.columns(*names), cells),
+        doc.TableBlock(doc.columns(*names), cells),
     ]
 
 

@@ -28,7 +28,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from qaudit.core.grid import fit, split_groups
-from qaudit.diagnostics.weights.parameters import Weights
+from qaudit.diagnostics.weights.parameters import WeightStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ _AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
-class Sums:
+class RoleSums:
     """Sums over weights; every number of a row follows from these."""
 
     count: int
@@ -81,8 +81,11 @@ class Sums:
 
 
 def sums_of(
-    weight_RC: Tensor, parameters: Weights, bits: Sequence[int], before_RC: Tensor | None = None
-) -> Sums:
+    weight_RC: Tensor,
+    parameters: WeightStatistics,
+    bits: Sequence[int],
+    before_RC: Tensor | None = None,
+) -> RoleSums:
     """Add up one tensor."""
     count = weight_RC.numel()
     mean = sum(float(part.sum()) for part in _double(weight_RC)) / count
@@ -96,7 +99,7 @@ def sums_of(
     beyond = parameters.outlier * math.sqrt(second / count)
     far = sum(int(((p - mean).abs() > beyond).sum()) for p in _double(weight_RC)) if second else 0
     ranges, groups = _ranges(weight_RC, parameters.group)
-    return Sums(
+    return RoleSums(
         count=count,
         mean=mean,
         second=second,
@@ -112,16 +115,16 @@ def sums_of(
     )
 
 
-def together(several: Sequence[Sums]) -> Sums:
+def together(several: Sequence[RoleSums]) -> RoleSums:
     """Put the sums of several tensors together; what one of them lacks, all of them lack."""
     return reduce(_joined, several)
 
 
-def _joined(a: Sums, b: Sums) -> Sums:
+def _joined(a: RoleSums, b: RoleSums) -> RoleSums:
     count, delta = a.count + b.count, b.mean - a.mean
     share = delta / count
     cross = a.count * b.count * delta
-    return Sums(
+    return RoleSums(
         count=count,
         mean=a.mean + b.count * share,
         second=a.second + b.second + cross * share,
@@ -184,7 +187,7 @@ def _ranges(weight_RC: Tensor, group: int) -> tuple[float, int]:
     return total, count
 
 
-def _off_grid(weight_RC: Tensor, bits: int, parameters: Weights) -> float:
+def _off_grid(weight_RC: Tensor, bits: int, parameters: WeightStatistics) -> float:
     """Add up squared distances to the grid of each group, in its steps."""
     total = 0.0
     for rows_RC in _double(weight_RC):

@@ -15,7 +15,7 @@ from pathlib import Path
 from qaudit.core.schedules import Schedule, build
 from qaudit.errors import RecipeError
 from qaudit.lab.experiments.table import Experiment, RunTable, Size, place_of
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 from qaudit.whole import write_whole
 
 RATES = "rates.json"  # beside the runs: tokens per second as they were trained here, by size
@@ -29,7 +29,7 @@ class PlannedRun:
     """A run that an experiment needs, under its name there; the run itself is named by its key."""
 
     name: str
-    run: Run
+    run: TrainingRun
 
     @property
     def tokens(self) -> int:
@@ -47,7 +47,7 @@ class PlannedRun:
 def planned_runs(experiment: Experiment, size_name: str, seed: int) -> tuple[PlannedRun, ...]:
     """Return the runs that are needed, each after its parent."""
     size = experiment.sizes[size_name]
-    runs: dict[str, Run] = {}
+    runs: dict[str, TrainingRun] = {}
     for table in _needed(experiment):
         parent, fork_at = None, 0
         if table.start is not None:
@@ -73,11 +73,11 @@ def _run(
     table: RunTable,
     size: Size,
     seed: int,
-    parent: Run | None,
+    parent: TrainingRun | None,
     fork_at: int,
-) -> Run:
+) -> TrainingRun:
     places = (place_of(place) for place in experiment.places())
-    return Run(
+    return TrainingRun(
         name=table.name,
         shape=size.shape(),
         schedule=_schedule(experiment, table, size, is_fork=parent is not None),

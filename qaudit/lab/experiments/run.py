@@ -22,7 +22,7 @@ from qaudit.audit import scan
 from qaudit.families import FAMILY_FILE
 from qaudit.lab.experiments.plan import LabPrice, PlannedRun, planned_runs, price, save_rate
 from qaudit.lab.experiments.table import Experiment
-from qaudit.lab.run import Run
+from qaudit.lab.run import TrainingRun
 from qaudit.report.experiment import write_summary
 from qaudit.saved.audits import read_audit
 from qaudit.saved.evidence import read_saved
@@ -149,7 +149,7 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
     for old in folder.iterdir():
         if old.is_symlink() and old.readlink().is_relative_to(runs.absolute()):
             old.unlink()
-    named: dict[str, Run] = {}
+    named: dict[str, TrainingRun] = {}
     for run in planned:
         for label, checkpoint in run.folders(runs).items():
             (folder / label).symlink_to(checkpoint.absolute(), target_is_directory=True)

@@ -19,14 +19,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from qaudit.core.keys import as_list, nearest
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
-from qaudit.lab.document import Document, read_document
+from qaudit.lab.document import LabDocument, read_document
 from qaudit.lab.run import NotNegative
 from qaudit.lab.shapes import Count
 from qaudit.recipe.table import recipes_folder
 from qaudit.types import FULL_PRECISION, Claim, Contrast, Expectation, Measure
 
 if TYPE_CHECKING:
-    from qaudit.lab.shapes import Shape
+    from qaudit.lab.shapes import ModelShape
 
 COMMON = "common.yaml"
 SIZES = ("smoke", "cpu", "gpu")
@@ -69,7 +69,7 @@ class Size(Keys):
     seconds_per_measurement: Positive
     attention: Literal["sdpa", "eager"] = "sdpa"
 
-    def shape(self) -> Shape:
+    def shape(self) -> ModelShape:
         from qaudit.lab.shapes import preset
 
         return preset(self.model, **self.changes)
@@ -265,11 +265,11 @@ def read_experiment(name: str, settings: Sequence[str] = ()) -> Experiment:
     return document.check(Experiment, _laid_over(common, document, path.stem))
 
 
-def _read(path: Path, settings: Sequence[str] = ()) -> Document:
+def _read(path: Path, settings: Sequence[str] = ()) -> LabDocument:
     return read_document(path, "an experiment", settings)
 
 
-def _laid_over(common: Common, document: Document, name: str) -> dict[str, Any]:
+def _laid_over(common: Common, document: LabDocument, name: str) -> dict[str, Any]:
     """Return the keys of an experiment: its runs follow the shared ones, its sizes change keys."""
     table = document.table
     sizes, runs = table.get("sizes", {}), table.get("runs", [])

@@ -76,7 +76,7 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
     more = (*doc.words("The whole report: "), *joined, *doc.words("."))
     blocks.append(doc.paragraph(coverage(view), more))
-    text = markdown.render(doc.Document(title(view), doc.prose(headline(view)), tuple(blocks)))
+    text = markdown.render(doc.Page(title(view), doc.prose(headline(view)), tuple(blocks)))
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
@@ -97,7 +97,7 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
     return terminal.render(document(View(audit)), width)
 
 
-def document(view: View) -> doc.Document:
+def document(view: View) -> doc.Page:
     """Return one screen, and every section in the order of the card."""
     sections = [
         doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
@@ -120,7 +120,7 @@ def document(view: View) -> doc.Document:
         doc.Section("Reproduce", reproduce_section(view), 0, LONG),
     ]
     blocks = (*screen(view), *(section for section in sections if section.blocks))
-    return doc.Document(title(view), doc.prose(headline(view)), blocks, is_folded=True)
+    return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
 
 
 def screen(view: View) -> tuple[doc.Block, ...]:

@@ -37,7 +37,9 @@ def fidelity_section(view: View) -> tuple[doc.Block, ...]:
     blocks: list[doc.Block] = [doc.paragraph(LEGEND)]
     if ships:
         blocks.append(doc.paragraph(f"`{view.main.subject}` under every scheme:"))
-        blocks.append(doc.Table(COLUMNS, tuple(_row(view, score) for score in ships), name="tails"))
+        blocks.append(
+            doc.TableBlock(COLUMNS, tuple(_row(view, score) for score in ships), name="tails")
+        )
     if floor := divergence_floor(view):
         blocks.append(doc.paragraph(floor))
     if len(view.subjects) > 1:
@@ -52,7 +54,7 @@ def _scores(view: View, subject: Subject) -> list[MeasurementRow]:
     return [score for score in scores if score is not None and score.kl is not None]
 
 
-def _row(view: View, score: MeasurementRow) -> doc.Row:
+def _row(view: View, score: MeasurementRow) -> doc.TableRow:
     assert view.main is not None
     divergences = (score.kl, score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
     cells = (
@@ -62,18 +64,18 @@ def _row(view: View, score: MeasurementRow) -> doc.Row:
         doc.interval_cell(shown(score.top1_agreement, percent)),
         doc.interval_cell(shown(score.rms_dp, percent)),
     )
-    return doc.Row(cells, chosen=score.scheme == view.main.scheme)
+    return doc.TableRow(cells, chosen=score.scheme == view.main.scheme)
 
 
-def _matrix(view: View) -> doc.Table:
+def _matrix(view: View) -> doc.TableBlock:
     def kl(label: str, scheme: str) -> doc.Cell:
         score = view.score(label, scheme)
         return doc.interval_cell(shown(score.kl if score else None, spread))
 
     rows = tuple(
-        doc.Row(
+        doc.TableRow(
             (doc.name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes))
         )
         for subject in view.subjects
     )
-    return doc.Table(doc.columns("subject", *view.schemes), rows)
+    return doc.TableBlock(doc.columns("subject", *view.schemes), rows)

@@ -43,7 +43,9 @@ def codes(view: View) -> tuple[doc.Block, ...]:
         (*doc.code(rule), *doc.words(f" {CODES[rule].title}. {CODES[rule].help}")) for rule in rules
     ]
     return (
-        (doc.Fold("What the codes mean", (doc.bullets(*items),), only=("html",)),) if items else ()
+        (doc.FoldBlock("What the codes mean", (doc.bullets(*items),), only=("html",)),)
+        if items
+        else ()
     )
 
 

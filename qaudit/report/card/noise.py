@@ -28,7 +28,7 @@ def noise_section(view: View) -> tuple[doc.Block, ...]:
     if quantized:
         names = COLUMNS if _dtype(view) is None else DTYPE_COLUMNS
         blocks.append(doc.paragraph(_budget(view)))
-        blocks.append(doc.Table(names, tuple(_row(row, len(names)) for row in quantized)))
+        blocks.append(doc.TableBlock(names, tuple(_row(row, len(names)) for row in quantized)))
     return tuple(blocks)
 
 
@@ -41,7 +41,7 @@ def _shown(view: View) -> set[str]:
     return labels | ({view.last.label} if view.last else set())
 
 
-def _row(noise: Noise, width: int) -> doc.Row:
+def _row(noise: Noise, width: int) -> doc.TableRow:
     share = noise.share_of_draw
     cells = [
         doc.name_cell(noise.subject),
@@ -58,7 +58,7 @@ def _row(noise: Noise, width: int) -> doc.Row:
             ),
         ),
     ]
-    return doc.Row(tuple(cells[:width]))
+    return doc.TableRow(tuple(cells[:width]))
 
 
 def _part(part: float | None, share: float | None) -> str:

@@ -56,7 +56,9 @@ def protocol_section(view: View) -> tuple[doc.Block, ...]:
         *_flat(audit.environment),
     ]
     shown = tuple(doc.row(key, _text(value)) for key, value in rows if value is not None)
-    return (doc.fold("Protocol, environment and versions", doc.Table(doc.columns("", ""), shown)),)
+    return (
+        doc.fold("Protocol, environment and versions", doc.TableBlock(doc.columns("", ""), shown)),
+    )
 
 
 def _flat(environment: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -120,8 +122,8 @@ def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     )
 
 
-def _commands(*lines: str) -> doc.Code:
-    return doc.Code("\n".join(lines), "sh")
+def _commands(*lines: str) -> doc.CodeBlock:
+    return doc.CodeBlock("\n".join(lines), "sh")
 
 
 def _version(version: str) -> str:

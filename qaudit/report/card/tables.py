@@ -42,11 +42,11 @@ def every_subject_section(view: View) -> tuple[doc.Block, ...]:
     return (doc.fold(f"All {len(rows)} subjects", replace(table, rows=rows)),)
 
 
-def _table(view: View) -> doc.Table:
+def _table(view: View) -> doc.TableBlock:
     schemes = (FULL_PRECISION, *view.schemes)
     shown = {subject.label for subject in shown_rows(view)}
     rows = tuple(
-        doc.Row(
+        doc.TableRow(
             (
                 doc.name_cell(subject.label, value=k),
                 *(_cell(view, subject.label, scheme) for scheme in schemes),
@@ -56,7 +56,7 @@ def _table(view: View) -> doc.Table:
         )
         for k, subject in enumerate(view.subjects)
     )
-    return doc.Table(
+    return doc.TableBlock(
         (
             doc.Column("subject"),
             doc.Column("loss, full precision", short=FULL_PRECISION),
@@ -163,7 +163,7 @@ def candidates(view: View) -> tuple[doc.Block, ...]:
     measured = [(score, names) for place, names in roles.items() if (score := view.score(*place))]
     rows = [_candidate(score, names, main) for score, names in measured[:MOST_CANDIDATES]]
     return (
-        (doc.Table(CANDIDATE_COLUMNS, tuple(rows), CANDIDATES_CAPTION, name="candidates"),)
+        (doc.TableBlock(CANDIDATE_COLUMNS, tuple(rows), CANDIDATES_CAPTION, name="candidates"),)
         if rows
         else ()
     )
@@ -184,7 +184,7 @@ def _roles(
             yield role, (best, scheme)
 
 
-def _candidate(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> doc.Row:
+def _candidate(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> doc.TableRow:
     error, agreement = score.relative_error, score.top1_agreement
     cells = (
         doc.name_cell(score.subject),
@@ -197,7 +197,7 @@ def _candidate(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> do
             ", ".join(roles[:1] + [role for role in roles[1:] if not role.startswith("best")])
         ),
     )
-    return doc.Row(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))
+    return doc.TableRow(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))
 
 
 SCHEME_COLUMNS = doc.columns(
@@ -217,7 +217,7 @@ def schemes_section(view: View) -> tuple[doc.Block, ...]:
 def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:
     names = SCHEME_COLUMNS if view.draws > 1 else SCHEME_COLUMNS[:-1]
     blocks: list[doc.Block] = [
-        doc.Table(names, tuple(_scheme_row(row, len(names)) for row in rows))
+        doc.TableBlock(names, tuple(_scheme_row(row, len(names)) for row in rows))
     ]
     if scheme != FULL_PRECISION:
         blocks.insert(0, doc.paragraph("In full:", doc.code(rows[0].spec)))
@@ -242,7 +242,7 @@ def _whole(rows: Sequence[MeasurementRow]) -> str:
     return f", {_range(bits)} per parameter with embeddings and head ({size(max(nbytes))})"
 
 
-def _scheme_row(row: MeasurementRow, width: int) -> doc.Row:
+def _scheme_row(row: MeasurementRow, width: int) -> doc.TableRow:
     change, error = row.absolute_change, row.relative_error
     texts = [
         spread(row.ce),
@@ -252,4 +252,4 @@ def _scheme_row(row: MeasurementRow, width: int) -> doc.Row:
         shown(row.bits_per_byte, "{:.4f}".format),
         str(row.calibration_seed),
     ]
-    return doc.Row((doc.name_cell(row.subject), *map(doc.cell, texts))[:width])
+    return doc.TableRow((doc.name_cell(row.subject), *map(doc.cell, texts))[:width])

@@ -47,7 +47,7 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
         if (block := _table(by_cell[subject, scheme], by_cell.get((subject, FULL_PRECISION), [])))
     ]
     whole = [some[-1] for some in by_cell.values()]  # the mean, or the only task
-    every = doc.Table(_ALL, tuple(map(_whole_row, whole)))
+    every = doc.TableBlock(_ALL, tuple(map(_whole_row, whole)))
     about = (doc.paragraph(f"{_ABOUT} {_intervals(view, by_cell)}"),) if tables else ()
     return (
         *tables,
@@ -97,11 +97,11 @@ def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block | None
     drop = "" if last.drop is None else f", {percent(last.drop)} points lost"
     what = f"{last.subject} at {last.scheme}{drop}"
     return doc.fold(
-        what, doc.Table(_SHIPS, tuple(_row(row, before.get(row.task)) for row in compared))
+        what, doc.TableBlock(_SHIPS, tuple(_row(row, before.get(row.task)) for row in compared))
     )
 
 
-def _row(one: TaskRow, before: Interval | None) -> doc.Row:
+def _row(one: TaskRow, before: Interval | None) -> doc.TableRow:
     return doc.row(
         doc.name_cell(one.task),
         *(_percent(part) for part in (before, one.accuracy, one.drop, one.accuracy_drop)),
@@ -114,9 +114,11 @@ def _row(one: TaskRow, before: Interval | None) -> doc.Row:
     )
 
 
-def _whole_row(one: TaskRow) -> doc.Row:
+def _whole_row(one: TaskRow) -> doc.TableRow:
     texts = (one.scheme, one.task, percent(one.accuracy), shown(one.accuracy_drop, percent))
-    return doc.Row((doc.name_cell(one.subject), *map(doc.cell, texts), doc.cell(str(one.items))))
+    return doc.TableRow(
+        (doc.name_cell(one.subject), *map(doc.cell, texts), doc.cell(str(one.items)))
+    )
 
 
 def _percent(interval: Interval | None) -> doc.Cell:

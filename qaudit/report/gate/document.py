@@ -41,7 +41,7 @@ COLUMNS = (
 )
 
 
-def document(gate: Gate, most: int = MOST_ROWS) -> doc.Document:
+def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
     """Return the answer, at most so many rows of each kind, and what to do about them."""
     policy = f"Policy: `{gate.policy.name}`."
     baseline = f"Baseline: `{gate.baseline}`." if gate.baseline else ""
@@ -62,7 +62,7 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Document:
         sections.append(doc.Section("Checks that passed", (folded,), expendable=3))
     verdict = verdict_of(gate, "loss")
     lead = banner(verdict) if verdict.classes else ()
-    return doc.Document(TITLE, doc.prose(answer(verdict)), (*lead, *sections))
+    return doc.Page(TITLE, doc.prose(answer(verdict)), (*lead, *sections))
 
 
 def headline(gate: Gate) -> str:
@@ -70,10 +70,10 @@ def headline(gate: Gate) -> str:
     return answer(verdict_of(gate, "loss")).replace("`", "")
 
 
-def failure(error: QauditError) -> doc.Document:
+def failure(error: QauditError) -> doc.Page:
     """Return that there is no answer, and why."""
     text = with_hint(error.message, error.hint)
-    return doc.Document(TITLE, doc.prose(f"{NO_ANSWER.upper()}: {text}"), ())
+    return doc.Page(TITLE, doc.prose(f"{NO_ANSWER.upper()}: {text}"), ())
 
 
 def within(gate: Gate, nbytes: int) -> str:
@@ -86,11 +86,11 @@ def within(gate: Gate, nbytes: int) -> str:
 
 
 def _table(checks: Sequence[Check], most: int) -> tuple[doc.Block, ...]:
-    table = doc.Table(COLUMNS, tuple(map(_row, checks[:most])))
+    table = doc.TableBlock(COLUMNS, tuple(map(_row, checks[:most])))
     return (table, *_more(checks, most, "check"))
 
 
-def _row(check: Check) -> doc.Row:
+def _row(check: Check) -> doc.TableRow:
     return doc.row(
         doc.name_cell(check.subject),
         doc.name_cell(check.scheme) if check.scheme else NOT_MEASURED,

@@ -37,7 +37,7 @@ FEWEST_ROWS = 3
 """A table with so many rows can be sorted."""
 
 
-def render(document: doc.Document, figures: Iterable[Drawing] = (), footer: str = "") -> str:
+def render(document: doc.Page, figures: Iterable[Drawing] = (), footer: str = "") -> str:
     """Render a page with its figures drawn into it."""
     blocks = doc.shown_on("html", document.blocks)
     lead = list(takewhile(lambda block: not isinstance(block, doc.Section), blocks))
@@ -125,7 +125,7 @@ class Blocks:
         match block:
             case doc.Section():
                 return self._section(block, level)
-            case doc.Fold():
+            case doc.FoldBlock():
                 summary = element("summary", text(block.summary))
                 inner = self.all(block.blocks, f"{title}: {block.summary}", level)
                 return element("details", summary, inner, open="" if block.is_open else None)
@@ -133,11 +133,11 @@ class Blocks:
                 return element("p", line(block.runs))
             case doc.List():
                 return element("ul", *(element("li", line(item)) for item in block.items))
-            case doc.Code():
+            case doc.CodeBlock():
                 return _lines(block.text.split("\n"), is_command=block.language == "sh")
             case doc.Figure():
                 return self._figure(block)
-            case doc.Table():
+            case doc.TableBlock():
                 return _table(block, block.caption or title)
             case doc.Banner():
                 return element("ul", *map(_notice, block.notices), class_="banner")
@@ -208,7 +208,7 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
 # --------------------------------------------------------------------- tables
 
 
-def _table(table: doc.Table, caption: str) -> Html:
+def _table(table: doc.TableBlock, caption: str) -> Html:
     """Return a table inside of what can be scrolled, by the keyboard as well."""
     has_head = any(column.name for column in table.columns)
     names = (
@@ -226,7 +226,7 @@ def _table(table: doc.Table, caption: str) -> Html:
     return element("div", shown, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
-def _rows(table: doc.Table) -> Iterator[Html]:
+def _rows(table: doc.TableBlock) -> Iterator[Html]:
     for row in table.rows:
         first, *cells = row.cells
         yield element(

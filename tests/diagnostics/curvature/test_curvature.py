@@ -10,7 +10,7 @@ import torch
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.diagnostics.case import Case, DocumentChoice
 from qaudit.diagnostics.curvature.measure import measure_curvature, room
-from qaudit.diagnostics.curvature.measure.room import Shape, find_room, product_nbytes
+from qaudit.diagnostics.curvature.measure.room import PassShape, find_room, product_nbytes
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.tasks import Task
@@ -23,7 +23,7 @@ from tests.support.models import save_model
 
 CPU = torch.device("cpu")
 QUICK = Curvature(documents=3, probes=4, steps=6, tolerance=0.0)
-SHAPE = Shape(parameters=10**6, blocks=4, hidden=128, inner=384, heads=4, vocabulary=2048)
+SHAPE = PassShape(parameters=10**6, blocks=4, hidden=128, inner=384, heads=4, vocabulary=2048)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.diagnostics.curvature.hutchinson import Probing, estimate_trace, signs
-from qaudit.diagnostics.curvature.lanczos import Search, find_ends
+from qaudit.diagnostics.curvature.lanczos import EigenSearch, find_ends
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.diagnostics.curvature.measure.recomputed import recomputed
 from qaudit.errors import SourceError
@@ -126,7 +126,7 @@ def test_forms_are_those_of_each_document_and_each_tensor(small, hessian, matrix
 def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
     size = len(matrix)
     values = np.linalg.eigvalsh(matrix.detach().numpy())
-    search = Search(count=2, steps=40, tolerance=1e-4)
+    search = EigenSearch(count=2, steps=40, tolerance=1e-4)
     ends = find_ends(hessian.multiply, size, hessian.like, search)
     assert [e.value for e in ends.largest] == pytest.approx(values[::-1][:2], rel=1e-6)
     found = estimate_trace(hessian, size, hessian.like, Probing(probes=25, tolerance=0.0))

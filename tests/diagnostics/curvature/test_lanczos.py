@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from qaudit.diagnostics.curvature.lanczos import (
-    Search,
+    EigenSearch,
     beside,
     dot,
     find_ends,
@@ -23,7 +23,7 @@ LIKE = torch.zeros(1, dtype=torch.float64)
 
 
 def ends_of(matrix_PP: torch.Tensor, **search):
-    asked = Search(**{"steps": len(matrix_PP), "tolerance": 1e-9, **search})
+    asked = EigenSearch(**{"steps": len(matrix_PP), "tolerance": 1e-9, **search})
     return find_ends(lambda v: matrix_PP @ v, len(matrix_PP), LIKE, asked)
 
 
@@ -66,7 +66,7 @@ def test_power_iteration_finds_the_same_where_the_largest_is_also_the_farthest_f
     matrix = matrix @ matrix
     values = np.linalg.eigvalsh(matrix.numpy())
     end, steps, settled = power_iteration(
-        lambda v: matrix @ v, 40, LIKE, Search(steps=3000, tolerance=1e-12)
+        lambda v: matrix @ v, 40, LIKE, EigenSearch(steps=3000, tolerance=1e-12)
     )
     assert settled
     assert steps > 2
@@ -77,7 +77,7 @@ def test_power_iteration_finds_the_same_where_the_largest_is_also_the_farthest_f
 def test_power_iteration_says_when_it_has_not_settled() -> None:
     matrix = torch.diag(torch.tensor([1.0, 0.99999, -1.0], dtype=torch.float64))
     end, steps, settled = power_iteration(
-        lambda v: matrix @ v, 3, LIKE, Search(steps=2, tolerance=0.0)
+        lambda v: matrix @ v, 3, LIKE, EigenSearch(steps=2, tolerance=0.0)
     )
     assert not settled
     assert steps == 2
@@ -99,14 +99,14 @@ def test_single_precision_keeps_the_vectors_apart() -> None:
     # Without reorthogonalization copies of 1000 turn up among the largest.
     values = torch.cat([torch.linspace(0, 1, 400), torch.tensor([1000.0])])
     found = find_ends(
-        lambda v: values * v, 401, torch.zeros(1), Search(count=2, steps=60, tolerance=0.0)
+        lambda v: values * v, 401, torch.zeros(1), EigenSearch(count=2, steps=60, tolerance=0.0)
     )
     assert found.largest[0].value == pytest.approx(1000, rel=1e-5)
     assert found.largest[1].value < 1.01
 
 
 def test_products_that_are_not_numbers_end_the_search() -> None:
-    found = find_ends(lambda v: v * math.nan, 4, LIKE, Search(steps=4))
+    found = find_ends(lambda v: v * math.nan, 4, LIKE, EigenSearch(steps=4))
     assert found.steps == 1
     assert not found.reached
     assert math.isnan(found.largest[0].value)

@@ -15,7 +15,7 @@ from qaudit.core import statistics
 from qaudit.core.course import courses, place
 from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases.judge import changes_of, phase_findings, phases_of
-from qaudit.diagnostics.phases.judge.run import Run
+from qaudit.diagnostics.phases.judge.run import PhaseRun
 from qaudit.judge.table import Measurements
 from qaudit.types import Course, Subject
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
@@ -105,7 +105,7 @@ def test_every_look_of_an_audit_shares_one_chance(monkeypatch: pytest.MonkeyPatc
     phases_of(broken())  # two schemes, each looked at for any break and at the decay
     singles = [s.first for s in broken().subjects]
     ((run, places),) = courses(singles)
-    one = Run(broken(), run, places)
+    one = PhaseRun(broken(), run, places)
     changes_of(one, None, None, runs=3)
     assert set(levels[:3]) == {statistics.simultaneous(0.95, 4)}
     assert set(levels[3:]) == {statistics.simultaneous(0.95, 6)}

@@ -25,9 +25,9 @@ from qaudit.core.draws import pooled
 from qaudit.core.statistics import per_token
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
-from qaudit.diagnostics.curvature.lanczos import Ends, Search, find_ends, power_iteration
+from qaudit.diagnostics.curvature.lanczos import EigenSearch, Ends, find_ends, power_iteration
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
-from qaudit.diagnostics.curvature.measure.room import Room, Shape, find_room
+from qaudit.diagnostics.curvature.measure.room import PassShape, Room, find_room
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.diagnostics.roles import role_of
 from qaudit.model.config import read_config
@@ -41,7 +41,7 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
     choice = DocumentChoice.of(case.corpus, parameters.documents, "curvature")
     weights = case.weights()
     trust = case.machine.trust_remote_code
-    shape = Shape.of(read_config(case.folder, trust_remote_code=trust), weights)
+    shape = PassShape.of(read_config(case.folder, trust_remote_code=trust), weights)
     longest = max(len(window.tokens) for windows in choice.windows for window in windows)
     room = find_room(shape, longest, parameters, case.machine.device)
     model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust)
@@ -128,7 +128,7 @@ class _Measuring:
         parameters, size = self.parameters, sum(self.hessian.sizes)
         if not parameters.eigenvalues:
             return None, 0, ()
-        search = Search(
+        search = EigenSearch(
             parameters.eigenvalues, parameters.steps, parameters.residual, parameters.seed
         )
         if self.room.iterates:

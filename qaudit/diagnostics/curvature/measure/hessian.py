@@ -33,7 +33,7 @@ from qaudit.types import Window
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class HessianPart:
     """Windows of one document, side by side, and which of their tokens are scored."""
 
     document: int
@@ -41,10 +41,10 @@ class Part:
     scored_BT: Tensor
 
 
-def cut(documents: Sequence[Sequence[Window]], context: int, positions: int) -> list[Part]:
+def cut(documents: Sequence[Sequence[Window]], context: int, positions: int) -> list[HessianPart]:
     """Put the windows of each document side by side, as many as fit in so many positions."""
     return [
-        Part(document, batch.tokens_BT, _scored(batch.tokens_BT, chosen, batch.lengths))
+        HessianPart(document, batch.tokens_BT, _scored(batch.tokens_BT, chosen, batch.lengths))
         for document, windows in enumerate(documents)
         for batch in make_batches(windows, context, positions)
         for chosen in [[windows[w].scored_from for w in batch.windows]]
@@ -60,7 +60,9 @@ def _scored(tokens_BT: Tensor, first_B: Sequence[int], length_B: Sequence[int]) 
 class LossHessian:
     """Multiplies vectors with the Hessian of a model's mean token loss."""
 
-    def __init__(self, model: Any, blocks: Sequence[nn.Module], parts: Sequence[Part]) -> None:
+    def __init__(
+        self, model: Any, blocks: Sequence[nn.Module], parts: Sequence[HessianPart]
+    ) -> None:
         """Take a whole model; its parameters are differentiated and not changed."""
         self._model, self._blocks, self._parts = model, blocks, parts
         self._named = dict(model.named_parameters())
@@ -116,7 +118,7 @@ class LossHessian:
             )
         return Applied(product_P, np.concatenate([form_D, form_S]))
 
-    def _curve(self, part: Part, along: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def _curve(self, part: HessianPart, along: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return the second derivatives of the summed loss along a direction."""
         parameters = list(self._named.values())
         with torch.enable_grad():
@@ -129,7 +131,7 @@ class LossHessian:
             )
             return torch.autograd.grad(slope, parameters, allow_unused=True)
 
-    def _nll(self, part: Part) -> Tensor:
+    def _nll(self, part: HessianPart) -> Tensor:
         device = self.like.device
         tokens_BT, scored_BT = part.tokens_BT.to(device), part.scored_BT.to(device)
         logits_BTV = self._model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]

@@ -29,7 +29,7 @@ SHARE = 0.9  # of what is free
 
 
 @dataclass(frozen=True)
-class Shape:
+class PassShape:
     """What of a model decides how much its second derivatives take."""
 
     parameters: int
@@ -40,7 +40,7 @@ class Shape:
     vocabulary: int
 
     @classmethod
-    def of(cls, config: Any, weights: Weights) -> Shape:
+    def of(cls, config: Any, weights: Weights) -> PassShape:
         """Read a configuration of `transformers`; what is missing there has its usual value."""
         text = config.get_text_config()
         hidden = int(text.hidden_size)
@@ -71,7 +71,7 @@ class Room:
     notes: tuple[str, ...] = ()
 
 
-def product_nbytes(shape: Shape, windows: int, length: int) -> int:
+def product_nbytes(shape: PassShape, windows: int, length: int) -> int:
     """Return what a product takes with so many windows side by side, weights included."""
     tokens = windows * length
     between = 2 * (shape.blocks + 1) * tokens * shape.hidden
@@ -82,7 +82,7 @@ def product_nbytes(shape: Shape, windows: int, length: int) -> int:
     return VECTORS * shape.vector_nbytes + ITEMSIZE * (between + max(block, head))
 
 
-def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.device) -> Room:
+def find_room(shape: PassShape, length: int, parameters: Curvature, device: torch.device) -> Room:
     """Make things smaller until they fit, or refuse with what they would take."""
     notes: list[str] = []
     if device.type == "mps":
@@ -116,7 +116,7 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
     return Room(device, windows, device, iterates=True, notes=tuple(notes))
 
 
-def _fitting(shape: Shape, most: int, length: int, free: int) -> Iterator[int]:
+def _fitting(shape: PassShape, most: int, length: int, free: int) -> Iterator[int]:
     return (n for n in range(most, 0, -1) if product_nbytes(shape, n, length) <= free)
 
 

@@ -19,7 +19,7 @@ from qaudit.core.course import courses as runs_in
 from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
 from qaudit.diagnostics.phases.judge.correlations import Traits, correlations_of
 from qaudit.diagnostics.phases.judge.findings import findings_of
-from qaudit.diagnostics.phases.judge.run import Run, decay_of, loss_end_of, readings_of
+from qaudit.diagnostics.phases.judge.run import PhaseRun, decay_of, loss_end_of, readings_of
 from qaudit.judge.pooling import columns_of
 from qaudit.judge.table import Measurements
 from qaudit.types import (
@@ -71,7 +71,7 @@ def phase_findings(table: Measurements, courses: tuple[Course, ...]) -> tuple[Fi
     return tuple(
         finding
         for course in courses
-        for finding in findings_of(Run(table, *runs[course.checkpoints[0]]), course)
+        for finding in findings_of(PhaseRun(table, *runs[course.checkpoints[0]]), course)
     )
 
 
@@ -87,7 +87,7 @@ def _course(
     traits: Traits,
     searched: int,
 ) -> Course:
-    run = Run(table, checkpoints, places)
+    run = PhaseRun(table, checkpoints, places)
     decay, decay_reason = decay_of(run)
     loss_end, loss_end_reason = loss_end_of(run)
     return Course(
@@ -107,7 +107,7 @@ def _course(
 
 
 def changes_of(
-    run: Run, decay: Span | None, loss_end: Span | None, runs: int = 1
+    run: PhaseRun, decay: Span | None, loss_end: Span | None, runs: int = 1
 ) -> tuple[ChangeRow, ...]:
     """Return a row for the loss and for each scheme of the audit, which has so many runs."""
     looks = runs * max(1, len(run.schemes)) * (1 if decay is None else 2)
@@ -117,7 +117,7 @@ def changes_of(
 
 
 def _change_of(
-    run: Run, scheme: str, level: float, decay: Span | None, loss_end: Span | None
+    run: PhaseRun, scheme: str, level: float, decay: Span | None, loss_end: Span | None
 ) -> ChangeRow:
     points = len(run.labels)
     if reason := _why_not(run, scheme):
@@ -147,7 +147,7 @@ def _change_of(
     )
 
 
-def _why_not(run: Run, scheme: str) -> str:
+def _why_not(run: PhaseRun, scheme: str) -> str:
     points, documents = len(run.labels), run.table.documents
     if points < MINIMUM_POINTS:
         return f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
@@ -158,7 +158,7 @@ def _why_not(run: Run, scheme: str) -> str:
     return ""
 
 
-def _sums(run: Run, scheme: str) -> statistics.Array:
+def _sums(run: PhaseRun, scheme: str) -> statistics.Array:
     """Return sums (K, N, D): of a scheme and full precision, or of full precision and tokens."""
     rows = []
     for label in run.labels:

@@ -29,7 +29,7 @@ from scipy import special, stats
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.diagnostics.phases.judge.run import Run
+from qaudit.diagnostics.phases.judge.run import PhaseRun
 from qaudit.judge.pooling import estimated
 from qaudit.types import FULL_PRECISION, CorrelationRow, Interval
 
@@ -46,7 +46,7 @@ LEAST = 4.0
 """With fewer independent points the interval is from -1 to 1."""
 
 
-def correlations_of(run: Run, traits: Traits) -> tuple[CorrelationRow, ...]:
+def correlations_of(run: PhaseRun, traits: Traits) -> tuple[CorrelationRow, ...]:
     """Return a row for every scheme and quantity."""
     if not run.is_solid:
         return ()
@@ -58,7 +58,7 @@ def correlations_of(run: Run, traits: Traits) -> tuple[CorrelationRow, ...]:
     )
 
 
-def _quantities(run: Run, traits: Traits) -> Iterator[tuple[str, Mapping[str, float]]]:
+def _quantities(run: PhaseRun, traits: Traits) -> Iterator[tuple[str, Mapping[str, float]]]:
     yield run.places.unit, dict(zip(run.labels, run.places.positions, strict=True))
     rates = {c.label: c.learning_rate for c in run.checkpoints if c.learning_rate is not None}
     if rates:
@@ -69,7 +69,7 @@ def _quantities(run: Run, traits: Traits) -> Iterator[tuple[str, Mapping[str, fl
             yield name, measured
 
 
-def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> CorrelationRow:
+def _row(run: PhaseRun, scheme: str, name: str, values: Mapping[str, float]) -> CorrelationRow:
     which = [k for k, label in enumerate(run.labels) if label in values]
     if len(which) < MINIMUM_POINTS:
         reason = f"known at {len(which)} checkpoints; it takes {MINIMUM_POINTS}"
@@ -97,7 +97,7 @@ def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> Corre
 
 
 def _at_equal_places(
-    run: Run, which: list[int], error_N: Array, other_N: Array, points: float
+    run: PhaseRun, which: list[int], error_N: Array, other_N: Array, points: float
 ) -> Interval | None:
     at_N = np.array([run.places.positions[k] for k in which])
     correlation = partial(error_N, other_N, at_N)
@@ -106,7 +106,7 @@ def _at_equal_places(
     return around(correlation, points, run.table.confidence, taken_out=1)
 
 
-def _error(run: Run, scheme: str, label: str) -> float:
+def _error(run: PhaseRun, scheme: str, label: str) -> float:
     cells = [(label, scheme), (label, FULL_PRECISION)]
     error = estimated(run.table, cells, statistics.excess)
     return error.interval.estimate if error else float("nan")

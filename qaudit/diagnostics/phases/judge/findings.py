@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qaudit.diagnostics.phases.judge.run import BARELY, Run
+from qaudit.diagnostics.phases.judge.run import BARELY, PhaseRun
 from qaudit.types import FULL_PRECISION, ChangeRow, Course, Finding, Interval
 
 _UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
 
 
-def findings_of(run: Run, course: Course) -> Iterator[Finding]:
+def findings_of(run: PhaseRun, course: Course) -> Iterator[Finding]:
     """Yield the findings of one run, in the order of the codes."""
     if not run.is_solid:
         return
@@ -25,7 +25,7 @@ def findings_of(run: Run, course: Course) -> Iterator[Finding]:
             yield from _changes(run, course, change)
 
 
-def _ship_before(run: Run) -> Iterator[Finding]:
+def _ship_before(run: PhaseRun) -> Iterator[Finding]:
     """QA030: an earlier checkpoint is better quantized, and the last one in full precision."""
     last = len(run.labels) - 1
     level = run.level(2 * last * max(1, len(run.schemes)))
@@ -45,7 +45,7 @@ def _ship_before(run: Run) -> Iterator[Finding]:
         yield Finding("QA030", "warn", end, scheme, message, hint, rise, margin=0.0)
 
 
-def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
+def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
     """QA031: the loss barely improves any more, and the relative error grows."""
     if course.loss_end is None:
         return
@@ -67,7 +67,7 @@ def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
         yield Finding("QA031", "warn", label, scheme, message, hint, growth, margin=0.0)
 
 
-def _changes(run: Run, course: Course, change: ChangeRow) -> Iterator[Finding]:
+def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Finding]:
     """QA032: one break fits the course of the error better than smooth curves."""
     if change.verdict != "change" and not change.turns_at_decay:
         return

@@ -32,7 +32,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class PhaseRun:
     """One run's checkpoints, their places, and the measurements of the whole audit."""
 
     table: Measurements
@@ -90,7 +90,7 @@ class Run:
         return (loss or statistics.UNKNOWN).estimate
 
 
-def decay_of(run: Run) -> tuple[Span | None, str]:
+def decay_of(run: PhaseRun) -> tuple[Span | None, str]:
     """Return the stretch in which the rate leaves its peak for good, or why there is none.
 
     The start is between the last checkpoint at the peak and the one after it.
@@ -110,7 +110,7 @@ def decay_of(run: Run) -> tuple[Span | None, str]:
     return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
 
 
-def loss_end_of(run: Run) -> tuple[Span | None, str]:
+def loss_end_of(run: PhaseRun) -> tuple[Span | None, str]:
     """Return the stretch in which full-precision loss stops improving, or why there is none."""
     if len(run.thinned) < FEWEST or not run.is_solid:
         return None, "too few checkpoints or documents"
@@ -133,14 +133,14 @@ def loss_end_of(run: Run) -> tuple[Span | None, str]:
     return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
 
 
-def _why_none(run: Run, later: list[list[Interval]]) -> str:
+def _why_none(run: PhaseRun, later: list[list[Interval]]) -> str:
     last = run.labels[-1]
     if later[-2][0].high < 0:
         return f"it still improves at the last checkpoint `{last}`"
     return f"whether it improves before `{last}` is inconclusive"
 
 
-def readings_of(run: Run) -> tuple[PhaseReading, ...]:
+def readings_of(run: PhaseRun) -> tuple[PhaseReading, ...]:
     """Return the schemes under which learning, a plateau and divergence are all shown."""
     if len(run.thinned) < FEWEST + 1 or not run.is_solid:
         return ()
@@ -149,7 +149,7 @@ def readings_of(run: Run) -> tuple[PhaseReading, ...]:
     return tuple(reading for reading in readings if reading is not None)
 
 
-def _reading(run: Run, scheme: str, level: float) -> PhaseReading | None:
+def _reading(run: PhaseRun, scheme: str, level: float) -> PhaseReading | None:
     """Return the reading with the longest plateau: all pairs hold at once, so none is luck."""
     first, *inner, last = run.thinned
     learned = {k: _both(run, scheme, first, k, level) for k in inner}
@@ -167,11 +167,11 @@ def _reading(run: Run, scheme: str, level: float) -> PhaseReading | None:
     return None
 
 
-def _both(run: Run, scheme: str, a: int, b: int, level: float) -> tuple[Interval, Interval]:
+def _both(run: PhaseRun, scheme: str, a: int, b: int, level: float) -> tuple[Interval, Interval]:
     return run.loss(FULL_PRECISION, a, b, level), run.error(scheme, a, b, level)
 
 
-def _is_flat(run: Run, change: Interval, since: int) -> bool:
+def _is_flat(run: PhaseRun, change: Interval, since: int) -> bool:
     margin = BARELY * run.full_loss(since)
     return -margin < change.low and change.high < margin
 

@@ -48,7 +48,7 @@ def run_partly(
     progress: Progress,
 ) -> tuple[Mapping[Variant, Tally], Storage]:
     """Send the evaluation through every variant; return a tally each, and what roles take."""
-    walk = _Walk(model, feed, scheme, {variant: Tally() for variant in variants}, streams)
+    walk = _PartsWalk(model, feed, scheme, {variant: Tally() for variant in variants}, streams)
     walk.embed()
     storage = Storage({}, {})
     for block in model.blocks():
@@ -63,7 +63,7 @@ def run_partly(
 
 
 @dataclass(frozen=True, eq=False)
-class _Walk:
+class _PartsWalk:
     model: BlockModel
     feed: Feed
     scheme: Scheme
