@@ -20,9 +20,9 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights import sums as w
-from qaudit.diagnostics.weights.sums import Weights, difference, relative, sums_of, together
+from qaudit.diagnostics.weights.sums import WeightStatistics, difference, relative, sums_of, together
 
-ASKED = Weights(group=16, sym=False, outlier=3.0)
+ASKED = WeightStatistics(group=16, sym=False, outlier=3.0)
 
 
 def matrix(seed: int = 0, rows: int = 12, columns: int = 40, freedom: float = 4.0) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: 
         first = -(2 ** (bits - 1)) if symmetric else -np.round(-low / scale)
         codes = np.clip(np.round(group / scale), first, first + 2**bits - 1)
         steps += list(group / scale - codes)
-    asked = Weights(group=16, sym=symmetric)
+    asked = WeightStatistics(group=16, sym=symmetric)
     found = sums_of(weight_RC, asked, (bits,)).grid_distance[bits]
     assert found == pytest.approx(math.sqrt(np.mean(np.square(steps))), rel=1e-9)
 
