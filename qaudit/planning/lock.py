@@ -4,8 +4,8 @@ A branch moves and a dataset is edited; the numbers in an output folder belong t
 they were measured at. The lock holds the recipe as it was written, every checkpoint with its
 full commit hash, its files, their sizes and hashes, and every text likewise. The same command
 goes on from it and asks the Hub nothing; a lock given as a target does so on another machine.
-It is written before anything is fetched, whole or not at all. The `plan.lock.json` of versions
-before 0.3 is read alike.
+It is written before anything is fetched, whole or not at all. The `plan.lock.json` of older
+versions is read alike.
 
 Only what chooses checkpoints or texts makes a lock stale: another scheme or another device is
 measured on the same commits. Folders on this machine are looked at anew each time, since that

@@ -132,7 +132,7 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class LockDocument(Resolution):
-    """`plan.lock.json`, as versions before 0.3 wrote it."""
+    """`plan.lock.json`, as older versions wrote it."""
 
     lock: Literal["qaudit plan"] = "qaudit plan"
     schema: str = "1"

@@ -56,7 +56,7 @@ from qaudit.whole import read_regular, write_whole
 
 FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
 OLD_LOCK = "plan.lock.json"
-"""The name of the plan in the folders of versions before 0.3."""
+"""The name of the plan in the folders of older versions."""
 
 RUN_SCHEMA = "2"
 FIRST = 1
@@ -127,7 +127,7 @@ def _plan(document: RunDocument) -> Plan:
 
 
 def refuse_older(out: Path) -> None:
-    """Refuse a folder that a version before 0.3 began and did not finish."""
+    """Refuse a folder that an older version began and did not finish."""
     if (out / PLAN).exists() or (out / FILE).exists():
         return
     for path in (out / FOLDER / PLAN, out / OLD_LOCK):

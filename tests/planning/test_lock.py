@@ -93,7 +93,7 @@ def resolved(**changes: Any) -> Resolved:
 
 
 def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
-    """Write a lock as versions before 0.3 did."""
+    """Write a lock as older versions did."""
     document = LockDocument(qaudit="0.2.0", **vars(lock.resolution_of(resolved, recipe)))
     document = replace(document, digest=digest_of(document))
     write_whole(path, text_of(encode(document)))

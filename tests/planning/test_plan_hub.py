@@ -21,9 +21,10 @@ from qaudit.errors import HubError, MachineError, SourceError, UsageError
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.planning.lock import LOCK_FILE, pinned_or_resolved, read_lock, write_lock
+from qaudit.planning.lock import pinned_or_resolved, read_lock, resolution_of
 from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved, needs_hub, resolve
+from qaudit.saved.parts import PLAN, write_plan
 from qaudit.settings import RunOptions
 from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
 from qaudit.types import Plan, Recipe
@@ -321,9 +322,9 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
 def locked(world: World, asked: Recipe, out: Path, **settings: Any) -> tuple[Resolved, int]:
     """Plan as a run in an output folder does; return the plan and the calls it took."""
     hub = world.opened()
-    found = pinned_or_resolved(asked, out / LOCK_FILE, hub, **settings)
-    make_plan(asked, hub=hub, resolved=found)
-    write_lock(found, asked, out / LOCK_FILE)
+    found = pinned_or_resolved(asked, out / PLAN, hub, **settings)
+    plan = make_plan(asked, hub=hub, resolved=found)
+    write_plan(plan, resolution_of(found, asked), None, out)
     return found, hub.client.calls
 
 
@@ -382,7 +383,7 @@ def test_a_lock_is_planned_on_another_machine_at_the_same_commits(
     branches["step5000"] = branches["step1000"]
     world.other_machine()
     world.hub.log.clear()
-    asked, found = read_lock(tmp_path / "out" / LOCK_FILE)
+    asked, found = read_lock(tmp_path / "out" / PLAN)
     assert found.subjects == first.subjects
     plan = make_plan(asked, hub=world.opened(), resolved=found)
     assert plan.subjects == first.subjects
@@ -395,6 +396,6 @@ def test_a_lock_is_planned_offline_where_everything_small_is_cached(
 ) -> None:
     world = series()
     locked(world, recipe(), tmp_path / "out")
-    asked, found = read_lock(tmp_path / "out" / LOCK_FILE)
+    asked, found = read_lock(tmp_path / "out" / PLAN)
     plan = make_plan(asked, hub=world.opened(offline=True), resolved=found)
     assert plan.subjects == found.subjects

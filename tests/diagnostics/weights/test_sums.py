@@ -20,7 +20,13 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights import sums as w
-from qaudit.diagnostics.weights.sums import WeightStatistics, difference, relative, sums_of, together
+from qaudit.diagnostics.weights.sums import (
+    WeightStatistics,
+    difference,
+    relative,
+    sums_of,
+    together,
+)
 
 ASKED = WeightStatistics(group=16, sym=False, outlier=3.0)
 
