@@ -92,7 +92,13 @@ def find_structure(block: nn.Module, run: Run, *, gates: bool = False) -> Struct
     parts: dict[tuple[str, ...], ExpertPart] = {}
     readers: list[tuple[str, ...]] = []
     norms: dict[tuple[str, ...], str] = {}
-    for key, names in seen.readers.items():
+    # A group is where the first of its linears runs that is quantized: a gate may have run before.
+    place = {name: number for number, name in enumerate(seen.order)}
+    first = {
+        key: min((place[name] for name in names if name not in left), default=0)
+        for key, names in seen.readers.items()
+    }
+    for key, names in sorted(seen.readers.items(), key=lambda reader: first[reader[0]]):
         if names[0] in experts:
             of_layer = {part.linears: part for part in expert_parts(experts[names[0]], names[0])}
             readers += of_layer
@@ -111,12 +117,14 @@ class _Seen:
     experts: set[str]
     readers: dict[int, list[str]] = field(default_factory=dict)
     norms: dict[int, str] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)  # in which they ran
     alive: list[object] = field(default_factory=list)  # an id is one only while its owner lives
 
     def read(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Experts stand for themselves: what each reads depends on the routing.
         value = object() if name in self.experts else args[0] if args else kwargs["input"]
         self.alive.append(value)
+        self.order.append(name)
         self.readers.setdefault(id(value), []).append(name)
 
     def made(self, name: str, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:

@@ -261,6 +261,17 @@ def test_columns_that_no_token_moved_keep_their_weights(tmp_path: Path) -> None:
     assert bool((weight[:, :3] != 0).any())
 
 
+def test_a_gate_that_is_left_does_not_move_the_linears_that_read_what_it_reads(
+    tmp_path: Path,
+) -> None:
+    folder = released.save(tmp_path / "model", "llama4_text", **WIDE)
+    losses, tallies = run(folder, "gptq-4bit", tmp_path)  # batches wait at doors as they come
+    spec = parse_scheme("gptq-4bit").spec
+    assert np.isfinite(losses[spec]).all()
+    assert "feed_forward.shared_expert.gate_proj" in tallies[spec].linears
+    np.testing.assert_allclose(losses["fp"], plain_losses(folder, "llama4_text"), rtol=1e-5)
+
+
 def test_routers_are_left_as_they_are_unless_they_are_asked_for(tmp_path: Path) -> None:
     folder = released.save(tmp_path, "qwen2_moe", **WIDE)
     model = opened(folder)
