@@ -44,8 +44,8 @@ def verify(
 ) -> int:
     """Compare exported files with the weights, and the losses, that were measured.
 
-    Exits with 0 if they are what was audited, with 1 if not, and with 3 without an audit: files
-    and record could have been changed together.
+    Exits with 0 if they are what was audited, with 1 if not, and with 3 without an audit or a
+    signature: files and record could have been changed together.
 
     Example: qaudit verify demo-w4 --audit qaudit-out/demo
     """

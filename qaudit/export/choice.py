@@ -33,6 +33,11 @@ class Choice:
     audit_file: Path | None = None
 
     @property
+    def folder(self) -> Path:
+        """The folder of the audit."""
+        return Path() if self.audit_file is None else self.audit_file.parent
+
+    @property
     def audit_sha256(self) -> str | None:
         return None if self.audit_file is None else sha256_of(self.audit_file)
 

@@ -43,6 +43,7 @@ from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
 from qaudit.saved.parts import OLD_LOCK, PLAN
+from qaudit.saved.signature import may_sign, signed_export
 from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
 
@@ -79,6 +80,7 @@ def export_quantized(
     packing = format_named(form, choice.scheme)
     packing.use(converter)
     must_be_new(out)
+    may_sign(choice.record, choice.folder)  # refused before hours go into what it would sign
     _try_format(choice.scheme, packing)
     members = [checkpoint for checkpoint, _ in choice.subject.members]
     refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
@@ -223,6 +225,8 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
         files=hashes_in(folder),
         libraries=libraries([choice.scheme], [choice.subject.merge]) | _of_format(work.form),
     )
+    if may_sign(choice.record, choice.folder):
+        record = signed_export(record)
     write_export(record, folder)
     (folder / README).write_text(export_card(choice, record, work.form), encoding="utf-8")
 

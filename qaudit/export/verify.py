@@ -26,7 +26,9 @@ from qaudit.formats.packing import Format
 from qaudit.formats.reading import read_linear
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
+from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
+from qaudit.saved.signature import VARIABLE, has_key, is_signed_export
 from qaudit.types import Evidence, Watch
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class Verification:
     run: AsItRuns | None = None
     why_not_run: str | None = None
     install: str | None = None  # the command for what a run lacks
-    trusted: bool = False  # the record agrees with an audit that was named
+    trusted: bool = False  # the record agrees with a named audit, or is signed with our key
 
     @property
     def holds(self) -> bool | None:
@@ -117,9 +119,12 @@ def verify(
     choice = None if audit is None else _audited(record, audit, watch)
     differences = tuple(_differences(folder, record, form, choice, watch))
     trusted = choice is not None
+    if record.signature is not None and has_key():
+        trusted = is_signed_export(record, folder)
+        differences += () if trusted else (_NOT_SIGNED,)
     if choice is None or audit is None:
-        why = "an audit, by `--audit`, decides whether that is what was measured, and runs it"
-        return Verification(record, differences, why_not_run=why)
+        why = _NO_AUDIT_TO_RUN if trusted else _NOTHING_TO_TRUST
+        return Verification(record, differences, why_not_run=why, trusted=trusted)
     if differences:
         return Verification(record, differences, trusted=trusted)
     from qaudit.export.runtimes import runtime_for
@@ -139,6 +144,14 @@ def verify(
     described, documents = program.described(record.format), int((evidence.tokens > 0).sum())
     as_it_runs = AsItRuns(described, held_to.name, loss, kl, documents, measured)
     return Verification(record, (), as_it_runs, trusted=trusted)
+
+
+_NO_AUDIT_TO_RUN = "the documents and losses to compare with are in the audit: add `--audit`"
+_NOTHING_TO_TRUST = (
+    "an audit, by `--audit`, decides whether that is what was measured, and runs it; so does, "
+    f"without running it, the key of a signed export, in `{VARIABLE}`"
+)
+_NOT_SIGNED = f"the signature of `{RECORD}` is not of this record and the key in `{VARIABLE}`"
 
 
 def _differences(

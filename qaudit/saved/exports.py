@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from qaudit.errors import AuditError
 from qaudit.saved.codec import decode, encode, parse, text_of
+from qaudit.types import Signature
 from qaudit.whole import read_regular, write_whole
 
 FILE = "qaudit-export.json"
@@ -35,6 +36,7 @@ class ExportRecord:
     rest: dict[str, str]  # other tensors as they are stored
     files: dict[str, str]  # sha256 of every file but this one and README.md
     libraries: dict[str, Any]
+    signature: Signature | None = None  # of this record, where the audit is signed
 
 
 def write_export(record: ExportRecord, folder: Path) -> None:
@@ -44,6 +46,11 @@ def write_export(record: ExportRecord, folder: Path) -> None:
 
 def read_export(folder: Path) -> ExportRecord:
     """Read the record of an exported folder; refuse a damaged or foreign one."""
+    return decode(ExportRecord, export_document(folder), "export")
+
+
+def export_document(folder: Path) -> dict[str, Any]:
+    """Return the record of an exported folder as it is written."""
     path = folder / FILE
     try:
         document = parse(read_regular(path, _LARGEST_NBYTES).decode())
@@ -54,9 +61,11 @@ def read_export(folder: Path) -> ExportRecord:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise AuditError(f"`{path}` cannot be read: {reason}", hint="export it again") from error
-    if isinstance(document, dict) and document.get("schema") == "1":
+    if not isinstance(document, dict):
+        raise AuditError(f"`{path}` is not an object", hint="export it again")
+    if document.get("schema") == "1":
         raise AuditError(
             f"`{path}` was written by an earlier version, which recorded no files beside weights",
             hint="export it again",
         )
-    return decode(ExportRecord, document, "export")
+    return document

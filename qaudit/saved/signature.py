@@ -2,8 +2,9 @@
 
 A hash finds damage. An editor who renews it is found by a signature alone: HMAC-SHA256, by the
 key in `QAUDIT_SIGNING_KEY`, of the canonical form of `audit.json` and of the hash of every file
-that its measurements and tasks name, which is all that is judged. The key is read from the
-environment, and is never printed or saved. A holder of the key can sign anything.
+that its measurements and tasks name, which is all that is judged. The record of a signed
+audit's export is signed too. The key is read from the environment, and is never printed or saved.
+A holder of the key can sign anything.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.saved.audits import FILE, LARGEST_NBYTES, from_json, to_json
-from qaudit.saved.codec import EDITED, parse, text_of
+from qaudit.saved.codec import EDITED, encode, parse, text_of
 from qaudit.saved.evidence import read_saved
+from qaudit.saved.exports import ExportRecord, export_document
 from qaudit.saved.results import sha256_of
-from qaudit.types import AuditRecord, digest
+from qaudit.types import AuditRecord, Signature, digest
 from qaudit.whole import read_regular, write_whole
 
 VARIABLE = "QAUDIT_SIGNING_KEY"
@@ -50,9 +53,9 @@ def sign_audit(folder: Path) -> AuditRecord:
     return from_json(text)
 
 
-def must_be_signed(audit: AuditRecord, folder: Path) -> None:
+def must_be_signed(audit: AuditRecord, folder: Path, option: str = "--signed") -> None:
     """Refuse an audit that is not signed with the key of the environment, as it is now."""
-    key, document = signing_key("--signed"), _document(folder)
+    key, document = signing_key(option), _document(folder)
     if audit.signature is None:
         raise AuditError(
             f"`{folder}` is not signed", hint=f"scan it again with `--sign`, and `{VARIABLE}` set"
@@ -66,6 +69,38 @@ def must_be_signed(audit: AuditRecord, folder: Path) -> None:
             f"the signature of `{folder}` is not of this key and these files",
             hint=f"it was edited after it was signed, or `{VARIABLE}` is another key",
         )
+
+
+def has_key() -> bool:
+    """Return whether the environment has a key, of any length."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def may_sign(audit: AuditRecord | None, folder: Path) -> bool:
+    """Return whether an export is to be signed; refuse a signed audit that was edited since."""
+    if audit is None or audit.signature is None or not has_key():
+        return False
+    must_be_signed(audit, folder, "export")
+    return True
+
+
+def signed_export(record: ExportRecord) -> ExportRecord:
+    """Return the record of an export with its signature."""
+    value = _signature_of_export(encode(record), signing_key("export"))
+    return replace(record, signature=Signature(METHOD, value))
+
+
+def is_signed_export(record: ExportRecord, folder: Path) -> bool:
+    """Return whether the record of an exported folder is signed with the environment's key."""
+    if record.signature is None or record.signature.method != METHOD:
+        return False
+    value = _signature_of_export(export_document(folder), signing_key("verify"))
+    return hmac.compare_digest(value, record.signature.value)
+
+
+def _signature_of_export(document: dict[str, Any], key: bytes) -> str:
+    body = {name: value for name, value in document.items() if name != "signature"}
+    return hmac.digest(key, digest([METHOD, "export", body]).encode(), "sha256").hex()
 
 
 def _document(folder: Path) -> dict[str, Any]:

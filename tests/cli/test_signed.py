@@ -1,4 +1,4 @@
-"""`scan --sign` and `gate --signed`: edits that renew every hash are found by a signature."""
+"""Signed audits and exports: edits that renew every hash are found by a signature."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def signed(place: Path, scan: Run, key: None) -> Path:
-    assert scan("series/step10", "--sign", "-q").code == 0
+    options = ("--schemes", "rtn-4bit:group=32", "--sign", "-q")
+    assert scan("series/step10", *options).code == 0
     return place / "out"
 
 
@@ -106,6 +107,53 @@ def test_an_audit_without_identities_is_gated_and_labelled_and_not_taken_for_sig
     assert "has no identities: an earlier version measured it" in done.err
     assert "error: " not in done.err
     refused(qaudit("gate", tmp_path / "old", "--signed"), 2, "is not signed", "`--sign`")
+
+
+def test_a_signed_export_is_what_was_audited_without_the_audit(
+    signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
+    assert qaudit("export", signed, *named, "--out", "new", "-q").code == 0
+    shutil.rmtree(signed)
+    done = qaudit("verify", "new")
+    assert "The weights are those that were audited; the model was not run." in done.out
+    assert ("add `--audit`" in done.out, done.code) == (True, 0)
+    monkeypatch.delenv("QAUDIT_SIGNING_KEY")
+    done = qaudit("verify", "new")
+    assert ("`QAUDIT_SIGNING_KEY`" in done.out, done.code) == (True, 3)
+    monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
+    done = qaudit("verify", "new")
+    assert ("is not of this record and the key" in done.out, done.code) == (True, 1)
+    monkeypatch.setenv("QAUDIT_SIGNING_KEY", "short")
+    refused(qaudit("verify", "new"), 2, "has 5 characters", "openssl rand -hex 32")
+
+
+def test_a_forged_record_of_an_export_is_found_by_its_signature(
+    signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
+    assert qaudit("export", signed, *named, "--out", "new", "-q").code == 0
+    template = Path("new/chat_template.jinja")
+    template.write_text("obey")
+    path = Path("new/qaudit-export.json")
+    record = json.loads(path.read_text())
+    record["files"][template.name] = sha256_of(template)
+    path.write_text(json.dumps(record))
+    done = qaudit("verify", "new")
+    assert "the signature of `qaudit-export.json` is not of this record" in done.out
+    assert ("This is not what was exported." in done.out, done.code) == (True, 1)
+    monkeypatch.delenv("QAUDIT_SIGNING_KEY")
+    assert qaudit("verify", "new").code == 3  # the promise of hashes ends here
+
+
+def test_an_audit_that_was_edited_after_it_was_signed_is_not_exported(
+    signed: Path, qaudit: Run
+) -> None:
+    with_another_name(signed)
+    named = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
+    done = qaudit("export", signed, *named, "--out", "new", "-q")
+    refused(done, 2, "is not of this key and these files", "edited after it was signed")
+    assert not Path("new").exists()
 
 
 def test_what_parts_measured_is_signed_when_it_is_collected(

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,24 +20,8 @@ from qaudit.judging import judge
 from qaudit.planning.further import next_round, planned_rounds
 from qaudit.saved.parts import FIRST, read_run
 from qaudit.types import units_of
+from tests.support.damage import damaged, edited
 from tests.support.parts import demo
-
-ODD = [
-    None,
-    True,
-    -1,
-    0.5,
-    2**70,
-    "",
-    "../x",
-    "/etc/passwd",
-    "\x1b[2J",
-    "9",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-]
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +48,6 @@ def read(out: Path) -> None:
     next_round(run.plan, rounds, record)
 
 
-def damaged(document: Any, data: st.DataObject) -> Any:
-    """Return a document with one value anywhere in it replaced."""
-    holder = {"": document}
-    inner: Any = holder
-    key: Any = ""
-    while isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans()):
-        inner = inner[key]
-        keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
-        key = data.draw(st.sampled_from(keys))
-    inner[key] = data.draw(st.sampled_from(ODD))
-    return holder[""]
-
-
 def test_a_whole_folder_is_read(measured: Path) -> None:
     read(measured)
 
@@ -88,7 +58,10 @@ def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataOb
     path = data.draw(st.sampled_from(sorted((measured / "parts" / "units").glob("*.json"))))
     whole = path.read_text()
     try:
-        path.write_text(json.dumps(damaged(json.loads(whole), data)))
+        if data.draw(st.booleans()):
+            path.write_text(json.dumps(damaged(json.loads(whole), data)))
+        else:
+            path.write_bytes(edited(whole.encode(), data))
         read(measured)
     except QauditError as error:
         assert error.message
@@ -106,6 +79,8 @@ def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
         number = data.draw(st.integers(0, len(lines) - 1))
         lines[number] = json.dumps(damaged(json.loads(lines[number]), data))
         path.write_text("\n".join(lines[: data.draw(st.integers(1, len(lines)))]))
+        if data.draw(st.booleans()):
+            path.write_bytes(edited(whole.encode(), data))
         render(standing_of(measured))
     finally:
         path.write_text(whole)

@@ -1,0 +1,45 @@
+"""Damage of saved documents: a value anywhere in them, or a byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+ODD = [
+    None,
+    True,
+    -1,
+    0.5,
+    2**70,
+    "",
+    "../x",
+    "/etc/passwd",
+    "\x1b[2J",
+    "9",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+]
+
+
+def damaged(document: Any, data: st.DataObject) -> Any:
+    """Return a document with one value anywhere in it replaced."""
+    holder = {"": document}
+    inner: Any = holder
+    key: Any = ""
+    while isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans()):
+        inner = inner[key]
+        keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        key = data.draw(st.sampled_from(keys))
+    inner[key] = data.draw(st.sampled_from(ODD))
+    return holder[""]
+
+
+def edited(content: bytes, data: st.DataObject) -> bytes:
+    """Return bytes with one of them replaced, removed or added, or cut there."""
+    place = data.draw(st.integers(0, len(content) - 1))
+    added = data.draw(st.binary(max_size=2))
+    rest = content[place + data.draw(st.integers(0, 1)) :] if data.draw(st.booleans()) else b""
+    return content[:place] + added + rest
