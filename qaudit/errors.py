@@ -140,7 +140,18 @@ def not_written(path: object, error: OSError | UnicodeEncodeError) -> MachineErr
     )
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",  # torch on a CPU
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",  # pinned memory of the host
+    "HIP error: out of memory",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed; on a CPU torch has no type for that."""
+    """Return whether an allocation failed; libraries beside torch's allocator have no type."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
+    return named or any(text in str(error) for text in _OUT_OF_MEMORY)

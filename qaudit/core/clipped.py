@@ -11,7 +11,7 @@ before its error is taken. Powers of 2.4 take most of the time, and squares tell
 
 so that only shares whose bound is not above the loss of the one with the least squares are tried.
 
-Shapes: S shares, N rows that have a scale each, K columns of one group.
+Shapes: S shares, N rows that have a scale each, P pairs of both, K columns of one group.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ WHOLE = (1.0,)
 NORM = 2.4
 SLACK = 1e-3  # of a bound, whose sums are rounded
 CHUNK = 2**18  # weights that are tried at a time, few enough to stay in a cache
+GPU_CHUNK = 2**24  # enough that starting kernels costs less than they do
 
 
 def fit_searched(
@@ -39,7 +40,7 @@ def fit_searched(
 
     rows = weight.movedim(dim, -1)
     flat_NK = rows.reshape(-1, rows.shape[-1])
-    parts = flat_NK.split(max(1, CHUNK // flat_NK.shape[1]))
+    parts = flat_NK.split(_chunk_rows(flat_NK))
     scale_N = torch.cat([_best_scale(part, bits, scale_dtype, shares) for part in parts])
     scale = scale_N.reshape(*rows.shape[:-1], 1).movedim(-1, dim)
     low = torch.full_like(scale, -(2 ** (bits - 1)))
@@ -68,11 +69,17 @@ def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence
     every_N, nearest_N = torch.arange(len(unit_N1), device=unit_N1.device), squares_SN.argmin(0)
     tried_SN = bound_SN <= loss(every_N, scale_SN1[nearest_N, every_N])
     loss_SN = torch.full_like(bound_SN, float("inf"))
-    for tried_N, loss_N, scale_N1 in zip(tried_SN, loss_SN, scale_SN1, strict=True):
-        rows_N = tried_N.nonzero().flatten()
-        if len(rows_N):
-            loss_N[rows_N] = loss(rows_N, scale_N1[rows_N])
+    # All pairs at once: a GPU waits wherever the host must be told how many there are.
+    for tried_P2 in tried_SN.nonzero().split(_chunk_rows(weight_NK)):
+        shares_P, rows_P = tried_P2.unbind(1)
+        loss_SN[shares_P, rows_P] = loss(rows_P, scale_SN1[shares_P, rows_P])
     return scale_SN1[loss_SN.argmin(0), every_N, 0]
+
+
+def _chunk_rows(weight_NK: Tensor) -> int:
+    """Return how many rows are tried at a time."""
+    on_host = weight_NK.device.type == "cpu"
+    return max(1, (CHUNK if on_host else GPU_CHUNK) // weight_NK.shape[1])
 
 
 def _squares(weight_NK: Tensor, scale_N1: Tensor, unit_N1: Tensor, top: int) -> Tensor:

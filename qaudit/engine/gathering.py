@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.linears import Inputs
 from qaudit.model.blocks import Block, Group
+from qaudit.model.device import upload
 from qaudit.model.experts import Experts, Routed
 
 Read = Tensor | Routed
@@ -97,11 +98,11 @@ class Sums:
 
 
 def _rows(x: Tensor, valid_BT: Tensor) -> Tensor:
+    rows_NC = x.flatten(0, -2)  # beside experts they are in one row already
     if bool(valid_BT.all()):
-        return x.flatten(0, -2)
-    # Beside experts, tokens are in one row already: (N, C).
-    valid = valid_BT.flatten() if x.dim() == 2 else valid_BT
-    return x[valid.to(x.device)]
+        return rows_NC
+    # Indices are made on the host: a GPU would have to tell how many rows a mask leaves.
+    return rows_NC[upload(valid_BT.flatten().nonzero().squeeze(1), x.device)]
 
 
 def expert_inputs(

@@ -28,9 +28,11 @@ import torch
 from torch import Tensor
 
 from qaudit.errors import MachineError
+from qaudit.model.device import upload
 
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3  # of glibc's malloc.h
 _LARGE_NBYTES = 4 * 2**20
+_HOST = torch.device("cpu")
 
 
 @cache
@@ -62,8 +64,10 @@ class HiddenStates:
         `limit_nbytes` is for host memory; a GPU's own has its own limit.
         """
         self._folder = folder
-        self._limits = {device.type: device_limit_nbytes, "cpu": limit_nbytes}
         self._device = device
+        self._limits = {_HOST: limit_nbytes}
+        if device.type != _HOST.type:
+            self._limits = {device: device_limit_nbytes, **self._limits}
         self._memory: dict[tuple[str, int], Tensor] = {}
         self._files: dict[str, _SpillFile] = {}
         self._opened = 0
@@ -94,13 +98,17 @@ class HiddenStates:
 
     def get(self, stream: str, batch: int) -> Tensor:
         kept = self._memory.get((stream, batch))
-        found = self._files[stream].read(batch) if kept is None else kept
-        return found.to(self._device)
+        hidden_BTD = self._files[stream].read(batch) if kept is None else kept
+        return upload(hidden_BTD, self._device)
 
     @property
-    def limit_nbytes(self) -> int:
-        """Bytes that hidden states may take where the model computes."""
-        return self._limits[self._device.type]
+    def nbytes_inside(self) -> int:
+        """Bytes that may wait inside a block where the model computes.
+
+        On a GPU that is what hidden states leave of their limit; a plan for the host adds both.
+        """
+        limit = self._limits[self._device]
+        return limit if self._device == _HOST else limit - self._kept_nbytes(self._device)
 
     def rename(self, stream: str, name: str) -> None:
         """Give a stream the name of another that is no longer needed."""
@@ -116,15 +124,18 @@ class HiddenStates:
         if stream in self._files:
             self._files.pop(stream).close()
 
-    def _places(self, before: Tensor | None) -> list[str]:
+    def _places(self, before: Tensor | None) -> list[torch.device]:
         """Return where a batch may go, best first: not back to a GPU that it once had to leave."""
-        places = [self._device.type, "cpu"] if self._device.type != "cpu" else ["cpu"]
-        return places if before is None else places[places.index(before.device.type) :]
+        left_gpu = before is not None and before.device.type == _HOST.type
+        return [_HOST] if left_gpu else list(self._limits)
 
-    def _fits(self, nbytes: int, place: str) -> bool:
-        """Return whether so much more fits; one tensor under two names counts once."""
-        kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place}
-        return sum(kept.values()) + nbytes <= self._limits[place]
+    def _fits(self, nbytes: int, place: torch.device) -> bool:
+        return self._kept_nbytes(place) + nbytes <= self._limits[place]
+
+    def _kept_nbytes(self, place: torch.device) -> int:
+        """Return what is kept at a place; one tensor under two names counts once."""
+        kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place.type}
+        return sum(kept.values())
 
 
 class _SpillFile:

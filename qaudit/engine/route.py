@@ -30,6 +30,7 @@ from qaudit.errors import ModelError
 from qaudit.host import available_nbytes
 from qaudit.model.blocks import BlockModel, ExpertOptions, Weights
 from qaudit.model.config import read_config
+from qaudit.model.device import free_nbytes
 from qaudit.model.remote import foreign, is_remote, ran
 from qaudit.model.self_check import self_check
 from qaudit.model.skeleton import find_blocks, load_whole
@@ -172,7 +173,7 @@ class Route:
         """Return whether the whole model, and as much again for loading it, fits in free memory."""
         count = sum(math.prod(self._weights.shape(name)) for name in self._weights.names())
         needed = 2 * count * self._dtype.itemsize  # the library reads before it casts
-        if self._device.type == "cuda" and needed > torch.cuda.mem_get_info(self._device)[0]:
+        if self._device.type == "cuda" and needed > free_nbytes(self._device):
             return False
         return needed < available_nbytes()
 

@@ -151,6 +151,8 @@ def _unevenness(own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor, groups: int
     """
 
     def summed(values_RC: Tensor) -> Tensor:
+        if values_RC.is_cuda:  # which adds repeated indices in any order
+            return values_RC @ torch.nn.functional.one_hot(group_of_C, groups).to(values_RC)
         return values_RC.new_zeros(len(values_RC), groups).index_add_(1, group_of_C, values_RC)
 
     power_RG = summed(base_RC.square())

@@ -26,7 +26,9 @@ class Tally:
     kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
     same_top: list[Tensor] = field(default_factory=list)
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
-    seconds: float = 0.0
+    host_seconds: float = 0.0
+    # Where a GPU computes: events before and after, which are read when nothing waits for it.
+    spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     bits: int = 0
     weights: int = 0
     linears: set[str] = field(default_factory=set)  # as blocks call them
@@ -35,6 +37,14 @@ class Tally:
     error: SourceError | None = None  # why there is nothing to measure
     # Tokens that each expert was calibrated on, by block and module.
     expert_tokens: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the stream took, once all its spans are over."""
+        for _, end in self.spans[-1:]:
+            end.synchronize()
+        milliseconds = (float(began.elapsed_time(end)) for began, end in self.spans)
+        return self.host_seconds + sum(milliseconds) / 1000
 
     @property
     def bits_per_weight(self) -> float:
@@ -96,11 +106,17 @@ def _behind(shape: tuple[int, int], chunks: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def timed(tally: Tally, device: torch.device) -> Iterator[None]:
-    """Add the seconds of a `with` body to a tally."""
-    began = time.perf_counter()
+    """Add the seconds of a `with` body to a tally; a GPU's are of the stream that computes."""
+    if device.type == "cuda":
+        began, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(device)
+        began.record(stream)
+        yield
+        end.record(stream)
+        tally.spans.append((began, end))
+        return
+    start = time.perf_counter()
     try:
         yield
     finally:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        tally.seconds += time.perf_counter() - began
+        tally.host_seconds += time.perf_counter() - start

@@ -116,7 +116,7 @@ class Tokens:
         hidden = matrices[0].shape[1]  # the first group reads the residual
         widest = max(side for matrix in matrices for side in matrix.shape)
         waiting = waiting_nbytes(tokens, hidden, widest, matrices[0].element_size())
-        return waiting <= self.states.limit_nbytes
+        return waiting <= self.states.nbytes_inside
 
     def _parts(self, calibration: bool) -> dict[str, Sequence[Batch]]:
         fed = self.feed.calibration if calibration else ()

@@ -31,6 +31,7 @@ from qaudit.errors import OtherIdentityError, SourceError
 from qaudit.executors.events import one_error
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
+from qaudit.model.device import free_nbytes
 from qaudit.model.groups import ExpertOptions
 from qaudit.planning.memory import default_stream_limit
 from qaudit.planning.passes import with_draws
@@ -133,7 +134,7 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         device=device,
         dtype=dtype,
         stream_limit_nbytes=default_stream_limit() if limit is None else limit,
-        device_stream_limit_nbytes=_free_for_streams(device, plan.nbytes_memory_fixed),
+        device_stream_limit_nbytes=_free_for_streams(device, plan.nbytes_memory_fixed, limit),
         allow_pickle=options.allow_pickle,
         self_check=options.self_check,
         cross_check=options.cross_check,
@@ -146,12 +147,12 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
     )
 
 
-def _free_for_streams(device: torch.device, fixed_nbytes: int) -> int:
+def _free_for_streams(device: torch.device, fixed_nbytes: int, limit: int | None) -> int:
     """Return how much of a GPU hidden states may take: nine tenths of what blocks leave free."""
     if device.type != "cuda":
         return 0
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(0, int(0.9 * free) - fixed_nbytes)
+    free = max(0, int(0.9 * free_nbytes(device)) - fixed_nbytes)
+    return free if limit is None else min(free, limit)
 
 
 def _load_libraries(schemes: Sequence[Scheme]) -> None:

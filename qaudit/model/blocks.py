@@ -288,7 +288,7 @@ class BlockModel:
         """Read one block; runs in the thread that reads ahead."""
         names = self._skeleton.names_under(self._prefix(index))
         with torch.cuda.stream(self._copies):  # does nothing where there is no CUDA stream
-            tensors = self._skeleton.read(self._weights, names, self.device)
+            tensors = self._skeleton.read(self._weights, names, self.device, ahead=True)
         if self._copies is not None:
             self._copies.synchronize()
         return tensors

@@ -27,6 +27,7 @@ from qaudit.checkpoints.configuration import must_be_held, read_configuration, u
 from qaudit.errors import ModelError
 from qaudit.model.buffers import compute_buffers
 from qaudit.model.config import class_of, is_wrapper, read_config
+from qaudit.model.device import upload
 from qaudit.model.experts import Experts, unfuse
 from qaudit.model.gates import left_as_gates
 from qaudit.model.joined import Joined, route
@@ -69,16 +70,18 @@ class Skeleton:
         return [n for n in self.routes if not n.startswith(blocks) and n not in self.idle]
 
     def read(
-        self, weights: Weights, names: Sequence[str], device: torch.device
+        self, weights: Weights, names: Sequence[str], device: torch.device, *, ahead: bool = False
     ) -> dict[str, Tensor]:
-        """Read parameters as the model wants them."""
+        """Read parameters as the model wants them; `ahead` while the device computes."""
         tensors: dict[str, Tensor] = {}
         for name in names:
             if name in self.joined and name not in tensors:
                 made = self.joined[name].make(self._reader(weights, self.dtypes[name]))
-                tensors |= {n: self._placed(n, t, device) for n, t in made.items() if n in names}
+                tensors |= {
+                    n: self._placed(n, t, device, ahead) for n, t in made.items() if n in names
+                }
             elif name not in tensors:
-                tensors[name] = self._placed(name, weights.read(self.routes[name]), device)
+                tensors[name] = self._placed(name, weights.read(self.routes[name]), device, ahead)
         return tensors
 
     def _reader(self, weights: Weights, dtype: torch.dtype) -> Callable[[str], Tensor]:
@@ -89,11 +92,10 @@ class Skeleton:
 
         return read
 
-    def _placed(self, name: str, tensor: Tensor, device: torch.device) -> Tensor:
+    def _placed(self, name: str, tensor: Tensor, device: torch.device, ahead: bool) -> Tensor:
         must_be_floats(self.routes[name], tensor, self.dtypes[name])
-        if device.type == "cuda":  # pinned, so that the copy can overlap with computing
-            tensor = tensor.pin_memory()
-        return tensor.to(device, non_blocking=True).to(self.dtypes[name])
+        placed = upload(tensor, device) if ahead else tensor.to(device)
+        return placed.to(self.dtypes[name])
 
     def stored_name(self, parameter: str) -> str:
         """Return the key of a parameter, or of a linear of an expert; nothing where it has none."""

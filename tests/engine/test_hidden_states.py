@@ -5,6 +5,7 @@ import torch
 
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.errors import MachineError
+from tests.support.pretended_device import pretended
 
 CPU = torch.device("cpu")
 
@@ -51,14 +52,16 @@ def test_renaming_nothing_drops_the_other(tmp_path):
 
 
 def test_a_stream_leaves_a_full_gpu_for_the_host_and_then_for_the_disk(tmp_path):
-    meta = torch.device("meta")  # a device that is not the host, on every machine
-    with HiddenStates(tmp_path, 0, meta, device_limit_nbytes=2048) as streams:
-        for k in range(2):
-            streams.put("a", k, torch.zeros(1, 16, 16, device=meta))
-        assert streams._places(streams.get("a", 0)) == ["meta", "cpu"]
-        assert not streams._fits(1024, "meta")
-        assert streams.nbytes_spilled == 0
-    assert HiddenStates(tmp_path, 0, meta)._places(torch.zeros(1)) == ["cpu"]
+    with (
+        pretended(),
+        HiddenStates(tmp_path, 1024, torch.device("cuda"), device_limit_nbytes=2048) as streams,
+    ):
+        for k, nbytes_spilled in enumerate((0, 0, 0, 1024)):  # two fit there, one on the host
+            streams.put("a", k, torch.full((1, 16, 16), float(k), device="cuda"))
+            assert streams.nbytes_spilled == nbytes_spilled
+        for k in range(4):
+            batch = streams.get("a", k)
+            assert (batch.device.type, batch.unique().item()) == ("cuda", k)
 
 
 def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -190,16 +190,18 @@ class Awq(Scheme):
 
     def _own_losses(
         self, weight_RC: Tensor, gram_CC: Tensor, scales: Sequence[Tensor]
-    ) -> Iterator[float]:
-        """Yield for each scale the squared error of what the linears themselves return."""
+    ) -> list[float]:
+        """Return for each scale the squared error of what the linears themselves return."""
         import torch
 
         # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
         gram_CC = gram_CC.to(weight_RC)
         pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
+        losses = []
         for scale_C in scales:
             error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
-            yield _quadratic_form(error_RC, pairs_CC)
+            losses.append(_quadratic_form(error_RC, pairs_CC))
+        return [float(loss) for loss in torch.stack(losses).tolist()]
 
     def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
         return {
@@ -272,7 +274,7 @@ class Awq(Scheme):
         return best_GR1
 
 
-def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> float:
+def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> Tensor:
     """Return the sum over rows of e U e^T, skipping the blocks below the diagonal of U."""
     columns = len(upper_CC)
     panel = max(SMALLEST_PANEL, -(-columns // PANELS))
@@ -281,7 +283,7 @@ def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> float:
         stop = min(start + panel, columns)
         product_RB = error_RC[:, :stop] @ upper_CC[:stop, start:stop]
         total += product_RB.mul_(error_RC[:, start:stop]).sum()
-    return float(total)
+    return total
 
 
 def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Tensor:
@@ -309,8 +311,11 @@ def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
 def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
     import torch
 
-    count_I = torch.bincount(tie_C)
-    return torch.zeros_like(count_I, dtype=value_C.dtype).index_add_(0, tie_C, value_C) / count_I
+    # On the host: a GPU adds in any order, and the last bits could choose another ratio.
+    values, ties = value_C.cpu(), tie_C.cpu()
+    count_I = torch.bincount(ties)
+    summed_I = torch.zeros_like(count_I, dtype=values.dtype).index_add_(0, ties, values)
+    return (summed_I / count_I).to(value_C.device)
 
 
 def _is_query_or_key(name: str) -> bool:

@@ -277,12 +277,12 @@ def greedy_rotation(sample_NB: Tensor) -> Tensor:
         return best_BB
     even_BB = even_rotation(size).to(sample_NB)
     smallest = _range(sample_NB)
-    for _ in range(STEPS):
-        column = int(sample_NB.abs().amax(0).argmax())
-        turn_BB = _swapped(even_BB, 0, column)
+    for _ in range(STEPS):  # nothing here is told the host, for which a GPU would wait
+        turn_BB = _swapped(even_BB, 0, sample_NB.abs().amax(0).argmax())
         sample_NB, product_BB = sample_NB @ turn_BB, product_BB @ turn_BB
-        if (spread := _range(sample_NB)) < smallest:
-            smallest, best_BB = spread, product_BB
+        spread = _range(sample_NB)
+        best_BB = torch.where(spread < smallest, product_BB, best_BB)
+        smallest = torch.where(spread < smallest, spread, smallest)
     return best_BB
 
 
@@ -302,14 +302,14 @@ def zigzag(size_C: Tensor, block: int) -> Tensor:
     return torch.tensor([c for block in dealt for c in block], device=size_C.device)
 
 
-def _swapped(matrix: Tensor, i: int, j: int) -> Tensor:
+def _swapped(matrix: Tensor, i: int, j: int | Tensor) -> Tensor:
     """Exchange two rows and the same two columns."""
     import torch
 
-    order = torch.arange(len(matrix), device=matrix.device)
-    order[i], order[j] = j, i
+    place = torch.arange(len(matrix), device=matrix.device)
+    order = torch.where(place == j, i, torch.where(place == i, j, place))
     return matrix[order][:, order]
 
 
-def _range(x: Tensor) -> float:
-    return float(x.max() - x.min())
+def _range(x: Tensor) -> Tensor:
+    return x.max() - x.min()

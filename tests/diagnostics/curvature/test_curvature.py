@@ -99,7 +99,7 @@ def test_one_document_is_refused(series, tmp_path) -> None:
 
 def with_free(monkeypatch, nbytes: int, host: int | None = None) -> None:
     there = {"cpu": nbytes if host is None else host}
-    monkeypatch.setattr(room, "free_nbytes", lambda device: there.get(device.type, nbytes))
+    monkeypatch.setattr(room, "room_nbytes", lambda device: there.get(device.type, nbytes))
 
 
 def test_with_room_enough_nothing_is_said(monkeypatch) -> None:

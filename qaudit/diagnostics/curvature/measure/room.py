@@ -19,6 +19,7 @@ from qaudit.core.sizes import size
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.errors import MachineError
 from qaudit.host import available_nbytes
+from qaudit.model.device import free_nbytes
 from qaudit.model.routes import Weights
 
 VECTORS = 6  # weights, v, the sum, gradients of both passes, and what is being freed
@@ -89,7 +90,7 @@ def find_room(shape: PassShape, length: int, parameters: Curvature, device: torc
         device = torch.device("cpu")
         notes.append("computed on the CPU: this device has no double precision")
     host = torch.device("cpu")
-    free = free_nbytes(device)
+    free = room_nbytes(device)
     sketch = parameters.sketch * shape.vector_nbytes
     most = max(1, POSITIONS // length)
     windows = next(_fitting(shape, most, length, free - sketch), 0)
@@ -106,7 +107,7 @@ def find_room(shape: PassShape, length: int, parameters: Curvature, device: torc
     nbytes_left = free - sketch - product_nbytes(shape, windows, length)
     if basis <= nbytes_left:
         return Room(device, windows, device, notes=tuple(notes))
-    if device.type != "cpu" and basis <= free_nbytes(host) - 2 * shape.vector_nbytes:
+    if device.type != "cpu" and basis <= room_nbytes(host) - 2 * shape.vector_nbytes:
         notes.append("vectors of Lanczos on the host, to fit in memory")
         return Room(device, windows, host, notes=tuple(notes))
     notes.append(
@@ -120,8 +121,8 @@ def _fitting(shape: PassShape, most: int, length: int, free: int) -> Iterator[in
     return (n for n in range(most, 0, -1) if product_nbytes(shape, n, length) <= free)
 
 
-def free_nbytes(device: torch.device) -> int:
+def room_nbytes(device: torch.device) -> int:
     """Return how much of what is free may be taken."""
     if device.type == "cuda":
-        return int(SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(SHARE * free_nbytes(device))
     return int(SHARE * available_nbytes())

@@ -1,0 +1,23 @@
+"""A GPU as the engine uses it: what is free there, and how a tensor of the host gets there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Return what can be allocated on a GPU: free there, or freed here and cached by torch."""
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + cached)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; from pinned memory the host need not wait for the copy.
+
+    Torch keeps pinned memory until the copy is over, and then uses it again.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -1,0 +1,210 @@
+"""The engine on a pretended GPU: the numbers of the CPU, and no mixture, race or extra wait."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.clipped import fit_searched
+from qaudit.core.gram import InputsAccumulator
+from qaudit.core.registry import parse_schemes
+from qaudit.core.schemes.duquant import greedy_rotation
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.errors import is_out_of_memory
+from qaudit.executors.ready import _free_for_streams
+from qaudit.model.blocks import BlockModel
+from qaudit.model.device import free_nbytes
+from tests.support.awkward import NAMES, SHAPES, made, short
+from tests.support.passes import feed, losses, run
+from tests.support.pretended_device import pretended
+from tests.support.schemes import LEARNED
+
+# Waits of the host in two blocks, and copies of memory that is not pinned: lower them where they
+# fall, and raise none. A scheme that is not here may wait as often as rounding to nearest.
+WAITS = {
+    "atom": 136, "awq": 122, "bnb-int8": 69, "duquant": 112, "flatquant": 183, "gptaq": 114,
+    "gptq": 106, "hqq": 533, "mr-gptq": 120, "mxfp4": 83, "mxfp4a16": 83, "nvfp4": 102,
+    "nvfp4a16": 83, "ostquant": 269, "qronos": 122, "quarot": 152, "quarot-rtn": 77, "quik": 152,
+    "smoothquant": 74, "spinquant": 269,
+    **{name: 69 for name in NAMES if name.startswith("gguf-")},
+}  # fmt: skip
+UPLOADS = {"awq": 64, "bnb-fp4": 59, "bnb-nf4": 59, "fp8": 59, "mr-gptq": 74}
+UPLOADS |= {"ostquant": 64, "spinquant": 64}
+OF_ROUNDING, UPLOADS_OF_MOST = 55, 62
+NOISE = 1e-4  # of a loss, where gradients are followed
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("model"), "plain")
+
+
+def on(device, folder, schemes, states, device_limit=10**9, limit=10**9):
+    place = torch.device(device)
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=place)
+    with HiddenStates(states, limit, place, device_limit) as streams:
+        tallies = run_blocks(model, feed(), parse_schemes([schemes]), streams)
+    return {name: losses(feed(), tally) for name, tally in tallies.items()}
+
+
+def must_be_equal(read, expected, tolerance=0.0):
+    assert read.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(read[name], expected[name], rtol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scheme_has_the_cpus_numbers_and_seldom_waits(name, plain, tmp_path):
+    expected, _ = run(plain, short(name), tmp_path)
+    with pretended() as device:
+        read = on("cuda", plain, short(name), tmp_path)
+    must_be_equal(read, expected, NOISE if name in LEARNED else 0.0)
+    waits, uploads = WAITS.get(name, OF_ROUNDING), UPLOADS.get(name, UPLOADS_OF_MOST)
+    assert device.waits.total() <= waits, device.waits.most_common(5)
+    assert device.uploads.total() <= uploads, device.uploads.most_common(5)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "plain"])
+def test_a_shape_has_the_cpus_numbers(shape, tmp_path):
+    folder = made(tmp_path / "model", shape)
+    expected, _ = run(folder, "rtn-4bit,gptq-4bit", tmp_path)
+    with pretended():
+        must_be_equal(on("cuda", folder, "rtn-4bit,gptq-4bit", tmp_path), expected)
+
+
+@pytest.mark.parametrize("limit", [10**9, 0], ids=["on the host", "in files"])
+def test_spilled_states_have_the_cpus_numbers_and_come_back_pinned(limit, plain, tmp_path):
+    expected, _ = run(plain, "rtn-4bit,gptq-4bit", tmp_path)
+    with pretended() as device:
+        read = on("cuda", plain, "rtn-4bit,gptq-4bit", tmp_path, device_limit=0, limit=limit)
+    must_be_equal(read, expected)
+    assert not [line for line in device.uploads if "hidden_states" in line]
+
+
+def test_all_is_computed_on_the_second_device_where_it_is_named(plain, tmp_path):
+    expected, _ = run(plain, "rtn-4bit,gptq-4bit", tmp_path)
+    with pretended() as device:
+        must_be_equal(on("cuda:1", plain, "rtn-4bit,gptq-4bit", tmp_path), expected)
+    assert not device.peers
+
+
+def test_two_devices_in_one_process_exchange_nothing(plain, tmp_path):
+    with pretended() as device:
+        first, second = (on(f"cuda:{k}", plain, "rtn-4bit", tmp_path) for k in range(2))
+    must_be_equal(second, first)
+    assert not device.peers
+
+
+def test_seconds_are_of_the_stream_and_wait_for_no_other(plain, tmp_path):
+    with pretended() as device:
+        place = torch.device("cuda")
+        model = BlockModel(plain, WeightFolder(plain), dtype=torch.float32, device=place)
+        with HiddenStates(tmp_path, 10**9, place, 10**9) as states:
+            tallies = run_blocks(model, feed(), parse_schemes(["rtn-4bit"]), states)
+        assert all(tally.seconds > 0 for tally in tallies.values())
+    assert device.synchronized == 0
+
+
+def test_only_blocks_that_are_read_ahead_are_pinned(plain):
+    with pretended() as device:
+        place = torch.device("cuda")
+        model = BlockModel(plain, WeightFolder(plain), dtype=torch.float32, device=place)
+        assert not device.pinned
+        next(model.blocks())
+    weights = WeightFolder(plain)
+    blocks = [weights.read(name).nbytes for name in weights.names() if ".layers." in name]
+    assert 0 < sum(device.pinned.values()) <= sum(blocks)
+
+
+def test_padding_is_left_out_without_a_wait(plain, tmp_path):
+    with pretended() as device:
+        on("cuda", plain, "gptq-4bit", tmp_path)
+    assert not [line for line in device.waits if line.startswith("engine/gathering")]
+
+
+def test_memory_that_torch_keeps_for_later_is_free():
+    with pretended(capacity=2**20):
+        device = torch.device("cuda")
+        kept = torch.zeros(2**17, device=device)
+        del kept
+        gc.collect()
+        assert torch.cuda.mem_get_info(device)[0] == 2**19
+        assert free_nbytes(device) == 2**20
+
+
+def test_the_limit_of_hidden_states_holds_on_the_device_too():
+    with pretended(capacity=10**6):
+        device = torch.device("cuda")
+        assert _free_for_streams(device, 100_000, None) == 800_000
+        assert _free_for_streams(device, 100_000, 1000) == 1000
+
+
+def test_what_waits_in_a_block_has_what_hidden_states_leave(tmp_path):
+    with pretended(), HiddenStates(tmp_path, 10**9, torch.device("cuda"), 5000) as states:
+        states.put("a", 0, torch.zeros(1000, device="cuda"))
+        assert states.nbytes_inside == 1000
+
+
+def test_grids_are_searched_with_one_wait_for_all_shares():
+    weight_RC = torch.randn(3000, 128, generator=torch.Generator().manual_seed(0))
+    expected = fit_searched(weight_RC, 4, dim=-1, scale_dtype="bf16")
+    with pretended() as device:
+        grid = fit_searched(weight_RC.to("cuda"), 4, dim=-1, scale_dtype="bf16")
+        assert torch.equal(grid.scale.cpu(), expected.scale)
+        assert sum(count for line, count in device.waits.items() if "clipped" in line) == 1
+
+
+def test_rotations_are_chosen_without_a_wait():
+    sample_NB = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    expected = greedy_rotation(sample_NB)
+    with pretended() as device:
+        rotation_BB = greedy_rotation(sample_NB.to("cuda"))
+        assert not device.waits
+        assert torch.equal(rotation_BB.cpu(), expected)
+
+
+def test_moments_are_summed_without_a_wait():
+    with pretended() as device:
+        moments = InputsAccumulator(8, torch.device("cuda"))
+        moments.add(torch.ones(4, 8, device="cuda"))
+        moments.result()
+    assert not device.waits
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_libraries_that_find_no_memory_are_out_of_memory(text):
+    assert is_out_of_memory(RuntimeError(text))
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_operands_on_two_devices_are_refused():
+    with pretended():
+        here = torch.ones(3, device="cuda")
+        with pytest.raises(RuntimeError, match="cpu and cuda:0"):
+            here + torch.ones(3)
+        with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+            here + torch.ones(3, device="cuda:1")
+
+
+def test_what_a_side_stream_writes_is_not_read_before_something_waited():
+    with pretended():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            written = torch.ones(3, device="cuda")
+        with pytest.raises(RuntimeError, match="another stream still writes"):
+            written + 1
+        side.synchronize()
+        assert (written + 1).sum().item() == 6
