@@ -53,8 +53,9 @@ from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tokens import Feed
-from qaudit.planning.memory import memory_nbytes
-from qaudit.planning.price import Load, Sizes
+from qaudit.planning.cost import Load
+from qaudit.planning.footprint import Footprint
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.types import Protocol, Window
@@ -71,7 +72,8 @@ with tempfile.TemporaryDirectory() as spill:
     with HiddenStates(Path(spill), limit, model.device) as streams:
         run_blocks(model, feed, schemes, streams)
 protocol = Protocol(512, 512, evaluation_documents=documents, calibration_documents=documents)
-estimate = memory_nbytes(Sizes.read(folder), Load.of(protocol, schemes), 4, limit)
+load = Load.of(schemes, TextSize.bound(protocol))
+estimate = Footprint(Sizes.read(folder), load, 4, limit).memory_nbytes
 print(json.dumps({"nbytes": peak() - before, "estimate": estimate}))
 """
 

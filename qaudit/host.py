@@ -34,6 +34,11 @@ def available_nbytes() -> int:
     return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
 
 
+def default_stream_limit() -> int:
+    """Return the memory hidden states may take before they are spilled: a quarter of the free."""
+    return available_nbytes() // 4
+
+
 def is_running(pid: int) -> bool:
     """Return whether this host has a process of that number, as far as it is visible here."""
     import psutil

@@ -3,9 +3,9 @@
 A package holds any of these parts. Other rooms look a part up (`registry.part`, `registry.parts`)
 and never name a diagnostic:
 
-- `parameters`: a `Diagnostic`, the parameters of `--diagnose`. A package without this part is not
-  requested; it is computed for every audit from the measurements (`phases`).
-- `price`: `price(parameters, schemes, protocol, sizes) -> Price`, for the plan.
+- `parameters`: a `Diagnostic`, the parameters of `--diagnose` and what it adds to a plan (`work`).
+  A package without this part is not requested; it is computed for every audit from the
+  measurements (`phases`).
 - `measure`: `MEASURE`, a `Measure` (`case.py`). The only part that imports torch.
 - `judge`: `judge(table, tables) -> (tables, findings)`, from measurements and rows.
 - `section`: `section(view) -> Section`, for card and page; equal titles are one section. What the

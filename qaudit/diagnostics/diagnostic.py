@@ -14,6 +14,17 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import SchemeError
 
 
+@dataclass(frozen=True)
+class DiagnosticWork:
+    """What a diagnostic adds to a plan, for each subject."""
+
+    text: str  # a line of the plan
+    streams: int = 0  # models that are evaluated side by side
+    passes: int = 0
+    documents: int | None = None  # of the evaluation text; None: all
+    schemes: tuple[Scheme, ...] = ()  # that quantize once more
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnostic:
     """Base of every diagnostic."""
@@ -38,6 +49,10 @@ class Diagnostic:
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
         """Return the schemes that change the result, given those of the audit."""
         return ()
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        """Return what it adds to a plan, given the schemes of the audit and a model's blocks."""
+        return DiagnosticWork(self.short)
 
     def _must_be_at_least(self, **lowest: int) -> None:
         for field, least in lowest.items():

@@ -27,7 +27,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.items.tokens import PADDED
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.tape import Arguments
-from qaudit.planning.price import MASKS_NBYTES, TREE_TOKENS
+from qaudit.planning.footprint import MASKS_NBYTES, TREE_TOKENS
 from qaudit.types import Window
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.whole_block import shapes, whole_block
 from qaudit.formats.repository import QuantizedWeights
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
-from qaudit.planning.memory import waiting_nbytes
+from qaudit.planning.footprint import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
 Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedWeights]]]

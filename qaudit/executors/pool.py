@@ -22,7 +22,7 @@ from qaudit.executors.cut import parts_of
 from qaudit.executors.events import Executor
 from qaudit.executors.records import state_of
 from qaudit.executors.standing import show
-from qaudit.planning.memory import default_stream_limit
+from qaudit.host import default_stream_limit
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit
 

@@ -29,11 +29,11 @@ from qaudit.engine.machine import (
 from qaudit.engine.tasks import Machine
 from qaudit.errors import OtherIdentityError, SourceError
 from qaudit.executors.events import one_error
+from qaudit.host import default_stream_limit
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
 from qaudit.model.device import free_nbytes
 from qaudit.model.groups import ExpertOptions
-from qaudit.planning.memory import default_stream_limit
 from qaudit.planning.passes import with_draws
 from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions

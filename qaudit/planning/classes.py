@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from qaudit.core.scheme import Scheme, class_of_stored
 from qaudit.errors import UsageError
-from qaudit.planning.price import Sizes
+from qaudit.planning.sizes import Sizes
 from qaudit.types import Recipe
 
 

@@ -1,43 +1,37 @@
-"""The price of diagnostics, and a note where measured weights are needed again. No torch.
-
-Each diagnostic has its own price in `diagnostics/<name>/price.py`; one without is listed by name.
-"""
+"""What diagnostics add to a plan, and a note where measured weights are needed again. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from glob import escape
 from pathlib import Path
 
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.registry import parse_diagnostics, part
-from qaudit.planning.price import Load, Sizes
+from qaudit.diagnostics.diagnostic import DiagnosticWork
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.planning.cost import Load, flops
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import slug_of
 from qaudit.types import Plan, Price, Protocol, Recipe, Subject
 
 
-@dataclass(frozen=True)
-class DiagnosticPrice:
-    """The price of one diagnostic of one subject."""
-
-    text: str
-    price: Price = field(default_factory=Price)
-    load: Load | None = None  # of a pass beside those of the audit
-
-
-def price_diagnostics(
-    recipe: Recipe, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
-) -> tuple[DiagnosticPrice, ...]:
-    prices = []
+def diagnoses_of(
+    recipe: Recipe, schemes: Sequence[Scheme], blocks: int, text: TextSize, protocol: Protocol
+) -> dict[DiagnosticWork, Load]:
+    """Return what each diagnostic adds to a plan, and what goes through a model for it at once."""
+    diagnoses: dict[DiagnosticWork, Load] = {}
     for diagnostic in parse_diagnostics(recipe.diagnostics):
-        module = part(diagnostic.name, "price")
-        prices.append(
-            DiagnosticPrice(diagnostic.short)
-            if module is None
-            else module.price(diagnostic, schemes, protocol, sizes)
-        )
-    return tuple(prices)
+        work, documents = diagnostic.work(schemes, blocks), protocol.evaluation_documents
+        share = min(1.0, (work.documents or documents) / documents)
+        read = replace(text, evaluation_tokens=int(share * text.evaluation_tokens), item_tokens=0)
+        diagnoses[work] = Load(work.schemes, read, max(1, work.streams))
+    return diagnoses
+
+
+def price_of(work: DiagnosticWork, load: Load, sizes: Sizes) -> Price:
+    """Return the price of one diagnostic of one subject."""
+    return Price(work.passes * flops(sizes, load), streams=work.passes * work.streams)
 
 
 def with_needed_again(plan: Plan, evidence: Path) -> Plan:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
-from qaudit.planning.price import Load, Sizes, flops
-from qaudit.planning.text_size import TextSize
+from qaudit.planning.cost import Load, flops
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import SEARCHED_AT
-from qaudit.types import GREEDY, Pass, Perturbation, Price, Protocol, Recipe, Subject
+from qaudit.types import GREEDY, Pass, Perturbation, Price, Recipe, Subject
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ class Pricing:
     """What the price of a pass is made of."""
 
     sizes: Sizes  # of the largest model
-    protocol: Protocol
     text: TextSize
-    returning: bool  # whether calibration enters each block once for every group
     diagnostics: Price  # of one subject
 
     def flops(
@@ -38,10 +36,8 @@ class Pricing:
 
         Items of tasks are a part of a subject's first pass alone.
         """
-        load = Load.of(self.protocol, schemes, self.text)
-        load = load if items else replace(load, item_tokens=0)
-        load = replace(load, full_precision=full_precision)
-        return flops(self.sizes, load, returning=self.returning)
+        text = self.text if items else replace(self.text, item_tokens=0)
+        return flops(self.sizes, Load.of(schemes, text, full_precision))
 
 
 def passes_of(

@@ -13,22 +13,22 @@ from qaudit.core.registry import origins, parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.registry import origins_of
 from qaudit.errors import UsageError
+from qaudit.host import available_nbytes, default_stream_limit
 from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import code_of
 from qaudit.planning.classes import class_notes, refuse_classes
-from qaudit.planning.diagnoses import price_diagnostics
+from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
+from qaudit.planning.diagnoses import diagnoses_of, price_of
+from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import price_further
-from qaudit.planning.memory import Memory, default_stream_limit, memory_of
 from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.pins import choose_device
-from qaudit.planning.price import ITEMSIZE, Load, seconds_range
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
-from qaudit.planning.scratch import Scratch
 from qaudit.planning.shipped import all_shipped, reading_shipped, with_shipped
+from qaudit.planning.sizes import text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, Survey, survey
-from qaudit.planning.text_size import text_size
 from qaudit.planning.traffic import (
     PlannedDownloads,
     free_disk_nbytes,
@@ -71,7 +71,7 @@ def make_plan(
     releases, traffic = _fetched(chosen, options.disk_budget, record)
     work = _work(chosen, releases, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
-    work.scratch.refuse_short_disk(record.parent if record else Path(), downloads)
+    work.footprint.refuse_short_disk(record.parent if record else Path(), downloads)
     price = sum((one.price for one in work.passes), Price())
     merges = [subject.merge for subject in (*chosen.subjects, *releases.subjects)]
     plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
@@ -87,9 +87,9 @@ def make_plan(
         parameters=chosen.seen.largest.parameters,
         blocks=chosen.seen.largest.blocks,
         nbytes_read=price.nbytes_read,
-        nbytes_memory=work.memory.nbytes,
-        nbytes_memory_fixed=work.memory.nbytes_fixed,
-        nbytes_memory_available=work.memory.nbytes_available,
+        nbytes_memory=work.nbytes_memory,
+        nbytes_memory_fixed=replace(work.footprint, limit_nbytes=0).memory_nbytes,
+        nbytes_memory_available=work.nbytes_memory_available,
         streams=price.streams,
         seconds_low=low,
         seconds_high=high,
@@ -112,7 +112,7 @@ def make_plan(
         passes=work.passes,
         further=work.further,
         plugins=plugins,
-        nbytes_disk=work.scratch.nbytes,
+        nbytes_disk=work.footprint.disk_nbytes,
         items=work.items,
     )
 
@@ -198,8 +198,9 @@ class _Work:
     protocol: Protocol
     device: str
     dtype: str
-    memory: Memory
-    scratch: Scratch
+    footprint: Footprint  # of the audit's own passes
+    nbytes_memory: int  # diagnostics included
+    nbytes_memory_available: int
     items: tuple[tuple[str, int], ...]  # of each task
     passes: tuple[Pass, ...]
     further: Further | None
@@ -218,19 +219,17 @@ def _work(
     drawn = with_draws(recipe, schemes)
     text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
     device, dtype = choose_device(recipe.device, recipe.dtype)
-    beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
-    loads = [
-        Load.of(protocol, schemes, text),
-        *(one.load for one in beside if one.load is not None),
-    ]
+    diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)
     widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
-    documents = protocol.calibration_documents
-    memory = memory_of(seen.largest, loads, documents, (device, widest), limit)
-    scratch = Scratch.of(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit, text.items)
-    pricing = Pricing(
-        seen.largest, protocol, text, memory.returning, sum((one.price for one in beside), Price())
+    footprint = Footprint(
+        seen.largest, Load.of(schemes, text), ITEMSIZE[widest], limit, device, text.most_items
     )
+    available = available_nbytes()
+    footprint.refuse_short_memory(available, protocol.calibration_documents)
+    beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
+    price = sum((price_of(*one, seen.largest) for one in diagnoses.items()), Price())
+    pricing = Pricing(seen.largest, text, price)
     perturbations = _perturbations(recipe, dtype)
     passes = passes_of(
         chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects, perturbations
@@ -242,13 +241,14 @@ def _work(
         protocol=protocol,
         device=device,
         dtype=dtype,
-        memory=memory,
-        scratch=scratch,
+        footprint=footprint,
+        nbytes_memory=max(one.memory_nbytes for one in (footprint, *beside)),
+        nbytes_memory_available=available,
         items=text.items,
         passes=tuple(reading_shipped(one, resolved.shipped, pricing) for one in passes),
         further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
         if more
         else None,
-        diagnoses=tuple(one.text for one in beside),
-        notes=(*text.notes, *memory.notes, *repeats_note, *scratch.notes),
+        diagnoses=tuple(work.text for work in diagnoses),
+        notes=(*text.notes, *footprint.notes, *repeats_note),
     )

@@ -31,7 +31,7 @@ from qaudit.formats.weights import quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
-from qaudit.planning.price import Sizes
+from qaudit.planning.sizes import Sizes
 from qaudit.types import Checkpoint, Subject
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import psutil
 
 from qaudit.core.scheme import Scheme
-from qaudit.planning.price import ITEMSIZE, Load, Sizes, flops, matmul_rate
-from qaudit.planning.text_size import TextSize
+from qaudit.planning.cost import ITEMSIZE, Load, flops, matmul_rate
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.report.format import duration, size
-from qaudit.types import Plan, Protocol
+from qaudit.types import Plan
 
 DISK_NBYTES_PER_SECOND = 300 * 10**6  # a disk that others use too
 CUDA_FLOPS_PER_SECOND = 5 * 10**13  # of a data-centre GPU in 16 bits, about half of what it can
@@ -52,7 +52,7 @@ def price_round(
     sizes: Sizes, scheme: Scheme, plan: Plan, *, calibration_tokens: int, room_nbytes: int
 ) -> RoundPrice:
     """Price a later round: arithmetic against a file that is written once and read once."""
-    load = Load.of(Protocol(0, 0), [scheme], TextSize(calibration_tokens, 0))
+    load = Load.of([scheme], TextSize(calibration_tokens, 0, plan.context))
     cuda = plan.device.startswith("cuda")
     rate = CUDA_FLOPS_PER_SECOND if cuda else matmul_rate() * (psutil.cpu_count() or 1)
     nbytes = sizes.blocks * sizes.block_parameters * ITEMSIZE[plan.dtype]

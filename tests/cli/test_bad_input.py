@@ -601,9 +601,12 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
     refused(scan("series"), 4, "out of memory", "`--context`")
 
 
+FOOTPRINT = "qaudit.planning.footprint.Footprint"
+
+
 def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qaudit.planning.memory.memory_nbytes", lambda *_: 2**60)
-    monkeypatch.setattr("qaudit.planning.memory.what_would_fit", lambda *_: (10**6, None))
+    monkeypatch.setattr(f"{FOOTPRINT}.memory_nbytes", 2**60)
+    monkeypatch.setattr(f"{FOOTPRINT}.what_would_fit", lambda *_: (10**6, None))
     refused(
         scan("series"),
         4,
@@ -613,7 +616,7 @@ def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_an_audit_that_nothing_would_make_fit(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qaudit.planning.memory.memory_nbytes", lambda *_: 2**60)
+    monkeypatch.setattr(f"{FOOTPRINT}.memory_nbytes", 2**60)
     refused(scan("series"), 4, "needs about 1152921.5 TB of memory", "more memory")
 
 

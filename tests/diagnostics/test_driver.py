@@ -311,13 +311,12 @@ def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_pa
     assert not is_on_disk(checkpoint, folder)
 
 
-def test_every_diagnostic_that_can_be_requested_can_be_priced_and_measured() -> None:
+def test_every_diagnostic_that_can_be_requested_can_be_measured() -> None:
     assert set(diagnostics()) == {"curvature", "plane", "sensitivity", "weights"}
     for name in diagnostics():
         measure = part_of(name, "measure")
         assert measure is not None
         assert isinstance(measure.MEASURE, Measure)
-        assert part_of(name, "price") is not None
 
 
 def test_parts_are_what_is_left_when_all_else_stays(
@@ -410,10 +409,12 @@ def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (package / f"{name}.py").write_text(text, encoding="utf-8")
     path = [*qaudit.diagnostics.__path__, str(package.parent)]
     monkeypatch.setattr(qaudit.diagnostics, "__path__", path)
+    registry._built_in.cache_clear()
     registry.packages.cache_clear()
     registry._diagnostics.cache_clear()
     yield
     monkeypatch.undo()
+    registry._built_in.cache_clear()
     registry.packages.cache_clear()
     registry._diagnostics.cache_clear()
 

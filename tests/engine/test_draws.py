@@ -21,9 +21,9 @@ from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tasks import Machine, Task
 from qaudit.executors.events import Measured
 from qaudit.judging import moved_by
+from qaudit.planning.cost import Load, flops
 from qaudit.planning.passes import Pricing, passes_of
-from qaudit.planning.price import Load, Sizes, flops
-from qaudit.planning.text_size import TextSize
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import ResultStore
 from qaudit.types import (
     Checkpoint,
@@ -397,7 +397,7 @@ PROTOCOL = Protocol(context=64, stride=64)
 
 def priced(repeats: int, schemes: Any = SCHEMES, **more: Any) -> Any:
     series = more.get("series", [series_of("step10"), series_of("step20"), soup()])
-    pricing = Pricing(SIZES, PROTOCOL, TextSize.bound(PROTOCOL), False, Price())
+    pricing = Pricing(SIZES, TextSize.bound(PROTOCOL), Price())
     once, often = (
         sum((p.price for p in passes_of(series, schemes, draws, pricing)), Price())
         for draws in (1, repeats)
@@ -427,13 +427,13 @@ def test_each_draw_costs_a_pass_of_what_calibrates() -> None:
     assert again.streams == 3 * (1 + 2)  # what is drawn, full precision beside it
     assert more.streams - again.streams == 3 * (1 + 2)
     assert again.nbytes_read == 1000 + 1000 + 2000
-    each = flops(SIZES, Load.of(PROTOCOL, DRAWN))
+    each = flops(SIZES, Load.of(DRAWN, TextSize.bound(PROTOCOL)))
     assert more.flops - again.flops == pytest.approx(3 * each)
 
 
 def test_the_last_checkpoint_and_the_last_soup_are_perturbed() -> None:
     series = [series_of("step10"), series_of("step20"), soup()]
-    pricing = Pricing(SIZES, PROTOCOL, TextSize.bound(PROTOCOL), False, Price())
+    pricing = Pricing(SIZES, TextSize.bound(PROTOCOL), Price())
     passes = passes_of(series, SCHEMES, 1, pricing, (), ("rounding", "bfloat16"))
     otherwise = [one for one in passes if one.perturbed is not None]
     assert [(one.subject.label, one.perturbed) for one in otherwise] == [

@@ -57,24 +57,3 @@ def test_errors_are_those_of_attention_and_mlp_in_the_whole_model(tmp_path, fami
     np.testing.assert_allclose(
         [errors[key] for key in expected], list(expected.values()), rtol=1e-4
     )
-
-
-def test_a_plan_prices_the_runs_of_modules():
-    from qaudit.planning.price import Load, Sizes, flops
-
-    sizes = Sizes(
-        parameters=10**6,
-        blocks=2,
-        block_parameters=4 * 10**5,
-        rest_parameters=2 * 10**5,
-        hidden=64,
-        widest=128,
-        vocabulary=256,
-    )
-    load = dict.fromkeys(("calibration_tokens", "evaluation_tokens"), 1000)
-    plain = Load(**load, own_streams=0, shared_calibration=True, schemes=1)
-    modules = Load(**load, own_streams=0, shared_calibration=True, schemes=1, modules=1)
-    # Two FLOP a weight and token and what attention and norms take, for twenty candidates of scales
-    # and full precision.
-    weights = 2 * 8e5 * 1000 * 21
-    assert weights < flops(sizes, modules) - flops(sizes, plain) < 1.5 * weights

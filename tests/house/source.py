@@ -16,7 +16,7 @@ LONG_MODULE = 300
 LONG_FUNCTION = 50
 
 
-PARTS = frozenset({"price", "judge", "section", "figure", "overlay", "measure"})
+PARTS = frozenset({"judge", "section", "figure", "overlay", "measure"})
 RUNNING = frozenset({"case", "driver"})
 
 

@@ -31,7 +31,6 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "search",
         "diagnostics.measure",
         "engine",
-        "diagnostics.price",
         "planning",
         "downloads",
         "text",
@@ -115,7 +114,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "tokenizers": (
         "qaudit.sandbox.tokenizer",
         "qaudit.text.tokenizer",
-        "qaudit.planning.text_size",
+        "qaudit.planning.sizes",
         "qaudit.lab.*",
     ),
     "safetensors": (

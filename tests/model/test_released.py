@@ -15,7 +15,7 @@ from qaudit.model import buffers
 from qaudit.model.blocks import BlockModel
 from qaudit.model.merged import MergedWeights
 from qaudit.model.routes import Weights
-from qaudit.planning.price import Sizes
+from qaudit.planning.sizes import Sizes
 from tests.support import released
 
 TOKENS = torch.arange(3, 51).reshape(2, 24)

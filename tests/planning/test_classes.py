@@ -15,7 +15,7 @@ from qaudit.core.schemes import gguf
 from qaudit.errors import UsageError
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.classes import class_notes, planned_bits, planned_class, refuse_classes
-from qaudit.planning.price import Sizes
+from qaudit.planning.sizes import Sizes
 from qaudit.types import Recipe
 from tests.support.tiny import make
 

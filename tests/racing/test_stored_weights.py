@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qaudit.core.registry import parse_scheme
-from qaudit.planning.price import Sizes
+from qaudit.planning.sizes import Sizes
 from qaudit.racing import stored_weights
 from qaudit.racing.stored_weights import RoundPrice, price_round
 from tests.support import sample

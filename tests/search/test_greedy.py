@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import UsageError
+from qaudit.planning.cost import Load, flops
 from qaudit.planning.passes import Pricing, passes_of, scheme_of, with_scheme
-from qaudit.planning.price import Load, Sizes, flops
-from qaudit.planning.text_size import TextSize
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.codec import encode
 from qaudit.search.greedy import greedy, searched_row, selection_loss
 from qaudit.types import (
@@ -150,9 +150,10 @@ def test_a_scheme_that_is_not_measured_is_refused() -> None:
 def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
     subjects: list[Subject], streams: int, nbytes_read: int
 ) -> None:
-    schemes, protocol = parse_schemes(["rtn-4bit,gptq-4bit"]), Protocol(context=32, stride=32)
+    schemes = parse_schemes(["rtn-4bit,gptq-4bit"])
     sizes = Sizes(1000, 2, 300, 400, 10, 20, 40)
-    pricing = Pricing(sizes, protocol, TextSize.bound(protocol), False, Price())
+    text = TextSize.bound(Protocol(context=32, stride=32))
+    pricing = Pricing(sizes, text, Price())
     passes = passes_of(subjects, schemes, 1, pricing)
     final = pricing.flops(schemes)
     searches = [one for one in passes if one.subject.is_search]
@@ -161,7 +162,7 @@ def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
     assert price.streams - 3 * len(searches) == streams
     assert price.nbytes_read - read == nbytes_read
     (shipped,) = parse_schemes(["gptq-4bit"])
-    each = flops(sizes, Load.of(protocol, [shipped]))  # full precision beside it
+    each = flops(sizes, Load.of([shipped], text))  # full precision beside it
     assert price.flops - final * len(searches) == pytest.approx(streams / 2 * each)
 
 

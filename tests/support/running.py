@@ -22,9 +22,8 @@ from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by
 from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.prepare import Prepared
-from qaudit.planning.price import Sizes
 from qaudit.planning.resolve import Resolved
-from qaudit.planning.text_size import TextSize
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.results import Filed, ResultStore
@@ -37,15 +36,12 @@ from qaudit.types import (
     Pass,
     Plan,
     Price,
-    Protocol,
     Subject,
     Traffic,
     Watch,
 )
 
-PRICING = Pricing(
-    Sizes(1000, 2, 400, 200, 8, 16, 30), Protocol(32, 32), TextSize(100, 100), False, Price()
-)
+PRICING = Pricing(Sizes(1000, 2, 400, 200, 8, 16, 30), TextSize(100, 100, 32), Price())
 
 
 def with_passes(plan: Plan) -> Plan:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
+
+FORWARDS = 14
+"""Forward passes that a product with the Hessian takes: blocks run again in both derivatives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,3 +33,14 @@ class Curvature(Diagnostic):
         for field in ("tolerance", "residual"):
             if not 0 <= getattr(self, field) < 1:
                 raise self._out_of_range(field, "use a number from 0 to 1")
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        """Return the most that it takes; probing may end before it."""
+        products = 2 * self.sketch + self.probes + (self.steps if self.eigenvalues else 0)
+        return DiagnosticWork(
+            f"curvature: at most {products} products with the Hessian on {self.documents} "
+            f"documents, each of about {FORWARDS} forward passes; the model held whole in float32, "
+            "and three vectors like it",
+            passes=FORWARDS * products,
+            documents=self.documents,
+        )

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
 from qaudit.errors import UsageError
 from qaudit.settings import EXAMPLE_SCHEME
 
@@ -41,6 +41,19 @@ class Plane(Diagnostic):
 
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
         return [self.scheme_among(schemes)]
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        """Return the most that it takes; a grid may turn out to be a line."""
+        scheme, along = self.scheme_among(schemes), len(self.along)
+        across = f"{along} passes of them, towards the checkpoint before"
+        return DiagnosticWork(
+            f"plane at {scheme.short}: {along} streams more for each subject, in float32; "
+            + (across if self.grid else "one pass"),
+            streams=along,
+            passes=along if self.grid else 1,
+            documents=self.documents,
+            schemes=(scheme,),
+        )
 
     def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:
         """Return the scheme whose weights the slice leads to."""

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
 from qaudit.errors import UsageError
 from qaudit.settings import EXAMPLE_SCHEME
 
 MOST_BITS = 8
+ROLES = 7  # in a block, as far as a plan knows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,19 @@ class Sensitivity(Diagnostic):
 
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
         return [self.scheme_among(schemes)]
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        """Return what it takes: a pass over the parts, and one over the mixture."""
+        scheme = self.scheme_among(schemes)
+        # About each role twice, the groups, all of it twice, and a mixture.
+        count = 2 * ROLES + min(self.layers, blocks) + 2 + 1
+        return DiagnosticWork(
+            f"sensitivity at {scheme.short}: about {count} streams more for each subject, "
+            "and two more quantizations of each block",
+            streams=count,
+            passes=1,
+            schemes=(scheme, scheme),
+        )
 
     def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:
         """Return the scheme that parts are quantized with: one with a choice of bits."""

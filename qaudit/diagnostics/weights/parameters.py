@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +24,6 @@ class WeightStatistics(Diagnostic):
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
         """Return all schemes: the perturbation of each is measured."""
         return schemes
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        return DiagnosticWork("weights: read while schemes quantize them; no stream of their own")

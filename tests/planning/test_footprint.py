@@ -12,13 +12,25 @@ from typing import Any
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.planning import scratch as module
-from qaudit.planning.scratch import Scratch
+from qaudit.planning import footprint as module
+from qaudit.planning.cost import Load
+from qaudit.planning.footprint import Footprint
+from qaudit.planning.sizes import Sizes, TextSize
 from tests.support.models import save_model, text, write_documents
 from tests.support.toys import tokenizer
 
 GB = 10**9
-SCRATCH = Scratch(21, 25 * GB, 40 * GB, GB, 10_042)
+
+
+class Planned(Footprint):
+    """A pass that takes so much of the disk."""
+
+    rounds, weights_nbytes, spilled_nbytes = 21, 25 * GB, 40 * GB  # type: ignore[assignment]
+
+
+PLANNED = Planned(
+    Sizes(0, 0, 0, 0, 0, 0, 0), Load((), TextSize(0, 0, 0), 1), 2, GB, most_items=10_042
+)
 STREAM_NBYTES = 10 * 10**6
 
 
@@ -35,7 +47,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
 
 def test_what_the_disks_hold_is_not_refused(free: dict[Path, int]) -> None:
     free |= {Path("out"): 25 * GB, Path("temporary"): 40 * GB}
-    SCRATCH.refuse_short_disk(Path("out"), 100 * GB)
+    PLANNED.refuse_short_disk(Path("out"), 100 * GB)
 
 
 def test_weights_that_the_output_disk_does_not_hold_are_refused_with_fewer_items(
@@ -43,18 +55,21 @@ def test_weights_that_the_output_disk_does_not_hold_are_refused_with_fewer_items
 ) -> None:
     free |= {Path("out"): 24 * GB, Path("temporary"): 40 * GB}
     with pytest.raises(MachineError, match=r"needs up to 25\.0 GB of disk in `out`") as short:
-        SCRATCH.refuse_short_disk(Path("out"), 0)
+        PLANNED.refuse_short_disk(Path("out"), 0)
     assert "24.0 GB are free" in short.value.message
     assert "--task-items 478" in short.value.hint
 
 
 def test_hidden_states_that_the_temporary_disk_does_not_hold_are_refused_with_more_memory(
-    free: dict[Path, int],
+    free: dict[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free |= {Path("out"): 25 * GB, Path("temporary"): 30 * GB}
     with pytest.raises(MachineError, match="in `temporary`") as short:
-        Scratch(1, 0, 40 * GB, GB).refuse_short_disk(Path("out"), 0)
-    assert "`--stream-memory 11GB` or with `TMPDIR`" in short.value.hint
+        PLANNED.refuse_short_disk(Path("out"), 0)
+    assert "`--stream-memory 11GB` or with `--task-items 478` or with `TMPDIR`" in short.value.hint
+    monkeypatch.setattr(Planned, "rounds", 1)
+    with pytest.raises(MachineError, match="in `temporary`") as short:
+        PLANNED.refuse_short_disk(Path("out"), 0)
     assert "--task-items" not in short.value.hint
 
 
@@ -63,9 +78,9 @@ def test_downloads_come_off_the_disk_that_they_share(
 ) -> None:
     free |= {Path("out"): 70 * GB}
     monkeypatch.setattr(module, "shares_disk", lambda one, other: True)
-    SCRATCH.refuse_short_disk(Path("out"), 5 * GB)
+    PLANNED.refuse_short_disk(Path("out"), 5 * GB)
     with pytest.raises(MachineError, match=r"64\.0 GB are free"):
-        SCRATCH.refuse_short_disk(Path("out"), 6 * GB)
+        PLANNED.refuse_short_disk(Path("out"), 6 * GB)
 
 
 _SCAN = """
@@ -73,11 +88,11 @@ import json, os, sys, threading, time
 from pathlib import Path
 import qaudit.engine.hidden_states as hidden_states
 import qaudit.engine.rounds as rounds
-import qaudit.planning.memory as memory
-import qaudit.planning.scratch as scratch
+import qaudit.planning.cost as cost
+import qaudit.planning.footprint as footprint
 from qaudit.cli import main
 
-memory.ROUND_TOKENS = scratch.ROUND_TOKENS = rounds.ROUND_TOKENS = 6_000
+cost.ROUND_TOKENS = footprint.ROUND_TOKENS = rounds.ROUND_TOKENS = 6_000
 rounds.PART_TOKENS = 1_500
 most = 0
 files = {}

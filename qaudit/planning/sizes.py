@@ -1,6 +1,9 @@
-"""How many tokens the text of a plan has, counted where the text is on this machine.
+"""How large the models and the texts of a plan are, before the first byte of weights is read.
 
-The text is cut as a run cuts it, with the checkpoint's own `tokenizer.json`, so that what a run
+Models: by the names and shapes in safetensors headers. The most common numbered prefix is the
+blocks; everything else is embeddings, norms and head.
+
+Texts: cut as a run cuts them, with the checkpoint's own `tokenizer.json`, so that what a run
 would refuse (a document in both texts, too little text for several draws) is refused by the plan
 already. Text that is still on the Hub is bounded: each document fills one window, or as many
 tokens as `document_tokens` allows.
@@ -8,12 +11,18 @@ tokens as `document_tokens` allows.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.errors import ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted
 from qaudit.items.tokens import ItemText
@@ -24,11 +33,92 @@ from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What the headers tell of a model's shape."""
+
+    parameters: int
+    blocks: int
+    block_parameters: int  # of the largest block
+    rest_parameters: int  # embeddings, final norm, head
+    hidden: int
+    widest: int  # the longest side of a matrix in a block
+    vocabulary: int
+    tensors: int = field(default=1 << 40, compare=False)  # unknown where no header was read
+    # Of blocks, by block and name: empty where no header was read.
+    matrices: Mapping[tuple[int, str], tuple[int, int]] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
+        """Read the sizes of the model in `folder` from its headers."""
+        weights = WeightFolder(folder, allow_pickle=allow_pickle)
+        return cls.of({name: weights.shape(name) for name in weights.names()}, str(folder))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], name: str) -> Sizes:
+        """Estimate the sizes from a model's configuration, where no header can be read."""
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+        sizes = [config.get(key) for key in names]
+        if not all(isinstance(value, int) and value > 0 for value in sizes):
+            raise ModelError(
+                f"the size of `{name}` is not defined by its `config.json`",
+                hint="convert its weights to safetensors: their headers say it",
+            )
+        hidden, inner, blocks, vocabulary = (int(value) for value in sizes if value)
+        heads = config.get("num_attention_heads") or 1
+        shared = config.get("num_key_value_heads") or heads
+        attention = 2 * hidden**2 + 2 * hidden * hidden * shared // heads
+        block = attention + 3 * hidden * inner + 2 * hidden
+        rest = (1 if config.get("tie_word_embeddings") else 2) * vocabulary * hidden + hidden
+        return cls(
+            parameters=rest + blocks * block,
+            blocks=blocks,
+            block_parameters=block,
+            rest_parameters=rest,
+            hidden=hidden,
+            widest=max(hidden, inner),
+            vocabulary=vocabulary,
+        )
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[int]], name: str) -> Sizes:
+        """Tell blocks from the rest by the most common numbered prefix."""
+        numbered = [(m, tensor) for tensor in shapes if (m := re.match(r"(.*?)\.(\d+)\.", tensor))]
+        if not numbered:
+            raise ModelError(f"`{name}` holds no numbered blocks", hint="is it a causal LM?")
+        prefix = Counter(m.group(1) for m, _ in numbered).most_common(1)[0][0]
+        per_block: Counter[int] = Counter()
+        widest, inner = 1, {}
+        for match, tensor in numbered:
+            if match.group(1) == prefix:
+                block, shape = int(match.group(2)), shapes[tensor]
+                per_block[block] += int(np.prod(shape))
+                widest = max((widest, *shape))
+                if len(shape) == 2:
+                    name = tensor[match.end() :].removesuffix(".weight")
+                    inner[block, name] = (int(shape[0]), int(shape[1]))
+        total = sum(int(np.prod(shape)) for shape in shapes.values())
+        matrices = [s for t, s in shapes.items() if len(s) == 2 and not t.startswith(prefix + ".")]
+        embedding = max(matrices, key=lambda s: s[0] * s[1], default=[1, 1])
+        return cls(
+            parameters=total,
+            blocks=len(per_block),
+            block_parameters=max(per_block.values()),
+            rest_parameters=total - sum(per_block.values()),
+            hidden=min(embedding),
+            widest=widest,
+            vocabulary=max(embedding),
+            tensors=len(shapes),
+            matrices=inner,
+        )
+
+
+@dataclass(frozen=True)
 class TextSize:
     """Tokens that go through a model, those that overlap counted as often as they do."""
 
     calibration_tokens: int
     evaluation_tokens: int
+    context: int  # tokens that attend to one another
     documents: int | None = None  # of the evaluation text; None: not counted
     draws: int | None = None  # of the calibration text; None: not counted
     few: tuple[str, ...] = ()  # a note where the text has too few documents for further draws
@@ -40,7 +130,16 @@ class TextSize:
     def bound(cls, protocol: Protocol) -> TextSize:
         """Return the size of text that is not on this machine."""
         each = protocol.document_tokens or protocol.context
-        return cls(protocol.calibration_documents * each, protocol.evaluation_documents * each)
+        return cls(
+            protocol.calibration_documents * each,
+            protocol.evaluation_documents * each,
+            protocol.context,
+        )
+
+    @property
+    def most_items(self) -> int:
+        """The items of the largest task."""
+        return max((count for _, count in self.items), default=0)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -114,6 +213,7 @@ def _counted(
     return TextSize(
         calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),
         evaluation_tokens=sum(len(window.tokens) for window in corpus.evaluation),
+        context=protocol.context,
         documents=len(corpus.documents),
         draws=len(corpus.draws),
         few=tuple(note for note in corpus.notes if note.startswith(ONE_DRAW)),

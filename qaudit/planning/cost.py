@@ -1,0 +1,125 @@
+"""What goes through a model in an audit, and its time as an order of magnitude. No torch.
+
+Time is arithmetic over a rate that is measured in a moment. Progress, and the status of parts, go
+by the pace of what was measured instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import psutil
+
+from qaudit.core.gram import SAMPLE
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.whole_block import STEP_TOKENS
+from qaudit.planning.sizes import Sizes, TextSize
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
+SPREAD = 4.0  # of a time before anything is measured
+SERIAL = 1 / 20  # of the work of one core, which other cores do not share
+GPU_RATES = {2: 1e14, 4: 2e13}  # FLOP per second, by the bytes of a number
+BETWEEN = 300.0
+"""Operations that take as long as what is done with a number between products of matrices.
+
+A number is an activation that a linear reads (norms, gates, residuals), a logit, or a weight under
+one candidate of its scale. Single steps took 150 to 450 on a processor with AVX-512: half of the
+time of a model with hidden size 64, nothing beside the products of one with 7 B parameters.
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What goes through a model side by side."""
+
+    schemes: tuple[Scheme, ...]
+    text: TextSize
+    streams: int  # models that are evaluated
+
+    @classmethod
+    def of(cls, schemes: Sequence[Scheme], text: TextSize, full_precision: int = 1) -> Load:
+        return cls(tuple(schemes), text, len(schemes) + full_precision)
+
+    @property
+    def with_streams(self) -> int:
+        """How many schemes calibrate on what they made of earlier linears."""
+        return sum(scheme.calibration.has_stream for scheme in self.schemes)
+
+    @property
+    def calibrated(self) -> int:
+        """How many streams the calibration text goes through."""
+        shared = any(scheme.calibration.reads_full_precision for scheme in self.schemes)
+        return self.with_streams + shared
+
+    @property
+    def learns(self) -> bool:
+        return any(scheme.calibration is Calibration.WHOLE_BLOCK for scheme in self.schemes)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a mini-batch that is learned on."""
+        return min(max(STEP_TOKENS, self.text.context), self.text.calibration_tokens)
+
+    @property
+    def round_tokens(self) -> int:
+        """Tokens that are evaluated together: items of tasks go through in rounds."""
+        return self.text.evaluation_tokens + min(self.text.item_tokens, ROUND_TOKENS)
+
+
+# ---------------------------------------------------------------------------------------- time
+
+
+def flops(sizes: Sizes, load: Load) -> float:
+    """Estimate the arithmetic of one subject."""
+    text, calibration_tokens = load.text, load.text.calibration_tokens
+    read = sizes.blocks * (3 * sizes.hidden + sizes.widest)  # activations of a token
+    weights = sizes.blocks * sizes.block_parameters
+    forward = 2.0 * weights + 4.0 * sizes.blocks * text.context * sizes.hidden + BETWEEN * read
+    gram = 9 / 8 * sizes.blocks * (3 * sizes.hidden**2 + sizes.widest**2)
+    evaluating = load.streams * (
+        (text.evaluation_tokens + text.item_tokens) * forward
+        + text.evaluation_tokens * sizes.vocabulary * (2.0 * sizes.hidden + BETWEEN)
+    )
+    work = evaluating + load.calibrated * calibration_tokens * (forward + gram)
+    for scheme in load.schemes:
+        # 20 candidates of scales; statistics, and the error before and behind.
+        again = 20 * scheme.compares_modules + 3 * (scheme.calibration is Calibration.WHOLE_BLOCK)
+        work += again * calibration_tokens * forward
+        work += 3 * scheme.learning_steps * load.step_tokens * forward  # gradients take two
+        work += BETWEEN * scheme.trials * weights
+        work += scheme.sampled_operations * min(2 * SAMPLE, calibration_tokens) * read
+    return work
+
+
+@cache
+def matmul_rate() -> float:
+    """Measure one core's float32 matrix rate in FLOP per second, in a twentieth of a second.
+
+    The product is small enough that no library shares it between threads, and the best of many
+    counts: the others had to share the core.
+    """
+    side = 64
+    a = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
+    began, best = time.perf_counter(), float("inf")
+    while (now := time.perf_counter()) - began < 0.05:
+        a @ a
+        best = min(best, time.perf_counter() - now)
+    return 2.0 * side**3 / best
+
+
+def seconds_range(work: float, device: str, dtype: str) -> tuple[float, float]:
+    """Return the order of magnitude of the time that so many FLOP take: two ends, four apart.
+
+    A processor is priced by its own rate and Amdahl's law, a GPU by one common rate: nothing of
+    it is measured before. Small models spend most of their time between products of matrices.
+    """
+    if device.startswith("cuda"):
+        rate = GPU_RATES[ITEMSIZE[dtype]]
+    else:
+        rate = matmul_rate() / (SERIAL + (1 - SERIAL) / (psutil.cpu_count() or 1))
+    return work / rate, SPREAD * work / rate

@@ -1,0 +1,213 @@
+"""What a pass takes of memory and of the disk, and what would make it fit. No torch.
+
+What is too large is refused before the first byte of weights is read, with numbers that would fit.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qaudit.checkpoints.places import hub_cache
+from qaudit.core.scheme import Calibration
+from qaudit.core.shipped import EMBEDDINGS_TOO, Shipped
+from qaudit.core.sizes import size, typed_size
+from qaudit.errors import MachineError
+from qaudit.planning.cost import ROUND_TOKENS, Load
+from qaudit.planning.sizes import Sizes
+from qaudit.planning.traffic import free_disk_nbytes, shares_disk
+
+TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
+MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
+BATCH_TOKENS = 4096  # tokens in flight through a block
+HEAD_ROWS = 256  # rows of logits in memory at once
+KEPT = 13  # numbers in float32 that gradients keep of each that is transformed and rounded
+
+
+def waiting_nbytes(tokens: int, hidden: int, widest: int, itemsize: int) -> int:
+    """Estimate what a block holds while so many tokens wait inside it.
+
+    The residual, and the operands of attention or the inner product of the mlp.
+    """
+    return tokens * (5 * hidden + widest) * itemsize
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a pass takes of memory at its worst moment, and of the disk beside downloads.
+
+    Hidden states that memory does not hold are in the folder for temporary files. Where items of
+    tasks go through in several rounds, quantized weights are kept in the output folder meanwhile.
+    """
+
+    sizes: Sizes
+    load: Load
+    itemsize: int
+    limit_nbytes: int  # of memory for hidden states
+    device: str = "cpu"
+    most_items: int = 0  # of the largest task
+
+    @property
+    def streams_nbytes(self) -> int:
+        """What the hidden states of all streams of a round take."""
+        sizes, load, calibration_tokens = self.sizes, self.load, self.load.text.calibration_tokens
+        tokens = (load.streams + 1) * load.round_tokens + (load.calibrated + 1) * calibration_tokens
+        nbytes = tokens * sizes.hidden * self.itemsize
+        if any(
+            scheme.compares_modules or scheme.calibration is Calibration.BOTH_STREAMS
+            for scheme in load.schemes
+        ):  # what every group of a block reads in full precision
+            nbytes += calibration_tokens * (3 * sizes.hidden + sizes.widest) * self.itemsize
+        return nbytes
+
+    @property
+    def memory_nbytes(self) -> int:
+        """What the engine holds at its worst moment, above the libraries themselves."""
+        sizes, load, itemsize = self.sizes, self.load, self.itemsize
+        files = [scheme for scheme in load.schemes if isinstance(scheme, Shipped)]
+        # A file is opened with embeddings and head of its own, which are dropped where they equal
+        # the base's; its block is beside the base's.
+        rests = 1 + bool(files) + sum(file.format in EMBEDDINGS_TOO for file in files)
+        masks_nbytes = min(load.text.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize
+        streams = self.streams_nbytes
+        stages = self._stages_nbytes()
+        return (
+            rests * sizes.rest_parameters * itemsize
+            + (2 + bool(files)) * sizes.block_parameters * itemsize
+            + min(streams, self.limit_nbytes)
+            + min(MASKS_NBYTES, masks_nbytes)
+            + min(self._inside_nbytes, self.limit_nbytes)
+            # Until hidden states are spilled the C library keeps what a stage frees from the next.
+            + (max(stages) if streams > self.limit_nbytes else sum(stages))
+        )
+
+    def _stages_nbytes(self) -> tuple[int, ...]:
+        """Return what one stage after another takes: quantizing, the head, a block, learning."""
+        sizes, load, itemsize = self.sizes, self.load, self.itemsize
+        quantizing = 16 * sizes.block_parameters + 12 * sizes.widest**2
+        # Logits of full precision, its probabilities and a stream's, and every stream's batch.
+        head = 12 * HEAD_ROWS * sizes.vocabulary
+        head += load.streams * BATCH_TOKENS * sizes.hidden * itemsize
+        forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
+        # Gradients keep a block's weights, and what a mini-batch makes in it.
+        read = 3 * sizes.hidden + sizes.widest
+        learning = 4 * KEPT * (sizes.block_parameters + 2 * load.step_tokens * read)
+        return quantizing, head, forward, learning * load.learns
+
+    @property
+    def _inside_nbytes(self) -> int:
+        """What waits inside a block where schemes calibrate on their own streams."""
+        if not self.load.with_streams:
+            return 0
+        tokens, sizes = self.load.text.calibration_tokens, self.sizes
+        return waiting_nbytes(tokens, sizes.hidden, sizes.widest, self.itemsize)
+
+    @property
+    def returning(self) -> bool:
+        """Whether calibration is too long to wait inside a block, and enters it by groups."""
+        return self.device == "cpu" and self._inside_nbytes > self.limit_nbytes
+
+    @property
+    def rounds(self) -> int:
+        return math.ceil(self.load.text.item_tokens / ROUND_TOKENS)
+
+    @property
+    def weights_nbytes(self) -> int:
+        """What quantized weights take of the disk between rounds."""
+        calibrating = sum(scheme.calibrates for scheme in self.load.schemes)
+        weights = calibrating * self.sizes.blocks * self.sizes.block_parameters
+        return weights * self.itemsize if self.rounds > 1 else 0
+
+    @property
+    def spilled_nbytes(self) -> int:
+        """What hidden states take of the disk, beyond the memory for them."""
+        return max(0, self.streams_nbytes - self.limit_nbytes)
+
+    @property
+    def disk_nbytes(self) -> int:
+        return self.weights_nbytes + self.spilled_nbytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.returning:
+            notes.append(
+                "calibration is too long to wait inside a block, and goes through each block once "
+                "for every group of linears: the same numbers, slower; a higher `--stream-memory` "
+                "avoids it"
+            )
+        if self.rounds > 1:
+            notes.append(
+                f"the items of tasks go through in about {self.rounds} rounds of "
+                f"{ROUND_TOKENS / 1e6:g} M tokens; beside downloads they take up to "
+                f"{size(self.disk_nbytes)} of disk: quantized weights between rounds "
+                f"{size(self.weights_nbytes)}, hidden states beyond the memory for them "
+                f"{size(self.spilled_nbytes)}"
+            )
+        return tuple(notes)
+
+    def refuse_short_memory(self, available: int, documents: int) -> None:
+        """Refuse what memory does not hold, with the numbers that would make it fit."""
+        if self.device != "cpu" or self.memory_nbytes <= available:
+            return
+        limit, fewer = self.what_would_fit(available, documents)
+        ways = []
+        if limit is not None:
+            ways.append(f"`--stream-memory {typed_size(limit, up=False)}`")
+        if fewer is not None:
+            ways.append(f"`--calibration-documents {fewer}`")
+        raise MachineError(
+            f"this audit needs about {size(self.memory_nbytes)} of memory and {size(available)} "
+            "are free",
+            hint=f"it would fit with {' or with '.join(ways)}"
+            if ways
+            else "no `--stream-memory` and no `--calibration-documents` would make it fit: "
+            "use a machine with more memory, or a lower `--context`",
+        )
+
+    def what_would_fit(self, available: int, documents: int) -> tuple[int | None, int | None]:
+        """Return the largest limit on streams, and the most calibration documents, that would fit.
+
+        Each by itself, with everything else as requested; None where it does not help.
+        """
+        limit = min(self.limit_nbytes, available - replace(self, limit_nbytes=0).memory_nbytes)
+        while limit > 0 and replace(self, limit_nbytes=limit).memory_nbytes > available:
+            limit //= 2  # streams that do not spill keep more of what stages leave behind
+        fewer = range(documents - 1, 0, -max(1, documents // 1000))
+        shares = ((n, self._with_calibration(n, documents)) for n in fewer)
+        most = next((n for n, lighter in shares if lighter.memory_nbytes <= available), None)
+        return (limit if limit > 0 else None), most
+
+    def _with_calibration(self, fewer: int, documents: int) -> Footprint:
+        tokens = self.load.text.calibration_tokens * fewer // documents
+        text = replace(self.load.text, calibration_tokens=tokens)
+        return replace(self, load=replace(self.load, text=text))
+
+    def refuse_short_disk(self, out: Path, downloads_nbytes: int) -> None:
+        """Refuse what the disks do not hold, beside downloads that share them."""
+        temporary = Path(tempfile.gettempdir())
+        needs = {out: self.weights_nbytes, temporary: self.spilled_nbytes}
+        if shares_disk(out, temporary):
+            needs = {out: self.disk_nbytes}
+        for place, needed in needs.items():
+            free = free_disk_nbytes(place)
+            free -= downloads_nbytes if shares_disk(place, hub_cache()) else 0
+            if needed > max(0, free):
+                raise MachineError(
+                    f"this audit needs up to {size(needed)} of disk in `{place}` beside downloads, "
+                    f"and {size(max(0, free))} are free: quantized weights between rounds take "
+                    f"{size(self.weights_nbytes)}, hidden states {size(self.spilled_nbytes)}",
+                    hint=self._larger_disk(needed - free),
+                )
+
+    def _larger_disk(self, short_nbytes: int) -> str:
+        ways = []
+        if self.spilled_nbytes >= short_nbytes:
+            ways.append(f"`--stream-memory {typed_size(self.limit_nbytes + short_nbytes)}`")
+        if self.rounds > 1:
+            ways.append(f"`--task-items {max(1, self.most_items // self.rounds)}`")
+        if self.spilled_nbytes:
+            ways.append("`TMPDIR` on a larger disk")
+        return f"it may fit with {' or with '.join(ways)}"

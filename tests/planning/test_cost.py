@@ -1,0 +1,216 @@
+"""What an audit costs, by names and shapes alone: its size, its time and its memory."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.registry import parse_schemes
+from qaudit.errors import MachineError, ModelError
+from qaudit.planning import cost
+from qaudit.planning.cost import ROUND_TOKENS, Load, flops
+from qaudit.planning.footprint import Footprint
+from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.settings import DEFAULT_SCHEMES
+from qaudit.types import Protocol
+
+
+def shapes(hidden=64, ffn=160, blocks=3, vocabulary=1000, tied=True):
+    found = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    if not tied:
+        found["lm_head.weight"] = (vocabulary, hidden)
+    for i in range(blocks):
+        found[f"model.layers.{i}.self_attn.q_proj.weight"] = (hidden, hidden)
+        found[f"model.layers.{i}.mlp.down_proj.weight"] = (hidden, ffn)
+    return found
+
+
+SMALL = Sizes.of(shapes(), "model")
+LARGE = Sizes(7 * 10**9, 32, 2 * 10**8, 6 * 10**8, 4096, 11008, 32000)
+
+
+def load(schemes=DEFAULT_SCHEMES, documents=8, calibration=None, items=0):
+    calibration = documents if calibration is None else calibration
+    protocol = Protocol(128, 128, evaluation_documents=documents, calibration_documents=calibration)
+    return Load.of(parse_schemes(schemes), replace(TextSize.bound(protocol), item_tokens=items))
+
+
+def memory(sizes, asked, itemsize, limit):
+    return Footprint(sizes, asked, itemsize, limit).memory_nbytes
+
+
+def test_sizes_are_read_from_names_and_shapes_alone():
+    sizes = Sizes.of(shapes(), "model")
+    assert sizes.blocks == 3
+    assert sizes.block_parameters == 64 * 64 + 64 * 160
+    assert sizes.rest_parameters == 1000 * 64 + 64
+    assert sizes.parameters == sizes.rest_parameters + 3 * sizes.block_parameters
+    assert (sizes.hidden, sizes.widest, sizes.vocabulary) == (64, 160, 1000)
+
+
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(ModelError, match="no numbered blocks"):
+        Sizes.of({"weight": (3, 3)}, "thing")
+
+
+def test_streams_of_calibration_are_one_a_scheme_and_one_that_they_share():
+    assert load().calibrated == 2 + 1  # gptq at 4 and 3 bits; awq on full precision
+    assert load(("rtn-4bit",)).calibrated == 0
+    assert load(("gptaq-4bit",)).calibrated == 2
+
+
+# ---------------------------------------------------------------------------------------- time
+
+
+def test_more_documents_and_more_work_cost_more():
+    def work(*schemes, documents=8):
+        return flops(SMALL, load(schemes, documents))
+
+    assert work("gptq-4bit", documents=16) > work("gptq-4bit")
+    assert work(*DEFAULT_SCHEMES) > work("gptq-4bit") > work("rtn-4bit")
+    assert work("gptaq-4bit") > work("gptq-4bit")  # a second stream of calibration
+    assert work("quarot-rtn-4bit") > work("quarot-rtn-4bit:search=false")
+    assert work("awq-4bit:modules=true") > 2 * work("awq-4bit")
+    steps = [work(f"ostquant-4bit:steps={count}") for count in (1, 2, 51)]
+    assert steps[2] - steps[1] == pytest.approx(49 * (steps[1] - steps[0]))
+
+
+@pytest.mark.parametrize("spec", ["rtn-4bit", "gptq-4bit", "gptaq-4bit", "awq-4bit"])
+def test_products_are_nearly_all_work_of_a_large_model_and_half_of_a_small_one(spec):
+    for sizes, most in ((LARGE, 1.3), (Sizes.of(shapes(64, 160), "model"), 10)):
+        asked = load((spec,), documents=64)
+        tokens = asked.text.evaluation_tokens  # as many calibrate
+        weights = sizes.blocks * sizes.block_parameters
+        gram = sizes.blocks * (3 * sizes.hidden**2 + sizes.widest**2)
+        products = 2 * asked.streams * tokens * (weights + sizes.vocabulary * sizes.hidden)
+        products += asked.calibrated * tokens * (2 * weights + gram)
+        assert products < flops(sizes, asked) < most * products
+
+
+def test_the_rate_of_a_core_is_measured_once_a_process():
+    assert cost.matmul_rate() == cost.matmul_rate() > 0
+    assert cost.matmul_rate.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64, 192])
+def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(cores, monkeypatch):
+    monkeypatch.setattr(cost, "matmul_rate", lambda: 1e11)
+    monkeypatch.setattr(cost.psutil, "cpu_count", lambda: cores)
+    low, high = cost.seconds_range(1e15, "cpu", "float32")
+    assert 0 < low < high <= 4 * low
+    assert 1e4 / cores <= low <= 1e4
+    assert cost.seconds_range(2e15, "cpu", "float32") == pytest.approx((2 * low, 2 * high))
+
+
+def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
+    monkeypatch.delattr(cost, "matmul_rate")
+    (low, high), (wide, _) = (
+        cost.seconds_range(1e15, "cuda", dtype) for dtype in ("bfloat16", "float32")
+    )
+    assert low < high <= 4 * low
+    assert wide > low
+
+
+# -------------------------------------------------------------------------------------- memory
+
+
+@given(st.integers(2, 60), st.integers(2, 60))
+def test_memory_does_not_grow_with_depth(few, many):
+    a, b = (Sizes.of(shapes(blocks=n), "model") for n in (few, many))
+    assert memory(a, load(), 4, 10**9) == memory(b, load(), 4, 10**9)
+
+
+@given(st.integers(1, 10**9))
+def test_a_limit_on_streams_bounds_memory(limit):
+    # three stages, and unspilled runs keep what each of them held
+    assert memory(SMALL, load(), 4, limit) <= 3 * memory(SMALL, load(), 4, 0) + limit
+
+
+def test_a_second_stream_and_gradients_take_memory_and_steps_do_not():
+    def takes(spec):
+        return memory(SMALL, load((spec,)), 4, 10**9)
+
+    assert takes("gptaq-4bit") > takes("gptq-4bit")
+    assert takes("ostquant-4bit:steps=3") == takes("ostquant-4bit") > takes("quarot-4bit")
+
+
+@given(st.integers(2, 400), st.integers(0, 10**7), st.floats(0.05, 0.99))
+def test_what_would_fit_fits_and_a_document_more_does_not(documents, limit, share):
+    def takes(calibration, limit):
+        return memory(SMALL, load(calibration=calibration), 4, limit)
+
+    footprint = Footprint(SMALL, load(calibration=documents), 4, limit)
+    available = int(share * footprint.memory_nbytes)
+    lower, fewer = footprint.what_would_fit(available, documents)
+    if lower is not None:
+        assert 0 < lower <= limit
+        assert takes(documents, lower) <= available
+    if fewer is not None:
+        assert 1 <= fewer < documents
+        assert takes(fewer, limit) <= available
+        if fewer + 1 < documents:
+            assert takes(fewer + 1, limit) > available
+    elif lower is None:
+        assert takes(1, limit) > available
+
+
+def test_nothing_is_proposed_where_one_block_is_too_large():
+    footprint = Footprint(SMALL, load(), 4, 10**9)
+    assert footprint.what_would_fit(1000, 8) == (None, None)
+    with pytest.raises(MachineError) as refusal:
+        footprint.refuse_short_memory(1000, 8)
+    assert "use a machine with more memory" in refusal.value.hint
+
+
+def test_the_memory_of_a_processor_does_not_refuse_what_a_gpu_holds():
+    footprint = Footprint(SMALL, load(), 4, 0, device="cuda")
+    footprint.refuse_short_memory(1000, 8)
+    assert not footprint.returning
+    assert replace(footprint, device="cpu").returning
+
+
+# --------------------------------------------------------------------------- without any header
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_configuration_tells_nearly_what_headers_tell(tied):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        tie_word_embeddings=tied,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    names = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    assert Sizes.of_config(config.to_dict(), "m") == Sizes.of(names, "m")
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": "wide"}, {"hidden_size": -1}])
+def test_a_configuration_that_tells_nothing_is_refused(config):
+    with pytest.raises(ModelError, match=r"is not defined by its `config\.json`"):
+        Sizes.of_config(config, "m")
+
+
+def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
+    schemes = parse_schemes(["rtn-4bit", "gptq-4bit", "gptq-3bit"])
+    text = replace(TextSize.bound(Protocol(2048, 2048)), item_tokens=21_000_000)
+    footprint = Footprint(LARGE, Load.of(schemes, text), 2, 10**9)
+    note = footprint.notes[-1]
+    assert "about 21 rounds of 1 M tokens" in note
+    assert "quantized weights between rounds 25.6 GB" in note  # two of 12.8 GB: rtn needs none
+    assert "hidden states beyond the memory for them 48.5 GB" in note
+
+    def of_items(count: int, limit: int) -> Footprint:
+        load = Load.of(schemes, replace(text, item_tokens=count))
+        return replace(footprint, load=load, limit_nbytes=limit)
+
+    assert of_items(900_000, 10**12).notes == ()
+    bound = replace(footprint, limit_nbytes=10**15).memory_nbytes
+    assert bound == of_items(ROUND_TOKENS, 10**15).memory_nbytes
