@@ -187,7 +187,8 @@ def test_folders_and_repositories_are_compared_in_one_plan(
     write_headers(own, tiny, GB)
     for path in own.glob("*.safetensors"):
         path.write_bytes(path.read_bytes() + bytes(2 * 8 * 8 * 4))
-    (own / "config.json").write_text('{"max_position_embeddings": 512}', encoding="utf-8")
+    config = {"model_type": "llama", "max_position_embeddings": 512}
+    (own / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = resolve(recipe(str(own), f"{OLMO}@step1000"), world.opened())
     assert labels(found) == ["step1000", "own-model"]  # what no name places comes last
     assert found.local is not None
