@@ -162,7 +162,7 @@ def pick(
     from qaudit.judge.pick import choose
 
     opened = map(_opened, audits)
-    joined = combine({str(one.folder): one.evidence for one in opened})
+    joined = combine({str(audit.folder): audit.evidence for audit in opened})
     return choose(joined.table, parse_objective(objective), bits)
 
 

@@ -43,8 +43,10 @@ from qaudit.version import __version__
 def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
     """Judge what the rounds of a plan gave; its evidence is in `out`."""
     planned = {subject.label for subject in (*plan.subjects, *plan.releases)}
-    records = [one for one in records if one.unit.label in planned]  # others are candidates
-    events = [one.event for one in records]
+    records = [
+        record for record in records if record.unit.label in planned
+    ]  # others are candidates
+    events = [record.event for record in records]
     by_label = _by_label(event for event in events if isinstance(event, Measured))
     failed = {event.label: event.error for event in events if isinstance(event, Failed)}
     measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
@@ -58,7 +60,7 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
     compared = [event for event in events if isinstance(event, Compared)]
     measurements = [result.measurement for result in results]
     searches = [event.search for event in measured if event.search is not None]
-    recipe, environment = plan.recipe, environment_of(plan, [one.document for one in records])
+    recipe, environment = plan.recipe, environment_of(plan, [record.document for record in records])
     judgement = judge_measurements(
         subjects,
         measurements,
@@ -70,7 +72,7 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
         today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
         searched=[search.row.label for search in searches],
         planned=plan.subjects,
-        skipped={one.subject: one.reason for one in skipped},
+        skipped={skip.subject: skip.reason for skip in skipped},
         bits=recipe.bits,
     )
     differences = [(event.release, event.difference) for event in compared]
@@ -79,13 +81,13 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
         replace(
             _diagnosed(plan, records),
             greedy=tuple(search.row for search in searches),
-            released=tuple(compare_released(*one) for one in differences),
+            released=tuple(compare_released(*difference) for difference in differences),
             noise=judgement.noise,
         ),
     )
-    others = [finding for search in searches for finding in search.findings]
-    others += [*released_findings(differences)]
-    others += [*_of_devices(environment.get("devices", ()), measured, subjects), *advice]
+    further = [finding for search in searches for finding in search.findings]
+    further += [*released_findings(differences)]
+    further += [*_of_devices(environment.get("devices", ()), measured, subjects), *advice]
     return AuditRecord(
         plan=with_detectable(plan, measurements),
         environment=environment,
@@ -98,7 +100,7 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
         pooled=judgement.pooled,
         tasks=judgement.tasks,
         comparisons=judgement.comparisons,
-        findings=(*plan.findings, *judgement.findings, *others),
+        findings=(*plan.findings, *judgement.findings, *further),
         pick=judgement.pick,
         verdict=judgement.verdict,
     )
@@ -108,10 +110,10 @@ def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, A
     """Return one environment of those of all units: what differs is listed or summed."""
     every = [document.environment for document in documents]
     merged = dict(every[-1])
-    merged["began"] = min(one["began"] for one in every)
-    merged["ended"] = max(one["ended"] for one in every)
+    merged["began"] = min(environment["began"] for environment in every)
+    merged["ended"] = max(environment["ended"] for environment in every)
     for name in ("memory_baseline_nbytes", "memory_peak_nbytes"):
-        merged[name] = max(one[name] for one in every)
+        merged[name] = max(environment[name] for environment in every)
     for name in [name for name in merged if name.startswith("hub_")]:  # so far, in each process
         used: dict[tuple[str, str, str], float] = {}
         for document, one in zip(documents, every, strict=True):
@@ -120,9 +122,11 @@ def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, A
         merged[name] = sum(used.values())
     merged["parts"] = len({document.part for document in documents})
     merged["hosts"] = len({document.host for document in documents})
-    merged["devices"] = sorted({one["device"] for one in every})
+    merged["devices"] = sorted({environment["device"] for environment in every})
     if len(merged["devices"]) > 1:  # of the last checkpoint and the last soup, at first
-        devices = {one.label: one.environment["device"] for one in reversed(documents)}
+        devices = {
+            document.label: document.environment["device"] for document in reversed(documents)
+        }
         labels = [plan.subjects[position].label for position in last_of_each_kind(plan.subjects)]
         merged["measured_on"] = {label: devices[label] for label in labels if label in devices}
     return merged
@@ -130,7 +134,7 @@ def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, A
 
 def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
     """Return the tables of diagnostics, whose rows are in the records of first passes."""
-    documents = {one.document.label: one.document for one in reversed(records)}
+    documents = {record.document.label: record.document for record in reversed(records)}
     subjects = [s for s in plan.subjects if s.label in documents]
     labels = [s.label for s in subjects if documents[s.label].error is None]
     rows = {label: document.diagnostics for label, document in documents.items()}
@@ -168,12 +172,15 @@ def moved_by(
     """Return how far a perturbation moved each (subject, scheme)."""
     moved: dict[tuple[str, str], Moved] = {}
     for event in done:
-        first = {one.measurement.spec: one.measurement.evidence for one in reversed(event.results)}
+        first = {
+            result.measurement.spec: result.measurement.evidence
+            for result in reversed(event.results)
+        }
         for kind, result in event.perturbed:
             again = result.measurement
             if kind == perturbation:
-                one = _moved(first[again.spec], again.evidence, again.spec)
-                moved |= {(again.subject, again.scheme): one} if math.isfinite(one.nats) else {}
+                shift = _moved(first[again.spec], again.evidence, again.spec)
+                moved |= {(again.subject, again.scheme): shift} if math.isfinite(shift.nats) else {}
     return moved
 
 
@@ -183,11 +190,14 @@ def _of_devices(
     """Return the finding about kinds of devices, and how far each other one moved a measurement."""
     moved: dict[Place, Moved] = {}
     for event in measured:
-        first = {one.measurement.spec: one.measurement.evidence for one in reversed(event.results)}
+        first = {
+            result.measurement.spec: result.measurement.evidence
+            for result in reversed(event.results)
+        }
         for kind, result in event.elsewhere:
             again = result.measurement
-            one = _moved(first[again.spec], again.evidence, again.spec)
-            moved[again.subject, again.scheme, kind] = one
+            shift = _moved(first[again.spec], again.evidence, again.spec)
+            moved[again.subject, again.scheme, kind] = shift
     labels = [subject.label for subject in subjects]
     return device_findings(kinds, moved, moved_by("rounding", measured), labels)
 

@@ -262,11 +262,13 @@ def settings_of(group: type[Recipe] | type[RunOptions]) -> dict[str, Entry]:
 
 def _entries(group: type[Any]) -> Iterator[Entry]:
     hints = get_type_hints(group)
-    for one in fields(group):
-        if "setting" not in one.metadata:  # `targets`
+    for setting in fields(group):
+        if "setting" not in setting.metadata:  # `targets`
             continue
-        annotation = hints[one.name]
+        annotation = hints[setting.name]
         optional = NoneType in get_args(annotation)
         if optional:
             (annotation,) = (part for part in get_args(annotation) if part is not NoneType)
-        yield Entry(one.name, annotation, optional, one.default, one.metadata["setting"])
+        yield Entry(
+            setting.name, annotation, optional, setting.default, setting.metadata["setting"]
+        )

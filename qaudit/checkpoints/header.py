@@ -62,12 +62,14 @@ def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo
 
 def metadata_in(path: PurePath, header: bytes) -> dict[str, str]:
     """Read the texts that a header has beside its tensors."""
-    own = _read_json(path, header).get("__metadata__")
-    if own is None:
+    metadata = _read_json(path, header).get("__metadata__")
+    if metadata is None:
         return {}
-    if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(text, str) for text in metadata.values()
+    ):
         raise SourceError(f"the metadata of `{path}` is not a table of texts", hint=DAMAGED)
-    return own
+    return metadata
 
 
 def _parse(path: PurePath, text: bytes) -> dict[str, Any]:

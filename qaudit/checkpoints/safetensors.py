@@ -248,14 +248,16 @@ def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
             hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
         )
     raw = torch.empty(info.nbytes, dtype=torch.uint8)
-    view, done = memoryview(raw.numpy().data), 0
+    view, nbytes_read = memoryview(raw.numpy().data), 0
     with open_regular(path) as file:
         file.seek(info.start)
-        while done < info.nbytes:
-            count = file.readinto(view[done:])
+        while nbytes_read < info.nbytes:
+            count = file.readinto(view[nbytes_read:])
             if not count:
-                raise cut_short(path, expected=info.start + info.nbytes, found=info.start + done)
-            done += count
+                raise cut_short(
+                    path, expected=info.start + info.nbytes, found=info.start + nbytes_read
+                )
+            nbytes_read += count
     return raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
 
 

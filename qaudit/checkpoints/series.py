@@ -83,7 +83,7 @@ def as_series(groups: Iterable[Group]) -> tuple[Checkpoint, ...]:
     the first of them is; the series of any other keeps its own order.
     """
     groups = list(groups)
-    together = [one for group in groups if group.alone for one in group.candidates]
+    together = [candidate for group in groups if group.alone for candidate in group.candidates]
     series: list[Checkpoint] = []
     for group in groups:
         if not group.alone:
@@ -194,11 +194,11 @@ def _doubts(series: Sequence[tuple[Candidate, Place]]) -> tuple[list[list[str]],
             equal.setdefault((candidate.repo, duplicates), []).append(k)
     for (_, duplicates), members in equal.items():
         if len(members) > 1:
-            one = len({_point(series[k][1]) for k in members}) == 1
+            is_one_place = len({_point(series[k][1]) for k in members}) == 1
             names = [series[k][0].names[0] for k in members]
-            text = equal_report(names, duplicates.reason, duplicates.source, one_place=one)
+            text = equal_report(names, duplicates.reason, duplicates.source, one_place=is_one_place)
             for k in members:
-                (notes if one else suspect)[k].append(text)
+                (notes if is_one_place else suspect)[k].append(text)
     return suspect, notes
 
 

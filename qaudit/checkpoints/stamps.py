@@ -68,9 +68,9 @@ def hash_of(
 ) -> str:
     """Return the hash of a file's bytes, from memory where the file has not changed since."""
     stamp = Stamp.of(path)
-    known = known_hash(path, kind)
-    if known is not None:
-        return known
+    recorded = known_hash(path, kind)
+    if recorded is not None:
+        return recorded
     computed = computed_hash(path, kind)
     remember(path, stamp, computed, kind, now_ns=now_ns)
     return computed

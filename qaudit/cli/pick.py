@@ -140,7 +140,7 @@ def _pick(
     best = pick_of(verdict.classes)
     audit = replace(audit, verdict=verdict, pick=best)
     print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
-    gated = any(one.level == "error" for one in verdict.classes)
+    gated = any(decision.level == "error" for decision in verdict.classes)
     ships = gated and verdict.status == "ship"  # the same as for `gate`
     return 0 if best and (ships or all(map(_is_sure, verdict.classes))) else 3
 

@@ -99,12 +99,12 @@ def factor_backwards(matrix_CC: Tensor) -> tuple[Tensor, Tensor] | None:
     starts = range(0, len(matrix_CC), BLOCK)
     root_C = torch.empty_like(matrix_CC[0])
     for start in reversed(starts):
-        own = slice(start, start + BLOCK)
-        reversed_BB, failed = torch.linalg.cholesky_ex(matrix_CC[own, own].flip(0, 1))
+        block = slice(start, start + BLOCK)
+        reversed_BB, failed = torch.linalg.cholesky_ex(matrix_CC[block, block].flip(0, 1))
         if failed:
             return None
         upper_BB = reversed_BB.flip(0, 1)
-        panel_BA = matrix_CC[own, :start]
+        panel_BA = matrix_CC[block, :start]
         if start:
             # The inverse of a small, damped block is harmless, and products are what is fast.
             identity_BB = torch.eye(len(upper_BB), dtype=upper_BB.dtype, device=upper_BB.device)
@@ -113,8 +113,8 @@ def factor_backwards(matrix_CC: Tensor) -> tuple[Tensor, Tensor] | None:
         for before in starts[: start // BLOCK]:
             rows, columns = slice(before, before + BLOCK), slice(0, before + BLOCK)
             matrix_CC[rows, columns].addmm_(panel_BA[:, rows].T, panel_BA[:, columns], alpha=-1)
-        root_C[own] = upper_BB.diagonal()
+        root_C[block] = upper_BB.diagonal()
         diagonal_B1 = upper_BB.diagonal()[:, None]
         panel_BA.div_(diagonal_B1)
-        matrix_CC[own, own] = upper_BB.T / diagonal_B1
+        matrix_CC[block, block] = upper_BB.T / diagonal_B1
     return matrix_CC, root_C.square()

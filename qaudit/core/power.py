@@ -52,8 +52,8 @@ class Pilot:
         """Read a pilot: its columns, and what is known of their draws."""
         result = pooled(columns, statistic, noises=noises)
         documents = np.atleast_2d(columns[0]).shape[1]
-        known = result.spread or Spread(documents, math.inf, 2.0, 0.0)
-        spread = replace(known, standard_error=_upper(known.standard_error, known.freedom))
+        measured = result.spread or Spread(documents, math.inf, 2.0, 0.0)
+        spread = replace(measured, standard_error=_upper(measured.standard_error, measured.freedom))
         if result.draw is None:
             return cls(spread, None)
         upper = _upper(result.draw, result.freedom) ** 2

@@ -50,7 +50,7 @@ def cut(
     if not groups:
         return ()
     line = [_Group(group, before) for group in groups]
-    low, high = max(one.cost for one in line), sum(one.cost for one in line)
+    low, high = max(one.cost for one in line), sum(group.cost for group in line)
     for _ in range(60):  # to the last bit of a float
         middle = (low + high) / 2
         if len(_stretches(line, middle)) <= count:
@@ -58,7 +58,7 @@ def cut(
         else:
             low = middle
     parts = _stretches(line, high)
-    bound = max(line_cost(line) / count, max(one.cost for one in line))
+    bound = max(line_cost(line) / count, max(group.cost for group in line))
     if max(map(line_cost, parts)) > UNEVEN * bound:
         parts = min(parts, _dealt(line, count), key=lambda some: max(map(line_cost, some)))
     return tuple(tuple(unit for group in part for unit in group.units) for part in parts)
@@ -66,7 +66,9 @@ def cut(
 
 def parts_of(run: Run, units: Sequence[WorkUnit], count: int) -> tuple[tuple[WorkUnit, ...], ...]:
     """Cut units of a plan into parts; a diagnostic may need the checkpoint before, too."""
-    reads = any(one.reads_previous for one in parse_diagnostics(run.plan.recipe.diagnostics))
+    reads = any(
+        diagnostic.reads_previous for diagnostic in parse_diagnostics(run.plan.recipe.diagnostics)
+    )
 
     def before(unit: WorkUnit) -> Checkpoint | None:
         return previous_of(unit.subject, run.plan.subjects) if reads else None

@@ -116,7 +116,7 @@ class Measuring:
         for job in jobs:
             if (event := self._find(job, pending, twins)) is not None:
                 yield event
-        differences = {one: compare_stored(one, self._store.folder) for one in releases}
+        differences = {release: compare_stored(release, self._store.folder) for release in releases}
         for release, difference in differences.items():
             if difference is not None:
                 yield Compared(release, difference)
@@ -167,7 +167,7 @@ class Measuring:
             evicts=self._budget is not None and not self._series,
         )
         jobs = [_Job(some, is_diagnosed=some[0].subject in subjects) for some in groups]
-        if any(one.reads_previous for one in diagnostics):
+        if any(diagnostic.reads_previous for diagnostic in diagnostics):
             for job in jobs:
                 job.before = previous_of(job.subject, series) if job.is_diagnosed else None
         return jobs
@@ -228,9 +228,9 @@ class Measuring:
             return (job.label,), None if result is None else job.searched(result)
         results = [look_up(task, self._machine, self._store) for task in job.tasks]
         job.results = results
-        keys = tuple(key for one in results for key in one.keys.values())
-        is_whole = all(one.is_complete for one in results)
-        return keys, job.measured([one.results for one in results]) if is_whole else None
+        keys = tuple(key for result in results for key in result.keys.values())
+        is_whole = all(result.is_complete for result in results)
+        return keys, job.measured([result.results for result in results]) if is_whole else None
 
     def _use_diagnosed(self, job: _Job, event: Measured) -> bool:
         """Use the diagnostics on disk; return whether they are all there."""

@@ -98,9 +98,11 @@ class Part(Executor):
         """Return the passes of units with their text, and the releases among them."""
         from qaudit.engine.tasks import Task
 
-        passes = [one for unit in units if not unit.subject.is_release for one in unit.passes]
+        passes = [
+            task_pass for unit in units if not unit.subject.is_release for task_pass in unit.passes
+        ]
         releases = [unit.subject for unit in units if unit.subject.is_release]
-        return [Task.of(one, self._ready.corpus) for one in passes], releases
+        return [Task.of(task_pass, self._ready.corpus) for task_pass in passes], releases
 
     def _diagnosed(self, units: Sequence[WorkUnit]) -> set[str]:
         """Return the subjects to diagnose: those of the plan, in their first pass."""

@@ -116,7 +116,7 @@ def _download_small_files(
     refused: dict[str, SourceError] = {}
     if hub is not None:
         fetch_texts(hub.fetcher, plan.recipe, plan.texts)
-    for subject in (with_shipped(one, plan.shipped) for one in plan.subjects):
+    for subject in (with_shipped(planned, plan.shipped) for planned in plan.subjects):
         for checkpoint, _ in subject.members:
             try:
                 if hub is not None and checkpoint.commit is not None:

@@ -102,7 +102,9 @@ def _late(
     run: Run, out: Path, units: Sequence[WorkUnit], documents: Mapping[str, UnitDocument | None]
 ) -> list[str]:
     """Return the files that were written, and are not there."""
-    late = [out / name for one in documents.values() if one for name in evidence_of(one)]
+    late = [
+        out / name for document in documents.values() if document for name in evidence_of(document)
+    ]
     missing = {unit_path(run, u, out) for u in units if documents[u.content] is None}
     if missing:
         logged = {line.get("record") for log in read_logs(out).values() for line in log}
@@ -127,7 +129,9 @@ def _event(unit: WorkUnit, document: UnitDocument, out: Path) -> Event:
         return Failed(unit.name, error)
     if document.difference is not None:
         return Compared(subject, difference_of(document.difference))
-    results = [(one.perturbed, _filed(unit, document, one, out)) for one in document.results]
+    results = [
+        (result.perturbed, _filed(unit, document, result, out)) for result in document.results
+    ]
     seeds = [filed.measurement.calibration_seed for _, filed in results]
     must_be_complete(unit, document, seeds)
     plain = tuple(filed for perturbed, filed in results if perturbed is None)
@@ -157,7 +161,7 @@ def _filed(unit: WorkUnit, document: UnitDocument, result: ResultDocument, out: 
     must_be_of(measurement, subject or unit.subject, result.spec)
     must_be_pass(measurement, result.perturbed, document.protocol)
     filed = Filed(replace(measurement, subject=unit.label, scheme=result.scheme), path)
-    tasks = (out / one.evidence for one in result.tasks)
+    tasks = (out / task.evidence for task in result.tasks)
     parts = [
         Filed(read_measurement(path, one.sha256), path)
         for path, one in zip(tasks, result.tasks, strict=True)

@@ -112,11 +112,11 @@ class Slurm(Executor):
 def _jobs(path: Path, number: int, count: int) -> list[str]:
     """Return the jobs that were submitted for the same parts of the same round."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        submitted = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    same = (known.get("round"), known.get("parts")) == (number, count)
-    return [str(job) for job in known.get("jobs", ())] if same else []
+    same = (submitted.get("round"), submitted.get("parts")) == (number, count)
+    return [str(job) for job in submitted.get("jobs", ())] if same else []
 
 
 def _submit(script: Path, parts: Sequence[int]) -> str:

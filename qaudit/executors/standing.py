@@ -86,15 +86,15 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
     taken = [_units_of(part, cuts, missing) for part in at_work]
     covered = {unit.content for units in taken for unit in units}
     pace = _pace(run, out, parts)
-    left = None
+    seconds = None
     if pace and at_work:
         now = time.time()
-        left = max(
+        seconds = max(
             max(0.0, sum(map(_cost, units)) / pace - (max(0.0, now - part.since) if units else 0.0))
             for part, units in zip(at_work, taken, strict=True)
         )
     waiting = tuple(unit.name for content, unit in missing.items() if content not in covered)
-    return Standing(state, parts, left, waiting)
+    return Standing(state, parts, seconds, waiting)
 
 
 def _together(states: Sequence[RoundState]) -> RoundState:
@@ -121,7 +121,7 @@ def _units_of(
 
 
 def _cost(unit: WorkUnit) -> float:
-    return unit.flops + FLOPS_PER_BYTE * sum(one.nbytes for one in unit.checkpoints)
+    return unit.flops + FLOPS_PER_BYTE * sum(checkpoint.nbytes for checkpoint in unit.checkpoints)
 
 
 def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
@@ -129,9 +129,9 @@ def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
     rounds = (read_round(run, out, number) for number in range(FIRST, last_round(out) + 1))
     units = [unit for passes in rounds for unit in units_of(passes)]
     costs = {unit_path(run, unit, out).name: _cost(unit) for unit in units}
-    done = [(costs[name], s) for part in parts for name, s in part.records if name in costs]
-    seconds = sum(s for _, s in done)
-    return sum(cost for cost, _ in done) / seconds if seconds else None
+    finished = [(costs[name], s) for part in parts for name, s in part.records if name in costs]
+    seconds = sum(s for _, s in finished)
+    return sum(cost for cost, _ in finished) / seconds if seconds else None
 
 
 def _start(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -185,12 +185,12 @@ def _queue(jobs: Sequence[str]) -> dict[str, str] | None:
         return None
     command = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--jobs={','.join(jobs)}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return None
-    if done.returncode and "Invalid job id" not in done.stderr:
+    if completed.returncode and "Invalid job id" not in completed.stderr:
         return None
-    rows = [line.split() for line in done.stdout.splitlines()]
+    rows = [line.split() for line in completed.stdout.splitlines()]
     at_work = (*QUEUED, "RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING")
     return {row[0]: row[1] for row in rows if len(row) == 2 and row[1] in at_work}
 

@@ -92,9 +92,9 @@ class Listing:
 
     def files(self, repo: str, commit: str, kind: Kind = "model") -> tuple[HubFile, ...]:
         """Return every file at a commit."""
-        known = self.known_files(repo, commit, kind)
-        if known is not None:
-            return known
+        recorded = self.known_files(repo, commit, kind)
+        if recorded is not None:
+            return recorded
         files = self.client.files(repo, commit, kind=kind)
         self._store.put("trees", self._key(repo, kind, commit), [tree_entry(f) for f in files])
         self._files[repo, commit, kind] = files

@@ -131,7 +131,7 @@ def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
 
 
 def _places_of(classes: Iterable[ClassVerdict]) -> str:
-    return ", ".join(f"`{one.subject}` at {one.scheme}" for one in classes)
+    return ", ".join(f"`{decision.subject}` at {decision.scheme}" for decision in classes)
 
 
 def _place_of(pick: Pick | None) -> str:

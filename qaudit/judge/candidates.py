@@ -80,8 +80,8 @@ def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:
     """
     distinct: list[Measurement] = []
     for measured in ranked:
-        own = measured.evidence.nll_sum
-        if not any(np.array_equal(own, other.evidence.nll_sum) for other in distinct):
+        nll_sum = measured.evidence.nll_sum
+        if not any(np.array_equal(nll_sum, other.evidence.nll_sum) for other in distinct):
             distinct.append(measured)
     return distinct
 
@@ -138,12 +138,12 @@ class _Candidate:
 
 def _cheapest_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     """Order by bits, and by loss among those of one price; only the first places matter."""
-    left, ordered = list(candidates), []
-    while left:
-        price = min(c.measurement.bits_per_weight for c in left) + SAME_BITS
-        same = [c for c in left if c.measurement.bits_per_weight <= price]
+    remaining, ordered = list(candidates), []
+    while remaining:
+        price = min(c.measurement.bits_per_weight for c in remaining) + SAME_BITS
+        same = [c for c in remaining if c.measurement.bits_per_weight <= price]
         ordered += sorted(same, key=lambda c: c.loss)
-        left = [c for c in left if c.measurement.bits_per_weight > price]
+        remaining = [c for c in remaining if c.measurement.bits_per_weight > price]
     return ordered
 
 

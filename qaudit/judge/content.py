@@ -148,8 +148,8 @@ def differ_after_all(series: _Series) -> Iterator[Finding]:
     for checkpoint in series.read:
         for text in (*checkpoint.suspect, *checkpoint.notes):
             names = names_in_equal_report(text)
-            known = [by_name.get((checkpoint.ref.location, name)) for name in names]
-            differing = [c for c in known if c is not None]
+            files = [by_name.get((checkpoint.ref.location, name)) for name in names]
+            differing = [c for c in files if c is not None]
             if len(differing) > 1 and len({_bytes(c) for c in differing}) == len(differing):
                 listed.setdefault(text, differing)
     for text, differing in listed.items():

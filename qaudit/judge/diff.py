@@ -80,8 +80,8 @@ class Side:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        known = self.evidence
-        return {sha: k for k, sha in enumerate(known.document_sha256) if known.tokens[k] > 0}
+        evidence = self.evidence
+        return {sha: k for k, sha in enumerate(evidence.document_sha256) if evidence.tokens[k] > 0}
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,14 +81,16 @@ def noise_of(
 ) -> KnownNoise | None:
     """Return the noise of a cell's draw on the documents of a split; None where it has none."""
     draws = table.draws(*cell)
-    known = _by_scheme(table, split, sums)
-    if not known or not draws or not (len(draws) > 1 or calibrates(draws[0])):
+    noises = _by_scheme(table, split, sums)
+    if not noises or not draws or not (len(draws) > 1 or calibrates(draws[0])):
         return None
     damage = _damage(table, cell, split, sums)
-    own = known.get(cell[1])
-    if own is not None:
-        return KnownNoise(own.at(damage), None if len(draws) > 1 else own.source)
-    scaled = [KnownNoise(one.at(damage), f"{one.source}, by added loss") for one in known.values()]
+    noise = noises.get(cell[1])
+    if noise is not None:
+        return KnownNoise(noise.at(damage), None if len(draws) > 1 else noise.source)
+    scaled = [
+        KnownNoise(other.at(damage), f"{other.source}, by added loss") for other in noises.values()
+    ]
     return max(scaled, key=lambda one: one.noise.variance)
 
 

@@ -25,7 +25,7 @@ def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:
     chosen = main_class(classes)
     if chosen is None or chosen.subject is None or chosen.scheme is None:
         return None
-    others = dict.fromkeys(name.rpartition(" at ")[0] for name in chosen.contenders)
+    subjects = dict.fromkeys(name.rpartition(" at ")[0] for name in chosen.contenders)
     return Pick(
         subject=chosen.subject,
         scheme=chosen.scheme,
@@ -35,13 +35,13 @@ def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:
         interval=chosen.lead,
         confirmed_on=chosen.confirmed_on,
         reference=chosen.reference,
-        contenders=tuple(label for label in others if label != chosen.subject),
+        contenders=tuple(label for label in subjects if label != chosen.subject),
         changes=chosen.changes,
     )
 
 
 def main_class(classes: Sequence[ClassVerdict]) -> ClassVerdict | None:
     """Return the class that is shown where only one can be."""
-    named = [one for one in classes if one.subject is not None]
-    of_main = (one for one in named if one.bit_class == MAIN)
+    named = [decision for decision in classes if decision.subject is not None]
+    of_main = (decision for decision in named if decision.bit_class == MAIN)
     return next(of_main, named[0] if named else None)

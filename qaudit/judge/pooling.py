@@ -117,7 +117,7 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
     ce = interval_of(table, [cell], statistics.per_token) or statistics.UNKNOWN
     nbytes = int(draws[0].evidence.nbytes.sum())
     nll = float(np.mean([m.evidence.nll_sum.sum() for m in draws]))
-    known = nbytes > 0 and ce != statistics.UNKNOWN
+    is_measured = nbytes > 0 and ce != statistics.UNKNOWN
     noise = noise_of(table, cell)
     return PooledRow(
         subject=cell[0],
@@ -128,7 +128,7 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
         relative_error=interval_of(table, [cell, full], statistics.excess),
         absolute_change=interval_of(table, [cell, full], statistics.change),
         perplexity=statistics.perplexity(ce.estimate),
-        bits_per_byte=statistics.bits_per_byte(nll, nbytes) if known else None,
+        bits_per_byte=statistics.bits_per_byte(nll, nbytes) if is_measured else None,
         kl=_fidelity(table, cell, "kl", divergences),
         top1_agreement=_agreement(table, cell),
         rms_dp=_fidelity(table, cell, "rms_dp", squared_changes),

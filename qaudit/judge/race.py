@@ -135,13 +135,13 @@ class _Running:
         broken = self._measure(self._course.selection[self._seen : look.documents])
         self._seen = look.documents
         ranked = self._ranked()
-        left = [Departure(subject, None, shown=False) for subject in broken]
+        departures = [Departure(subject, None, shown=False) for subject in broken]
         if self._seen < len(self._course.selection) and ranked:
-            left += self._beaten(ranked, look.most)
-        gone = {departure.subject for departure in left}
+            departures += self._beaten(ranked, look.most)
+        gone = {departure.subject for departure in departures}
         self.subjects = [subject for subject in self.subjects if subject not in gone]
         leader = ranked[0] if ranked else None
-        return Round(self._seen, entrants, leader, tuple(left), self._spent - spent)
+        return Round(self._seen, entrants, leader, tuple(departures), self._spent - spent)
 
     def _measure(self, positions: Positions) -> list[str]:
         """Add losses on documents; return the subjects whose losses are not finite."""
@@ -158,16 +158,16 @@ class _Running:
 
     def _beaten(self, ranked: Sequence[str], most: int) -> list[Departure]:
         """Return the subjects shown to be behind, and those that the schedule drops."""
-        course, leader, left = self._course, self._known[ranked[0]], []
+        course, leader, departures = self._course, self._known[ranked[0]], []
         tokens = course.tokens[course.selection[: self._seen]]
-        known = self._seen / len(course.selection)
+        share = self._seen / len(course.selection)
         slack = self._rules.margin * float(leader.sum()) / float(tokens.sum())
         for place, subject in enumerate(ranked[1:], 1):
-            behind = ahead_of(self._known[subject], leader, tokens, known, self._rules.at_once)
+            behind = ahead_of(self._known[subject], leader, tokens, share, self._rules.at_once)
             shown = behind.low > -slack
             if shown or (place >= most and behind.estimate > slack):
-                left.append(Departure(subject, behind, shown))
-        return left
+                departures.append(Departure(subject, behind, shown))
+        return departures
 
     # -------------------------------------------------------------------------- confirmation
 
@@ -176,16 +176,16 @@ class _Running:
         ranked, held_out = self._ranked(), self._course.held_out
         if not ranked:
             return self._race(rounds, None)
-        winner, others = ranked[0], self._nearest(ranked, rounds)
-        if not others or len(held_out) == 0:
-            return self._race(rounds, winner, runner_up=others[0] if others else None)
-        self.subjects = [winner, *others]
+        winner, rivals = ranked[0], self._nearest(ranked, rounds)
+        if not rivals or len(held_out) == 0:
+            return self._race(rounds, winner, runner_up=rivals[0] if rivals else None)
+        self.subjects = [winner, *rivals]
         self._known = {subject: np.zeros(0) for subject in self.subjects}
         self._measure(held_out)
-        others = [subject for subject in others if subject in self.subjects]
-        if winner not in self.subjects or not others:
+        rivals = [subject for subject in rivals if subject in self.subjects]
+        if winner not in self.subjects or not rivals:
             return self._race(rounds, winner)
-        return self._race(rounds, winner, **self._confirmed(winner, others))
+        return self._race(rounds, winner, **self._confirmed(winner, rivals))
 
     def _nearest(self, ranked: Sequence[str], rounds: Sequence[Round]) -> list[str]:
         """Return the rivals of the winner: survivors, or else the one least behind."""
@@ -245,8 +245,8 @@ def ahead_of(
     if influence is None:
         return Interval(estimate, -math.inf, math.inf)
     below, above = statistics.reach(statistics.spread_of(influence), confidence)
-    left = math.sqrt(max(0.0, 1 - share))  # n of N documents are known already
-    return Interval(estimate, estimate - left * below, estimate + left * above)
+    unseen = math.sqrt(max(0.0, 1 - share))  # n of N documents are known already
+    return Interval(estimate, estimate - unseen * below, estimate + unseen * above)
 
 
 # --------------------------------------------------------------------------------- schedule

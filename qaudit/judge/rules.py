@@ -84,8 +84,8 @@ def has_notes(case: RuleCase) -> Iterator[Finding]:
                 continue
             noted.setdefault((score.scheme, note), []).append(score.subject)
     for (scheme, note), subjects in noted.items():
-        others = len(set(subjects)) - 1
-        where = f"`{subjects[0]}`" + (f" and {others} more" if others else "")
+        count = len(set(subjects)) - 1
+        where = f"`{subjects[0]}`" + (f" and {count} more" if count else "")
         message = f"{scheme}, {where}: {note}"
         yield Finding("QA003", "info", subjects[0], scheme, message, "", outcome="pass")
 
@@ -120,22 +120,22 @@ def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
     best = case.table.find(pick.subject, pick.scheme)
     if not finite or best is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
         return
-    own = min(finite, key=lambda m: float(m.evidence.nll_sum.sum()))
+    lowest = min(finite, key=lambda m: float(m.evidence.nll_sum.sum()))
     of_scheme = {m.subject for m in case.table.measurements if m.scheme == pick.scheme}
     level = statistics.simultaneous(case.table.confidence, len(of_scheme) - 1)
-    lead = outright(case.table, own, best, None, level)
-    held_out = outright(case.table, own, best, HELD_OUT, case.table.confidence)
+    lead = outright(case.table, lowest, best, None, level)
+    held_out = outright(case.table, lowest, best, HELD_OUT, case.table.confidence)
     if lead.low <= 0:
         return
     message = (
-        f"the last checkpoint `{own.subject}` is not the best one at {pick.scheme}: "
+        f"the last checkpoint `{lowest.subject}` is not the best one at {pick.scheme}: "
         f"`{pick.subject}` is {lead.estimate:.4f} nats per token better"
     )
     hint = f"confirm `{pick.subject}` on other documents, then ship it"
     if case.table.is_split and held_out.low > 0:
         others = int(case.table.scored(HELD_OUT).sum())
         hint = f"ship `{pick.subject}`: {others} documents that it was not chosen on confirm it"
-    yield Finding("QA005", "warn", own.subject, pick.scheme, message, hint, lead, margin=0.0)
+    yield Finding("QA005", "warn", lowest.subject, pick.scheme, message, hint, lead, margin=0.0)
 
 
 def loss_is_not_finite(case: RuleCase) -> Iterator[Finding]:

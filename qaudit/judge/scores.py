@@ -150,8 +150,8 @@ def _pairs(table: Measurements) -> Iterator[tuple[str, str]]:
     last = table.last_checkpoint
     for subject in table.subjects:
         if subject.kind == "soup":
-            others = dict.fromkeys([*table.members(subject), *([last] if last else [])])
-            yield from ((subject.label, other) for other in others)
+            rivals = dict.fromkeys([*table.members(subject), *([last] if last else [])])
+            yield from ((subject.label, other) for other in rivals)
     for reached in table.series_ends():
         yield from ((reached, end) for end in table.stage_ends() if reached != end)
 

@@ -61,7 +61,7 @@ def worst_stratum(
 
 def largest(intervals: Iterable[Interval]) -> Interval:
     """Return the interval of the largest of several values whose intervals hold at once."""
-    bounds = [(one.estimate, one.low, one.high) for one in intervals]
+    bounds = [(interval.estimate, interval.low, interval.high) for interval in intervals]
     return Interval(*map(max, zip(*bounds, strict=True)))
 
 

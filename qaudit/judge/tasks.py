@@ -107,7 +107,7 @@ class _Options:
 
 def tasks_of(measured: Measurement | None) -> dict[str, TaskEvidence]:
     """Return the tasks of a measurement by name."""
-    return {one.task: one for one in measured.evidence.tasks} if measured else {}
+    return {task.task: task for task in measured.evidence.tasks} if measured else {}
 
 
 def marked(
@@ -138,7 +138,7 @@ def score_tasks(table: Measurements, files: EvidenceFiles | None = None) -> Iter
         if len(rows) > 1:
             rows.append(_mean_row(measured, full, table.confidence))
         share = draw_share(table, (measured.subject, measured.scheme)) if rows and full else None
-        yield from (_with_draw(one, share, table.confidence) if share else one for one in rows)
+        yield from (_with_draw(row, share, table.confidence) if share else row for row in rows)
 
 
 def _row(
@@ -148,28 +148,28 @@ def _row(
     confidence: float,
     files: EvidenceFiles,
 ) -> TaskRow:
-    own = answers(one)
+    marks = answers(one)
     path, sha256 = files.get((measured.subject, measured.spec, one.task), ("", ""))
     row = TaskRow(
         subject=measured.subject,
         scheme=measured.scheme,
         spec=measured.spec,
         task=one.task,
-        accuracy=statistics.accuracy(own.right_N, confidence),
+        accuracy=statistics.accuracy(marks.right_N, confidence),
         accuracy_drop=None,
-        items=len(own.right_N),
+        items=len(marks.right_N),
         evidence=path,
         evidence_sha256=sha256,
     )
-    if full is None or len(answers(full).right_N) != len(own.right_N):
+    if full is None or len(answers(full).right_N) != len(marks.right_N):
         return row
     theirs = answers(full)
-    pair = Marked(own.right_N, theirs.right_N)
+    pair = Marked(marks.right_N, theirs.right_N)
     return _with_changes(
         row,
         [pair],
         confidence,
-        changed=int((own.picked_N != theirs.picked_N).sum()),
+        changed=int((marks.picked_N != theirs.picked_N).sum()),
         margin_factor=paired.margin_factor(margin_ratios(one, full), confidence),
         p_value=paired.mcnemar(pair.lost, pair.won),
     )
@@ -177,7 +177,7 @@ def _row(
 
 def _mean_row(measured: Measurement, full: Measurement | None, confidence: float) -> TaskRow:
     tasks = tasks_of(measured)
-    rights = [answers(one).right_N for one in tasks.values()]
+    rights = [answers(task).right_N for task in tasks.values()]
     row = TaskRow(
         subject=measured.subject,
         scheme=measured.scheme,
@@ -221,8 +221,8 @@ def _with_changes(
         accuracy_drop=paired.drop(pairs, confidence, normalized=True),
         drop=paired.drop(pairs, confidence, normalized=False),
         flips=paired.flips(pairs, confidence).estimate,
-        right_to_wrong=sum(one.lost for one in pairs),
-        wrong_to_right=sum(one.won for one in pairs),
+        right_to_wrong=sum(pair.lost for pair in pairs),
+        wrong_to_right=sum(pair.won for pair in pairs),
         changed_answers=changed,
         p_value=p_value,
         margin_factor=margin_factor,

@@ -67,8 +67,8 @@ def _choice(table: Measurements, objective: Objective, name: str) -> ClassVerdic
     title = _title(objective, name)
     if not ranked:
         return ClassVerdict(name, "off", "undecided", None, None, title)
-    best, *others = ranked
-    second = others[0] if others else None
+    best, *rivals = ranked
+    second = rivals[0] if rivals else None
     lead = _lead(table, objective, best, second, table.confidence) if second else None
     return _measured(
         table,
@@ -99,7 +99,7 @@ def _title(objective: Objective, name: str) -> str:
 
 
 def _of_cheapest(table: Measurements, objective: Objective, fewest: Cheapest) -> ClassVerdict:
-    best, *others = fewest.ranked
+    best, *rivals = fewest.ranked
     margin = objective.margin or 0.0
     above = excess(table, best, fewest.reference, HELD_OUT)
     return _measured(
@@ -113,8 +113,8 @@ def _of_cheapest(table: Measurements, objective: Objective, fewest: Cheapest) ->
             scheme=best.scheme,
             objective=f"fewest bits per weight within {100 * margin:g} % of the loss of "
             f"`{fewest.reference.subject}` in full precision",
-            runner_up=others[0].subject if others else None,
-            runner_up_scheme=others[0].scheme if others else None,
+            runner_up=rivals[0].subject if rivals else None,
+            runner_up_scheme=rivals[0].scheme if rivals else None,
             lead=above,
             reference=fewest.reference.subject,
             confirmed_on=_confirmed(table, above.high <= margin),
@@ -174,11 +174,11 @@ def _contenders(
     table: Measurements, objective: Objective, ranked: Sequence[Measurement]
 ) -> Iterator[str]:
     """Yield what is not significantly worse than the best, all compared at once."""
-    best, *others = ranked
-    level = statistics.simultaneous(table.confidence, len(others))
+    best, *rivals = ranked
+    level = statistics.simultaneous(table.confidence, len(rivals))
     # On too few documents nothing is ruled out, however far apart two losses are.
     few = int(table.scored(HELD_OUT).sum()) < statistics.MINIMUM_DOCUMENTS
-    for other in others:
+    for other in rivals:
         if few or _lead(table, objective, best, other, level).high >= 0:
             yield named(other)
 
@@ -198,11 +198,11 @@ def _changes(
     if objective.kind == "kl":
         return
     soups = {s.label for s in table.subjects if s.kind == "soup"}
-    others = {
+    rivals = {
         f"without {best.scheme}": (m for m in ranked if m.scheme != best.scheme),
         "without soups": (m for m in ranked if best.subject in soups and m.subject not in soups),
     }
-    for what, left in others.items():
+    for what, left in rivals.items():
         if (other := next(left, None)) is not None:
             yield f"{what} it would be `{other.subject}` at {other.scheme}"
     full = candidates(table, UNQUANTIZED)

@@ -40,7 +40,7 @@ PRESETS: Mapping[str, Traversable] = {
 }
 """The policies that ship, from the mildest."""
 
-CODES = (*(one.code for one in METRICS.values()), "QA025", "QA026", "QA040")
+CODES = (*(metric.code for metric in METRICS.values()), "QA025", "QA026", "QA040")
 """Rules that an ignore may name by their code."""
 
 _MOST_ENTRIES = 200
@@ -245,9 +245,9 @@ class _File:
 
     def _scheme(self, text: str, place: Place, metric: Metric | None) -> str:
         if any(sign in text for sign in "*?["):
-            known = short_forms(range(2, 9))
-            if not any(fnmatchcase(form, text.partition(":")[0]) for form in known):
-                self.refuse(place, f"no scheme matches `{text}`", nearest(text, known))
+            names = short_forms(range(2, 9))
+            if not any(fnmatchcase(form, text.partition(":")[0]) for form in names):
+                self.refuse(place, f"no scheme matches `{text}`", nearest(text, names))
             return text
         if text == FULL_PRECISION:
             if metric is not None and not METRICS[metric].has_full_precision:
@@ -271,9 +271,9 @@ class _File:
         for k, keys in enumerate(written):
             place: Place = ("ignores", k)
             if keys.rule not in rules and keys.rule not in CODES:
-                known = [*rules, *CODES]
+                names = [*rules, *CODES]
                 self.refuse(
-                    (*place, "rule"), f"there is no rule `{keys.rule}`", nearest(keys.rule, known)
+                    (*place, "rule"), f"there is no rule `{keys.rule}`", nearest(keys.rule, names)
                 )
             yield Ignore(
                 rule=keys.rule,
@@ -288,7 +288,7 @@ class _File:
 def _explained(error: Mapping[str, Any]) -> tuple[str, str]:
     """Return a sentence and a hint; for a word that is none of several, the nearest."""
     if error["type"] == "literal_error":
-        known = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+        names = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
         word = str(error["input"])
-        return f"`{dotted(error['loc'])}` is `{word}`", nearest(word, known)
+        return f"`{dotted(error['loc'])}` is `{word}`", nearest(word, names)
     return explain([error], _ALLOWED)

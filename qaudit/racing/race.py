@@ -222,7 +222,9 @@ class _Track:
             result for label in labels if label in measured for result in measured[label].results
         ]
         self._filed.extend(results)
-        return {one.measurement.subject: one.measurement.evidence.nll_sum for one in results}
+        return {
+            result.measurement.subject: result.measurement.evidence.nll_sum for result in results
+        }
 
     def _stand_in(self, label: str) -> Scheme:
         """Return the scheme, or one that stores or reads what it makes of this subject."""

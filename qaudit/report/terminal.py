@@ -92,17 +92,17 @@ def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
     rows = [row.cells for row in table.rows if not row.minor]
     if not rows:
         return
-    names, *others = zip(*rows, strict=True)
+    names, *rest = zip(*rows, strict=True)
     first = _names(names, max(24, 3 * width // 10))
     room = width - 2 - max(map(width_of, first))
     heads = [shortened(printable(column.short or column.name), room) for column in table.columns]
     right = [column.align == "right" for column in table.columns[1:]]
     right = [
         is_right or any(cell.value is not None for cell in cells)
-        for is_right, cells in zip(right, others, strict=True)
+        for is_right, cells in zip(right, rest, strict=True)
     ]
     for with_small, gap in ((True, 2), (True, 1), (False, 2), (False, 1)):
-        texts = [first, *(_texts(column, room, with_small=with_small) for column in others)]
+        texts = [first, *(_texts(column, room, with_small=with_small) for column in rest)]
         columns = [
             _Column(_heading(head, cells), cells, is_right)
             for head, cells, is_right in zip(heads, texts, [False, *right], strict=True)

@@ -30,7 +30,7 @@ def answer(verdict: Verdict) -> str:
     by_status = {status: _of(verdict, status) for status in STATUSES}
     parts = [_classes(status, classes) for status, classes in by_status.items() if classes]
     details = f": {'; '.join(parts)}" if parts else ""
-    levels = {one.level for one in verdict.classes} - {"off"}
+    levels = {decision.level for decision in verdict.classes} - {"off"}
     status = verdict.status.upper()
     if verdict.status == "ship" and levels == {"warn"}:  # SHIP, and everything beyond its margin
         status = "WARNINGS ONLY"

@@ -32,8 +32,8 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
         arrays["expert_tokens"] = evidence.expert_tokens
     if evidence.strata:
         arrays["strata"] = np.array(evidence.strata)
-    for one in evidence.tasks:  # at most one: each task has a file of its own
-        arrays |= _task_arrays(one)
+    for task in evidence.tasks:  # at most one: each task has a file of its own
+        arrays |= _task_arrays(task)
     return arrays | _sums(evidence.fidelity, evidence.positions)
 
 

@@ -28,18 +28,18 @@ def tables_of(
     subjects: Sequence[Subject],
 ) -> Diagnostics:
     """Return the rows of all subjects, in the order of the labels; `subjects` is the series."""
-    before = {one.label: previous_of(one, subjects) for one in subjects}
+    before = {subject.label: previous_of(subject, subjects) for subject in subjects}
     labels_before = {label: one.label for label, one in before.items() if one is not None}
     of_subject = [rows.get(label, DiagnosticRows()) for label in labels]
     tables: dict[str, Any] = {}
-    names = [one.name for one in diagnostics]
+    names = [diagnostic.name for diagnostic in diagnostics]
     for name in names:
-        table = [row for one in of_subject for row in one.rows.get(name, ())]
+        table = [row for record in of_subject for row in record.rows.get(name, ())]
         summary = part(name, "summary")
         tables[name] = table if summary is None else summary.summarize(table, labels_before)
-    known = {field.name for field in fields(Diagnostics)}
-    others = {name: tables.pop(name) for name in tables.keys() - known if tables[name]}
-    measured = decode(Diagnostics, {**tables, "others": others}, "diagnostics")
+    columns = {field.name for field in fields(Diagnostics)}
+    further = {name: tables.pop(name) for name in tables.keys() - columns if tables[name]}
+    measured = decode(Diagnostics, {**tables, "others": further}, "diagnostics")
     skipped = (
         NotDiagnosed(label, name, one.reasons[name])
         for label, one in zip(labels, of_subject, strict=True)

@@ -37,7 +37,7 @@ class SavedAudit:
     @property
     def has_identities(self) -> bool:
         """Return whether each file says what it is of; those of earlier versions do not."""
-        return all(one.identity is not None for one in self.measurements)
+        return all(measurement.identity is not None for measurement in self.measurements)
 
     @cached_property
     def table(self) -> Measurements:
@@ -77,9 +77,9 @@ def _with_tasks(
 ) -> Measurement:
     """Return a measurement with the items of its tasks, each of which has a file of its own."""
     measurements = [_read_evidence(row, folder) for row in rows]
-    for one in measurements:
-        _must_be_of(one, audit, measured.subject, measured.spec)
-    parts = tuple(part for one in measurements for part in one.evidence.tasks)
+    for measurement in measurements:
+        _must_be_of(measurement, audit, measured.subject, measured.spec)
+    parts = tuple(part for measurement in measurements for part in measurement.evidence.tasks)
     if not parts:
         return measured
     return replace(measured, evidence=replace(measured.evidence, tasks=parts))
@@ -136,8 +136,8 @@ def _read_evidence(row: MeasurementRow | TaskRow, folder: Path) -> Measurement:
 
 def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
     """Join audits of the same text and precision; equal labels get the names of their audits."""
-    (first_name, first), *others = audits.items()
-    for name, other in others:
+    (first_name, first), *further = audits.items()
+    for name, other in further:
         for setting in ("dtype", "context"):
             a, b = getattr(first.audit.plan, setting), getattr(other.audit.plan, setting)
             if a != b:

@@ -57,9 +57,12 @@ def must_be_complete(unit: WorkUnit, document: UnitDocument, seeds: Sequence[int
         return  # one checkpoint is best, and it has results of its own
     first = int(document.protocol.get("calibration_seed", 0))
     rows = zip(document.results, seeds, strict=True)
-    results = Counter((one.spec, one.perturbed, seed - first) for one, seed in rows)
-    for one in unit.passes:
-        for spec in (*([FULL_PRECISION] if one.full_precision else []), *one.schemes):
+    results = Counter((result.spec, result.perturbed, seed - first) for result, seed in rows)
+    for step in unit.passes:
+        for spec in (*([FULL_PRECISION] if step.full_precision else []), *step.schemes):
             short = spec if spec == FULL_PRECISION else parse_scheme(spec).short
-            if not results[spec, one.perturbed, one.draw] and short not in document.failed_schemes:
+            if (
+                not results[spec, step.perturbed, step.draw]
+                and short not in document.failed_schemes
+            ):
                 raise ValueError(f"it has no result of {short}, and no reason")

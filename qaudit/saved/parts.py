@@ -195,12 +195,12 @@ def _round_path(number: int, out: Path) -> Path:
 
 
 def _round(number: int, passes: Sequence[Pass], known: Sequence[Checkpoint]) -> RoundDocument:
-    subjects = tuple(dict.fromkeys(one.subject for one in passes))
+    subjects = tuple(dict.fromkeys(step.subject for step in passes))
     places = {subject: place for place, subject in enumerate(subjects)}
     values = [
-        {field.name: getattr(one, field.name) for field in fields(Pass)}
-        | {"subject": places[one.subject]}
-        for one in passes
+        {field.name: getattr(step, field.name) for field in fields(Pass)}
+        | {"subject": places[step.subject]}
+        for step in passes
     ]
     return RoundDocument(
         round=number,
@@ -217,7 +217,9 @@ def _passes(document: RoundDocument, known: Sequence[Checkpoint]) -> tuple[Pass,
                 f"`round.passes[{place}].subject` points to no subject",
                 hint="run `qaudit plan` again",
             )
-    return tuple(Pass(**{**vars(one), "subject": subjects[one.subject]}) for one in document.passes)
+    return tuple(
+        Pass(**{**vars(step), "subject": subjects[step.subject]}) for step in document.passes
+    )
 
 
 # --------------------------------------------------------------------------------------- units
@@ -263,8 +265,8 @@ def _is_sound(document: UnitDocument) -> bool:
 
 def evidence_of(document: UnitDocument) -> list[str]:
     """Return the names of a unit's files of evidence."""
-    names = [one.evidence for one in document.results]
-    names += [file.evidence for one in document.results for file in one.tasks]
+    names = [result.evidence for result in document.results]
+    names += [file.evidence for result in document.results for file in result.tasks]
     tables = document.diagnostics.rows.values()
     return names + [str(row["details"]) for rows in tables for row in rows if row.get("details")]
 

@@ -87,7 +87,7 @@ def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
     """Return a result with those of the tasks of the same stream."""
     if not tasks:
         return filed
-    parts = tuple(part for one in tasks for part in one.measurement.evidence.tasks)
+    parts = tuple(part for task in tasks for part in task.measurement.evidence.tasks)
     paths = tuple((part.task, one.path) for part, one in zip(parts, tasks, strict=True))
     evidence = replace(filed.measurement.evidence, tasks=parts)
     return replace(
@@ -95,7 +95,9 @@ def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
     )
 
 
-_COLUMNS = [one for one in fields(Measurement) if one.name not in ("evidence", "calibration_seed")]
+_COLUMNS = [
+    column for column in fields(Measurement) if column.name not in ("evidence", "calibration_seed")
+]
 _About: Any = make_dataclass(
     "_About",
     [
@@ -198,11 +200,11 @@ def _read(content: bytes) -> tuple[Measurement, Any]:
                 raise ValueError("it unpacks to more than evidence can be")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             about = decode(_About, parse(str(arrays["about"])), "about")
-            others = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
+            values = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
             seed = int(arrays["calibration_seed"])
             evidence = evidence_in(arrays)
             _must_be_as_written(about, arrays)
-            return Measurement(**others, evidence=evidence, calibration_seed=seed), about
+            return Measurement(**values, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
         raise ValueError(f"it does not name what was measured: {error.message}") from error
     except _DAMAGED as error:
@@ -223,7 +225,7 @@ def _must_be_as_written(about: Any, arrays: np.lib.npyio.NpzFile) -> None:
 
 
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
-    names = [one.name for one in fields(_About) if one.name not in _OF_THE_FILE]
+    names = [column.name for column in fields(_About) if column.name not in _OF_THE_FILE]
     about = {"key": key} | {name: getattr(measurement, name) for name in names}
     about = json.loads(json.dumps(about))
     columns = {

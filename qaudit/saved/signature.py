@@ -63,8 +63,8 @@ def must_be_signed(audit: AuditRecord, folder: Path, option: str = "--signed") -
     _must_have_identities(folder)
     value = _signature(document, folder, key)
     same = to_json(from_json(text_of(document))) == to_json(audit)
-    known = audit.signature.method == METHOD
-    if not (same and known and hmac.compare_digest(value, audit.signature.value)):
+    is_known = audit.signature.method == METHOD
+    if not (same and is_known and hmac.compare_digest(value, audit.signature.value)):
         raise AuditError(
             f"the signature of `{folder}` is not of this key and these files",
             hint=f"it was edited after it was signed, or `{VARIABLE}` is another key",

@@ -76,8 +76,8 @@ def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> 
 
 def there(repo: str, hub: Hub) -> tuple[PullRequest | None, str, dict[str, HubFile]]:
     """Return our open pull request, and the commit and files that a change goes upon."""
-    own = _own_pull_requests(repo, hub) if hub.client.logged_in else ()
-    onto = own[0] if own else None
+    ours = _own_pull_requests(repo, hub) if hub.client.logged_in else ()
+    onto = ours[0] if ours else None
     if onto is not None:
         commit = hub.client.commit(repo, onto.revision)
     else:
@@ -116,7 +116,9 @@ def _own_pull_requests(repo: str, hub: Hub) -> tuple[PullRequest, ...]:
     """Return the open pull requests that this account opened with qaudit, the latest first."""
     publisher = Publisher(hub.client)
     pull_requests = publisher.open_pull_requests(publisher.account(), repo)
-    return tuple(one for one in pull_requests if one.title.endswith(MARK))
+    return tuple(
+        pull_request for pull_request in pull_requests if pull_request.title.endswith(MARK)
+    )
 
 
 def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> str:

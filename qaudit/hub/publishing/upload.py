@@ -176,7 +176,9 @@ class _Uploads:
         """Upload several at a time; the first that fails ends the others."""
         for some in _batches(additions):
             self._links |= self._new_links(some)
-        large = max(one.nbytes for one in additions) > _LARGE_NBYTES  # one at a time in memory
+        large = (
+            max(addition.nbytes for addition in additions) > _LARGE_NBYTES
+        )  # one at a time in memory
         pool = ThreadPoolExecutor(1 if large else _WORKERS, thread_name_prefix="upload")
         try:
             futures = [pool.submit(self._upload, addition) for addition in additions]

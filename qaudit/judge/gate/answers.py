@@ -175,15 +175,15 @@ def _mean(question: Question, confidence: float) -> _Answer | str:
     results: list[tuple[Interval, str | None, tuple[Cell, ...]]] = []
     against: Sequence[str | None] = question.against or [None] * len(question.columns)
     for cells, other in zip(question.columns, against, strict=True):
-        one = estimated(table, cells, statistic, split=split, confidence=confidence, sums=sums)
-        if one is not None:
-            results.append((one.interval, other, cells))
+        result = estimated(table, cells, statistic, split=split, confidence=confidence, sums=sums)
+        if result is not None:
+            results.append((result.interval, other, cells))
     if not results:
         return "what it is compared with has a loss that is not finite"
     whole = Interval(
-        max(one.estimate for one, _, _ in results),
-        max(one.low for one, _, _ in results),
-        max(one.high for one, _, _ in results),
+        max(interval.estimate for interval, _, _ in results),
+        max(interval.low for interval, _, _ in results),
+        max(interval.high for interval, _, _ in results),
     )
     _, other, _ = max(results, key=lambda each: each[0].estimate)
     _, _, cells = max(results, key=lambda each: each[0].high)
@@ -212,8 +212,8 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
             return f"`{question.subject}` answers all items of `{task}` in full precision"
         results.append((interval, task, sum(len(pair.full_N) for pair in pairs)))
     worst, task, items = max(results, key=lambda one: one[0].estimate)
-    high = max(one.high for one, _, _ in results)
-    items_alone = Interval(worst.estimate, max(one.low for one, _, _ in results), high)
+    high = max(interval.high for interval, _, _ in results)
+    items_alone = Interval(worst.estimate, max(interval.low for interval, _, _ in results), high)
     draw = share.reach(items_alone, confidence) if share else 0.0
     whole = widened(items_alone, draw)
 

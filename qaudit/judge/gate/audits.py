@@ -154,8 +154,8 @@ class GateInput:
     def schemes(self, globs: Iterable[str], bits: Sequence[str] = ()) -> list[str]:
         """Return the measured schemes that some glob matches; full precision only by its name."""
         globs = tuple(globs)
-        known = self.table.quantized_schemes
-        matching = [name for name in known if _is_any(name, globs)]
+        quantized = self.table.quantized_schemes
+        matching = [name for name in quantized if _is_any(name, globs)]
         if bits:
             return [name for name in matching if self.class_of[name] in bits]
         return [FULL_PRECISION, *matching] if FULL_PRECISION in globs else matching
@@ -175,7 +175,7 @@ def _lost(audit: AuditRecord) -> Iterator[tuple[str, str]]:
     """Yield subject and scheme of what the plan has and the audit does not account for."""
     shorts = {row.spec: row.scheme for row in audit.measurements}
     measured = {(row.subject, row.spec) for row in audit.measurements}
-    skipped = {(one.subject, one.scheme) for one in audit.skipped}
+    skipped = {(skipped.subject, skipped.scheme) for skipped in audit.skipped}
     labels = {label for label, _ in measured}
     for subject in audit.plan.subjects:
         if (subject.label, None) in skipped or (subject.is_search and subject.label not in labels):
@@ -233,7 +233,7 @@ class Pair:
         `@ships` with what shipped then in the same bit class, whatever its scheme.
         """
         if rule.subjects == (SHIPS,):
-            shipped = (one for one in self.baseline.choices if one.bit_class == name)
+            shipped = (choice for choice in self.baseline.choices if choice.bit_class == name)
             then = next(shipped, None)
             if then is None or then.subject is None or then.scheme is None:
                 return None

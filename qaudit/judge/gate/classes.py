@@ -21,15 +21,17 @@ _WORST = ("fail", "missing", "inconclusive", "pass")
 
 def verdict_of(gate: Gate, objective: str) -> Verdict:
     """Return the answer of a gate as the verdict of an audit."""
-    of_classes = [c for one in gate.classes for c in _deciding(_covering(one, gate.checks))]
-    others = [c for c in gate.checks if c.counts and c.outcome != "pass" and c not in of_classes]
+    of_classes = [
+        c for decision in gate.classes for c in _deciding(_covering(decision, gate.checks))
+    ]
+    further = [c for c in gate.checks if c.counts and c.outcome != "pass" and c not in of_classes]
     return Verdict(
         policy=gate.policy.name,
         objective=objective,
         confidence=gate.policy.confidence,
         classes=gate.classes,
         status=_STATUS.get(gate.verdict, "undecided"),
-        others=tuple(_with_hint(check) for check in others),
+        others=tuple(_with_hint(check) for check in further),
     )
 
 
@@ -131,9 +133,9 @@ def _level(covering: Sequence[Check]) -> Level:
 def _deciding(covering: Sequence[Check]) -> list[Check]:
     """Return the checks that decide, the worst first; what is ignored decides nothing."""
     level = _level(covering)
-    own = [check for check in covering if check.level == level and check.ignored is None]
-    own = [check for check in own if _answers(check)] or own
-    return sorted(own, key=lambda check: (_WORST.index(check.outcome), -_nearness(check)))
+    checks = [check for check in covering if check.level == level and check.ignored is None]
+    checks = [check for check in checks if _answers(check)] or checks
+    return sorted(checks, key=lambda check: (_WORST.index(check.outcome), -_nearness(check)))
 
 
 def _nearness(check: Check) -> float:
@@ -148,7 +150,7 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
     outcomes = {check.outcome for check in deciding}
     status: Status = "hold" if "fail" in outcomes else "undecided"
     worst = next(iter(deciding), None)
-    others = [c for c in covering if c not in deciding and c.outcome != "pass" and not c.ignored]
+    further = [c for c in covering if c not in deciding and c.outcome != "pass" and not c.ignored]
     errors = (c.interval for c in deciding if c.metric == "relative_error" and c.against is None)
     return replace(
         chosen,
@@ -164,7 +166,7 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
                 c.hint or c.message for c in deciding if c.outcome not in ("pass", "fail")
             )
         ),
-        warnings=tuple(map(_sentence, others)),
+        warnings=tuple(map(_sentence, further)),
     )
 
 

@@ -88,10 +88,10 @@ class _Asking:
     classes: Mapping[str, Level]
 
     def of_rule(self, rule: PolicyRule) -> Iterator[Question]:
-        others = tuple(selector for selector in rule.subjects if selector != SHIPS)
+        subjects = tuple(selector for selector in rule.subjects if selector != SHIPS)
         if rule.bits and self.classes and not {*self.audit.class_of.values()} & {*rule.bits}:
             return  # of a policy with classes, those that were not measured are checks of their own
-        named = list(self._of_subjects(replace(rule, subjects=others))) if others else []
+        named = list(self._of_subjects(replace(rule, subjects=subjects))) if subjects else []
         yield from named
         if SHIPS in rule.subjects:
             seen = {(question.subject, question.scheme) for question in named}
@@ -211,13 +211,13 @@ def _against_members(
     soup = next(s for s in audit.subjects if s.label == label)
     names = {s.first: s.label for s in table.subjects if s.kind == "checkpoint"}
     members = dict.fromkeys(names.get(c, c.label) for c, _ in soup.members)
-    there = tuple(m for m in members if table.draws(m, scheme))
-    if not there:
+    measured = tuple(m for m in members if table.draws(m, scheme))
+    if not measured:
         absent = f"no member of `{label}` was measured under {scheme}"
         return Question(rule, table, label, scheme, absent=absent, hint="measure its members, too")
-    columns = tuple(((label, scheme), (member, scheme)) for member in there)
-    missing = tuple(m for m in members if m not in there)
-    return Question(rule, table, label, scheme, split, columns, there, missing)
+    columns = tuple(((label, scheme), (member, scheme)) for member in measured)
+    missing = tuple(m for m in members if m not in measured)
+    return Question(rule, table, label, scheme, split, columns, measured, missing)
 
 
 def _against_baseline(

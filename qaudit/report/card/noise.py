@@ -137,8 +137,8 @@ def _arithmetic(view: View) -> Iterator[str]:
         f"and the root mean square): {listing(moved)}."
     )
     dtype = _dtype(view)
-    if dtype is not None and (others := list(_moved(view, "other_dtype"))):
-        yield f"{dtype} in place of {view.audit.plan.dtype} changed it by: {listing(others)}."
+    if dtype is not None and (shifts := list(_moved(view, "other_dtype"))):
+        yield f"{dtype} in place of {view.audit.plan.dtype} changed it by: {listing(shifts)}."
 
 
 def _moved(view: View, name: str) -> Iterator[str]:
