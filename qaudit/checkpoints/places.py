@@ -9,9 +9,8 @@ longer than planning a local audit; a test compares the two.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from qaudit.checkpoints.gguf import is_gguf
 from qaudit.types import Checkpoint, TextFile
 
 
@@ -53,6 +52,10 @@ def folder_of(checkpoint: Checkpoint) -> Path:
     ref = checkpoint.ref
     base = snapshot(ref.location, checkpoint.commit) if checkpoint.commit else Path(ref.location)
     return base / ref.subfolder if ref.subfolder else base
+
+
+def is_gguf(place: PurePath | str) -> bool:
+    return str(place).lower().endswith(".gguf")
 
 
 def weights_of(checkpoint: Checkpoint, folder: Path) -> Path:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
-from qaudit.core.plugins import Plugins
+from qaudit.core.plugins import Plugins, entries_of, plugin_at
 from qaudit.core.scheme import Scheme
 from qaudit.core.scheme_sets import INSTEAD, SETS
 from qaudit.core.shipped import Shipped
@@ -46,21 +46,24 @@ NO_SCHEME = "none"
 
 @cache
 def schemes() -> Plugins[Scheme]:
-    return Plugins("scheme", Scheme, _discover(qaudit.core.schemes, Scheme))
+    return Plugins("scheme", Scheme, discover(qaudit.core.schemes, Scheme))
 
 
 @cache
 def merges() -> Plugins[Merge]:
-    return Plugins("merge", Merge, _discover(qaudit.core.merges, Merge))
+    return Plugins("merge", Merge, discover(qaudit.core.merges, Merge))
 
 
 def origins(
     schemes_: Iterable[Scheme | type[Scheme]], merges_: Iterable[str | None] = ()
 ) -> tuple[Plugin, ...]:
-    """Return the plug-ins of other distributions among schemes, and among merges as texts."""
+    """Return the plug-ins of other distributions among schemes and files, and merges as texts."""
     plugins = [schemes().origin(scheme.name) for scheme in schemes_]
     parts = [part for text in merges_ if text is not None for part in text.split(":")]
     plugins += [merges().origin(part) for part in parts]
+    readers = entries_of("format", ())
+    files = [scheme.format for scheme in schemes_ if isinstance(scheme, Shipped)]
+    plugins += [plugin_at("format", readers[name]) for name in files if name in readers]
     return tuple(dict.fromkeys(plugin for plugin in plugins if plugin is not None))
 
 
@@ -124,11 +127,15 @@ def parse_merge(text: str) -> Merge:
     return build(merges()[name], name, read_pairs(pairs))
 
 
-def _discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    plugins: dict[str, type[P]] = {}
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        plugins |= plugins_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)
-    return plugins
+def modules_in(package: ModuleType) -> list[ModuleType]:
+    """Import every module of a package, by the order of their names."""
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+
+
+def discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
+    """Return the named plug-ins that the modules of a package define, by name."""
+    return {k: v for module in modules_in(package) for k, v in plugins_in(module, base).items()}
 
 
 def plugins_in(module: ModuleType, base: type[P]) -> dict[str, type[P]]:

@@ -29,13 +29,11 @@ from qaudit.export.cards import export_card
 from qaudit.export.choice import Choice
 from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
 from qaudit.export.folds import refuse_rounded
-from qaudit.export.gguf import GgufFiles
 from qaudit.export.parts import Continued, Part, Parts
-from qaudit.export.registry import FORMATS, format_named
-from qaudit.export.shards import write_shards
 from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.formats.packing import Document, Format, changed_inputs, declared_group
+from qaudit.formats.registry import format_named, formats
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
 from qaudit.model.skeleton import stored_names
@@ -161,10 +159,9 @@ def _assemble(
     form: Format, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
 ) -> None:
     """Write files of `nbytes` at most, and what runtimes read beside them."""
-    if isinstance(form, GgufFiles):
-        form.assemble(parts, folder)
+    form.assemble(parts, folder, nbytes)
+    if not form.has_settings:
         return
-    write_shards(parts, folder, nbytes)
     copy_settings(source, folder)
     whole = form.whole_config(read_configuration(source), config)
     for name, document in (("config.json", whole), *((name, config) for name in form.config_files)):
@@ -233,7 +230,7 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
 
 def _of_format(form: Format) -> dict[str, str]:
     """Return the distribution that a format is of, unless it is built in."""
-    origin = FORMATS.origin(form.name)
+    origin = formats().origin(form.name)
     return {origin.distribution: origin.version} if origin else {}
 
 

@@ -21,7 +21,7 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.keys import nearest
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.export import llamacpp
-from qaudit.export.gguf import FILE as GGUF
+from qaudit.formats.gguf import FILE as GGUF
 from qaudit.types import Tolerances
 
 

@@ -6,24 +6,21 @@ tolerance by the runtime's arithmetic and an interval over documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import Choice, of_audit
 from qaudit.export.contents import changed_files, not_of_the_audit
-from qaudit.export.gguf import FILE, GgufFiles
 from qaudit.export.parts import sha256_of
 from qaudit.export.quantized import unquantized
-from qaudit.export.registry import format_named
-from qaudit.formats.gguf import GgufFile
 from qaudit.formats.packing import Format
-from qaudit.formats.reading import read_linear
+from qaudit.formats.reading import DenseWeights
+from qaudit.formats.registry import format_named
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
@@ -209,40 +206,17 @@ KEY = "quantization_config"
 
 def check_weights(folder: Path, record: ExportRecord, form: Format, watch: Watch) -> Iterator[str]:
     """Yield every tensor of an exported folder that is not what was measured."""
-    if isinstance(form, GgufFiles):
-        yield from _of_gguf(folder, record, watch)
-        return
-    weights = WeightFolder(folder)
-    config = read_configuration(folder).get(KEY)
-    yield from _configuration(weights, form, record, config)
-    if isinstance(config, dict):
-        yield from _linears(weights, form, record, config, watch)
+    linears = {f"{linear}.weight": sha256 for linear, sha256 in record.dense.items()}
+    hashes = {**linears, **record.rest}
+    weights = form.weights(folder, record.dense, record.rest)
     names = set(weights.names())
-    for name, sha256 in record.rest.items():
-        if name not in names:
-            yield f"`{name}` is missing"
-        elif sha256_of(weights.read(name)) != sha256:
-            yield f"`{name}` is not what it was"
-    starts = tuple(f"{linear}." for linear in record.dense)
-    for name in weights.names():
-        if name not in record.rest and not name.startswith(starts):
-            yield f"`{name}` was not exported"
-
-
-def _of_gguf(folder: Path, record: ExportRecord, watch: Watch) -> Iterator[str]:
-    """Compare the tensors of one file, which has them all in float32."""
-    names = [*(f"{linear}.weight" for linear in record.dense), *record.rest]
-    hashes = {**{f"{k}.weight": v for k, v in record.dense.items()}, **record.rest}
-    try:
-        weights = GgufFile(folder / FILE, base=names)
-    except QauditError as error:
-        yield error.message
-        return
+    if form.has_settings:
+        yield from _configuration(folder, weights, form, record)
     dtype = _dtype(record)
     for number, (name, sha256) in enumerate(hashes.items()):
         watch.count("tensors", number, len(hashes))
-        if name not in weights.names():
-            if name != "lm_head.weight":  # tied, so that it is the embeddings
+        if name not in names:
+            if name not in form.leaves_out:
                 yield f"`{name}` is missing"
             continue
         try:
@@ -250,10 +224,12 @@ def _of_gguf(folder: Path, record: ExportRecord, watch: Watch) -> Iterator[str]:
         except QauditError as error:
             yield error.message
             continue
-        is_linear = name.removesuffix(".weight") in record.dense
-        if sha256_of(tensor.to(dtype) if is_linear else tensor) != sha256:
-            yield f"`{name}` is not what was measured"
+        if name not in linears and sha256_of(tensor) != sha256:
+            yield f"`{name}` is not what it was"
+        elif name in linears and sha256_of(tensor.to(dtype)) != sha256:
+            yield f"`{name}` holds other weights than were measured"
     watch.count("tensors", len(hashes), len(hashes))
+    yield from (f"`{name}` was not exported" for name in sorted(names - set(hashes)))
 
 
 def _dtype(record: ExportRecord) -> torch.dtype:
@@ -268,31 +244,11 @@ def _dtype(record: ExportRecord) -> torch.dtype:
 
 
 def _configuration(
-    weights: WeightFolder, form: Format, record: ExportRecord, config: object
+    folder: Path, weights: DenseWeights, form: Format, record: ExportRecord
 ) -> Iterator[str]:
     """Yield whether the configuration is another one than was written for this scheme."""
     shapes = {name: weights.shape(name) for name in weights.names() if name in record.rest}
     outside = unquantized(shapes)
     written = [form.config(outside, symmetric=symmetric) for symmetric in (True, False)]
-    if config not in written:
+    if read_configuration(folder).get(KEY) not in written:
         yield f"`{KEY}` of `config.json` is not that of `{record.scheme}`"
-
-
-def _linears(
-    weights: WeightFolder,
-    form: Format,
-    record: ExportRecord,
-    config: Mapping[str, Any],
-    watch: Watch,
-) -> Iterator[str]:
-    dtype = _dtype(record)
-    for number, (linear, sha256) in enumerate(record.dense.items()):
-        watch.count("tensors", number, len(record.dense))
-        try:
-            dense_RC = read_linear(weights, form.reader, config, linear).to(dtype)
-        except QauditError as error:
-            yield error.message
-            continue
-        if sha256_of(dense_RC) != sha256:
-            yield f"`{linear}` holds other weights than were measured"
-    watch.count("tensors", len(record.dense), len(record.dense))

@@ -1,22 +1,22 @@
 """What a format of quantized files is: how one linear is written, read back, and described.
 
-A file dropped beside this one is no format yet: `FORMATS` names them. A format packs what schemes
-return as stored; what it cannot hold it refuses, with what would work.
+A format packs what schemes return as stored; what it cannot hold it refuses, with what would work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.shards import write_shards
 from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
-from qaudit.formats.reading import Reader, read_linear
+from qaudit.formats.reading import DenseWeights, PackedWeights, Reader, read_linear
 from qaudit.settings import EXAMPLE_SCHEMES
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Format:
     reader: ClassVar[Reader]
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
     has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
+    leaves_out: ClassVar[tuple[str, ...]] = ()  # dense tensors that its files may lack
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -77,6 +78,16 @@ class Format:
 
     def start(self, source: Path, work: Path, names: Iterable[str]) -> None:
         """Prepare what the files need besides weights, in a folder that stays for a resume."""
+
+    def assemble(self, parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
+        """Write the tensors of all parts into files of weights."""
+        write_shards(parts, folder, shard_nbytes)
+
+    def weights(
+        self, folder: Path, linears: Collection[str], rest: Collection[str]
+    ) -> DenseWeights:
+        """Open the files of an export, of which some linears were packed and the rest was not."""
+        return PackedWeights(folder, self.reader, linears)
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.checkpoints.safetensors import WeightFolder
     from qaudit.formats.activations import Rounding
 
 Config = Mapping[str, Any]
@@ -183,3 +185,35 @@ def open_linear(
     infos = {one: files.infos[key] for one, key in keys.items()}
     parts = StoredLinear(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
     return kind.layout(parts), keys
+
+
+class DenseWeights(Protocol):
+    """Weights under their dense names, whatever the files hold."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class PackedWeights:
+    """The weights of an exported folder; linears are decoded, and all else is as it is stored."""
+
+    def __init__(self, folder: Path, kind: Reader, linears: Collection[str]) -> None:
+        self._files, self._kind = WeightFolder(folder), kind
+        config = read_configuration(folder).get("quantization_config")
+        self._config = config if isinstance(config, dict) else {}
+        self._linears = {f"{linear}{kind.dense}": linear for linear in linears}
+
+    def names(self) -> Sequence[str]:
+        starts = tuple(f"{linear}." for linear in self._linears.values())
+        return [*self._linears, *(n for n in self._files.names() if not n.startswith(starts))]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._linears:
+            return self._files.read(name)
+        return read_linear(self._files, self._kind, self._config, self._linears[name])

@@ -6,17 +6,19 @@ from collections.abc import Collection
 from pathlib import Path
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.gguf import is_gguf, read_header
-from qaudit.formats import gguf, gguf_base
+from qaudit.checkpoints.places import is_gguf
 from qaudit.formats.activations import act_bits
-from qaudit.formats.gguf import GgufFile
+from qaudit.formats.gguf import base as gguf_base
+from qaudit.formats.gguf import reading as gguf
+from qaudit.formats.gguf.header import read_header
+from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.reading import contradiction
 from qaudit.formats.tokenizers import (
     differing_part,
     other_tokenizer,
     read_tokenizer,
 )
-from qaudit.formats.weights import FORMATS, QuantizedFolder, known_quantization
+from qaudit.formats.weights import QuantizedFolder, known_quantization
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
@@ -34,11 +36,11 @@ def format_of(folder: Path) -> tuple[str, int, int]:
     """Return the format of what is quantized, and the bits of its codes and of activations."""
     if is_gguf(folder):
         return gguf.FORMAT, GgufFile(folder).bits, 16
-    name, config = known_quantization(folder)
-    bits = FORMATS[name].bits(config)
+    name, reader, config = known_quantization(folder)
+    bits = reader.bits(config)
     if bits is None:
         raise contradiction(f"the quantization configuration of `{name}` has no number of bits")
-    return name, bits, act_bits(FORMATS[name].rounding(config))
+    return name, bits, act_bits(reader.rounding(config))
 
 
 def must_match(label: str, folder: Path, base: Path) -> None:

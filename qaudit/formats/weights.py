@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
-from qaudit.formats import awq, bitsandbytes, compressed_tensors, floats, gptq, mlx, torchao
 from qaudit.formats.arithmetic import in_order
 from qaudit.formats.reading import (
     Config,
@@ -19,19 +18,10 @@ from qaudit.formats.reading import (
     open_linear,
     refused,
 )
+from qaudit.formats.registry import formats, reader_named, readers
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FORMATS: dict[str, Reader] = {
-    one.name: one
-    for one in (
-        gptq.GPTQ, awq.AWQ, compressed_tensors.FORMAT, bitsandbytes.FORMAT, floats.FP8,
-        mlx.MLX, floats.MXFP4, torchao.FORMAT,
-    )
-}  # fmt: skip
-_ALIASES = {alias: one.name for one in FORMATS.values() for alias in one.aliases}
-_OLDER = {one.older: one.name for one in FORMATS.values() if one.older}
 
 _WEIGHTS_ONLY = (
     "weights only: the file also quantizes activations ({}), which stay as they are here"
@@ -46,16 +36,16 @@ def quantization_of(folder: Path) -> tuple[str, Config] | None:
             own = table.get(key) if isinstance(table, dict) else None
             if isinstance(own, dict) and own:
                 mlx_like = key == "quantization" or ("mode" in own and "quant_method" not in own)
-                return _name(own, "mlx" if mlx_like else "", folder), own
-    for name, method in _OLDER.items():
-        if (folder / name).is_file():
-            own = read_configuration(folder, name)
-            return _name(own, method, folder), own
+                return _name(own, "mlx" if mlx_like else ""), own
+    for reader in readers().values():
+        if reader.older and (folder / reader.older).is_file():
+            own = read_configuration(folder, reader.older)
+            return _name(own, reader.name), own
     return None
 
 
-def known_quantization(folder: Path) -> tuple[str, Config]:
-    """Return the format and the configuration of a folder, or refuse one that is not read."""
+def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
+    """Return a folder's format, its reader and the configuration; refuse one that is not read."""
     quantization = quantization_of(folder)
     if quantization is None:
         raise SourceError(
@@ -63,17 +53,19 @@ def known_quantization(folder: Path) -> tuple[str, Config]:
             hint="name a full-precision checkpoint as a target, not with `--shipped`",
         )
     name, config = quantization
-    if name not in FORMATS:
+    reader = reader_named(name)
+    if reader is None:
         raise ConfigurationError(
             f"the format `{name[:60]}` of `{folder}` is not read",
-            hint=f"these are: {', '.join(FORMATS)}",
+            hint=f"these are: {', '.join([*readers(), *formats().entries])}",
         )
-    return name, config
+    return name, reader, config
 
 
-def _name(config: Mapping[str, Any], default: str, folder: Path) -> str:
+def _name(config: Mapping[str, Any], default: str) -> str:
     method = str(config.get("quant_method") or default).lower()
-    return _ALIASES.get(method, method) or "unnamed"
+    aliased = (reader.name for reader in readers().values() if method in reader.aliases)
+    return next(aliased, method) or "unnamed"
 
 
 class QuantizedFolder:
@@ -85,27 +77,27 @@ class QuantizedFolder:
         `base` names the tensors of the model that was quantized: what is there besides must be
         of no consequence.
         """
-        self.format, config = known_quantization(folder)
+        self.format, reader, config = known_quantization(folder)
         _refuse_sparse(config, folder)
         _refuse_pickles(folder)
         self._files = WeightFolder(folder)
-        if (prepare := FORMATS[self.format].prepare) is not None:
-            config = prepare(self._files, config)
+        if reader.prepare is not None:
+            config = reader.prepare(self._files, config)
         self._layouts: dict[str, Layout] = {}
         self._keys: dict[str, dict[str, str]] = {}  # dense name -> suffix -> key
-        self._find(FORMATS[self.format], config)
+        self._find(reader, config)
         if not self._layouts:
             raise ConfigurationError(
                 f"`{folder}` is said to be quantized by `{self.format}`, and holds no linear of it",
                 hint="its configuration and its weights do not belong together",
             )
-        rounding = FORMATS[self.format].rounding(config)
+        rounding = reader.rounding(config)
         if not isinstance(rounding, str):
             rounding = next((one.left for one in self._layouts.values() if one.left), "")
         weights_only = _WEIGHTS_ONLY.format(rounding[:60]) if rounding else None
         self.notes = tuple(note for note in (weights_only, unread_shards(folder)) if note)
         """What is not run as it ships."""
-        self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
+        self._stored = self._as_stored(reader, frozenset(base))
 
     @property
     def linears(self) -> Mapping[str, Layout]:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.gguf import is_gguf
-from qaudit.checkpoints.places import folder_of, snapshot, text_path, weights_of
+from qaudit.checkpoints.places import folder_of, is_gguf, snapshot, text_path, weights_of
 from qaudit.errors import HubError
 from qaudit.hub.answers import HubFile
 from qaudit.hub.downloader import Downloader, Snapshot

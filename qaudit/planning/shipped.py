@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.gguf import header_by, is_gguf, read_header
-from qaudit.checkpoints.places import folder_of, weights_of
+from qaudit.checkpoints.places import folder_of, is_gguf, weights_of
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.keys import nearest
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
 from qaudit.errors import ConfigurationError, HubError, SourceError, UsageError
-from qaudit.formats import gguf, gguf_base
+from qaudit.formats.gguf import base as gguf_base
+from qaudit.formats.gguf import reading as gguf
+from qaudit.formats.gguf.header import header_by, read_header
 from qaudit.formats.repository import format_of, must_match, open_quantized
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub import Hub, open_hub

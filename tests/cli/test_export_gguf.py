@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.export import gguf as writing
 from qaudit.export.parts import sha256_of
-from qaudit.formats.gguf import GgufFile
+from qaudit.formats import gguf as gguf_files
+from qaudit.formats.gguf.reading import GgufFile
 from qaudit.saved.exports import FILE, read_export
 from tests.support.cli import TEXT, Run, refused
 from tests.support.gguf import write_gguf
@@ -134,7 +134,7 @@ def test_an_interrupted_export_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "_write", cut_off)
+        patched.setattr(gguf_files, "write_file", cut_off)
         assert export(qaudit, "gptq-4bit:group=32").code == 130
     assert not (place / "new").exists()
     assert list((place / ".new.begun").glob("block-*.json"))
@@ -178,7 +178,7 @@ def test_a_changed_file_is_not_what_was_measured(qaudit: Run, place: Path) -> No
     path.write_bytes(data)
     done = qaudit("verify", "new")
     assert done.code == 1
-    assert "`model.layers.1.mlp.up_proj.weight` is not what was measured" in done.out
+    assert "`model.layers.1.mlp.up_proj.weight` holds other weights than were measured" in done.out
     path.write_bytes(data[: len(data) // 2])
     done = qaudit("verify", "new")
     assert done.code == 1

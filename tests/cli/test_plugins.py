@@ -11,12 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from qaudit.core.linears import Linears
 from qaudit.core.plugins import entries_of
-from qaudit.core.registry import parse_scheme
+from qaudit.core.registry import origins, parse_scheme
+from qaudit.core.shipped import Shipped
 from qaudit.diagnostics import registry as diagnostics
-from qaudit.export.registry import format_named
+from qaudit.errors import ConfigurationError
+from qaudit.formats.registry import format_named
+from qaudit.formats.repository import format_of
+from qaudit.formats.weights import QuantizedFolder
 from tests.support.cli import Run, audit_of, refused
 
 PACKAGE = Path(__file__).parents[2] / "docs" / "plugin"
@@ -116,6 +121,25 @@ def test_files_are_written_in_a_format_of_others(installed: Path) -> None:
     stored = scheme.quantize(Linears({"a": weight_RC})).stored["a"]
     form = format_named("ternary", scheme)
     assert set(form.pack("a", stored)) == {"a.weight_packed", "a.weight_scale", "a.weight_shape"}
+
+
+def test_files_in_a_format_of_others_are_read_and_their_reader_is_named(
+    installed: Path, tmp_path: Path
+) -> None:
+    scheme = parse_scheme("ternary")
+    quantized = scheme.quantize(Linears({"a": torch.linspace(-1, 1, 2048).reshape(32, 64)}))
+    form = format_named("ternary", scheme)
+    config = {**form.config((), symmetric=True), "quant_method": "ternary"}
+    save_file(form.pack("a", quantized.stored["a"]), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    assert torch.equal(QuantizedFolder(tmp_path).read("a.weight"), quantized.weights["a"])
+    assert format_of(tmp_path) == ("ternary", 2, 16)
+    shipped = Shipped(file="f", format="ternary", bits=2, sha256="0")
+    assert [str(plugin) for plugin in origins([shipped])] == ["qaudit-ternary 0.1.0"]
+    sys.path.remove(str(installed))
+    forget()
+    with pytest.raises(ConfigurationError, match="the format `ternary`"):
+        QuantizedFolder(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,8 @@ def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
         tensors[name] = torch.zeros(3)
 
     for name, change, sentence in (
-        (f"{linear}.weight_packed", flip, f"`{linear}` holds other weights"),
-        (f"{linear}.weight_scale", flip, f"`{linear}` holds other weights"),
+        (f"{linear}.weight_packed", flip, f"`{linear}.weight` holds other weights"),
+        (f"{linear}.weight_scale", flip, f"`{linear}.weight` holds other weights"),
         (norm, flip, f"`{norm}` is not what it was"),
         (norm, remove, f"`{norm}` is missing"),
         (f"{linear}.weight_scale", remove, f"`{linear}.weight` has no `weight_scale`"),

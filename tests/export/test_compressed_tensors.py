@@ -13,7 +13,7 @@ from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SchemeError
-from qaudit.export.registry import format_named
+from qaudit.formats.registry import format_named
 
 PRESETS = {
     "fp8": "FP8_DYNAMIC",

@@ -18,9 +18,9 @@ from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.registry import parse_scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import QauditError, SchemeError, SourceError
-from qaudit.export.registry import FORMATS, format_named
 from qaudit.formats.packing import Format
 from qaudit.formats.reading import read_linear
+from qaudit.formats.registry import format_named, formats
 
 CASES = [
     *(("compressed-tensors", f"rtn-{bits}bit:group=32") for bits in range(2, 9)),
@@ -227,10 +227,10 @@ def test_a_format_that_is_not_written_is_refused() -> None:
     for name in ("exl2", ""):
         with pytest.raises(QauditError, match=f"`{name}` is not") as refusal:
             format_named(name, parse_scheme("rtn-4bit"))
-        assert all(known in refusal.value.hint for known in FORMATS)
+        assert all(known in refusal.value.hint for known in formats())
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", formats())
 def test_a_cache_is_no_part_of_a_file(form: str) -> None:
     with pytest.raises(SchemeError, match="cached keys and values") as refusal:
         format_named(form, parse_scheme("rtn-4bit:group=32:kv=int8"))

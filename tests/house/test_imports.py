@@ -124,7 +124,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.stored_weights",
         "qaudit.lab.*",
     ),
-    "gguf": ("qaudit.formats.gguf", "qaudit.export.*"),
+    "gguf": ("qaudit.formats.gguf.reading",),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.wire", "qaudit.hub.bodies", "qaudit.hub.environment"),

@@ -19,7 +19,6 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.gguf import read_header
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.pack import pack
@@ -31,7 +30,8 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.errors import UsageError
-from qaudit.formats.gguf import GgufFile
+from qaudit.formats.gguf.header import read_header
+from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.repository import must_match
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window

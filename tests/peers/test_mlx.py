@@ -13,7 +13,7 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
-from qaudit.export.registry import format_named
+from qaudit.formats.registry import format_named
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
 from tests.support.models import save_model, save_tokenizer, write_documents

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.gguf import DAMAGED, GgufHeader
 from qaudit.errors import SourceError, UsageError
-from qaudit.formats.gguf_keys import UNKNOWN, differences, rope_factors
+from qaudit.formats.gguf.header import DAMAGED, GgufHeader
+from qaudit.formats.gguf.keys import UNKNOWN, differences, rope_factors
 from qaudit.formats.reading import refused
 from qaudit.formats.tokenizers import (
     VOCABULARY,
@@ -40,6 +40,7 @@ INTERLEAVED = ("llama", "olmo", "smollm3")
 
 _MOST_BLOCKS = 10_000
 ROPE_FACTORS = "rope_freqs.weight"
+HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 
 
 def interleave(rows: Any, heads: int) -> Any:

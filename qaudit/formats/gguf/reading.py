@@ -1,7 +1,7 @@
 """The tensors of a GGUF file as a dense checkpoint has them, decoded one at a time.
 
 `gguf` decodes; names and the order of rows are those of the base
-(`qaudit/formats/gguf_base.py`). Norms, embeddings and head are those of the file.
+(`base.py`). Norms, embeddings and head are those of the file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.gguf import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.activations import Rounding
-from qaudit.formats.gguf_base import (
+from qaudit.formats.gguf.base import (
     ARCHITECTURES,
+    EMBEDDINGS,
+    HEAD,
     ROPE_FACTORS,
     dense_names,
     heads_of,
     separate,
 )
+from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.formats.reading import most_bits, refused
 from qaudit.whole import open_regular
 
@@ -33,7 +35,6 @@ FORMAT = "gguf"
 EXTRA = "pip install 'qaudit-llm[gguf]'"
 
 _PLAIN = ("F32", "F16", "BF16")
-_HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
 OF_NO_CONSEQUENCE = (ROPE_FACTORS,)
 """What depends on no weight; it is compared with the configuration of the base."""
 
@@ -78,7 +79,7 @@ class GgufFile:
     @property
     def linears(self) -> Mapping[str, Stored]:
         """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
-        outside = (_HEAD, _EMBEDDINGS)
+        outside = (HEAD, EMBEDDINGS)
         return {n: one for n, one in self._layouts.items() if self._places[n] not in outside}
 
     @property
@@ -142,8 +143,8 @@ class GgufFile:
                 hint="give the model that the file was made from as the target",
             )
         left = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
-        if _HEAD in left and "lm_head.weight" not in base:
-            left.remove(_HEAD)
+        if HEAD in left and "lm_head.weight" not in base:
+            left.remove(HEAD)
             if not self._is_tied():
                 raise SourceError(
                     f"`{self._path}` stores a head apart from its embeddings, which are one matrix "
@@ -159,7 +160,7 @@ class GgufFile:
 
     def _is_tied(self) -> bool:
         """Return whether the head is a copy of the embeddings, as OLMo 2 needs it."""
-        head, front = (self._header.tensors[name] for name in (_HEAD, _EMBEDDINGS))
+        head, front = (self._header.tensors[name] for name in (HEAD, EMBEDDINGS))
         same = (head.kind, head.shape) == (front.kind, front.shape)
         return same and self._bytes(head) == self._bytes(front)
 
@@ -171,7 +172,7 @@ def bits_in(header: GgufHeader) -> int:
         [
             (bits_of(kinds[one.kind]), one.shape)
             for name, one in header.tensors.items()
-            if name not in (_HEAD, _EMBEDDINGS) and kinds.get(one.kind, "F32") not in _PLAIN
+            if name not in (HEAD, EMBEDDINGS) and kinds.get(one.kind, "F32") not in _PLAIN
         ]
     )
 

@@ -20,7 +20,6 @@ from qaudit.errors import SourceError
 from qaudit.whole import open_regular
 
 MAGIC = b"GGUF"
-ENDING = ".gguf"
 DAMAGED = "download the file again; it is damaged or was cut short"
 
 _FIRST_NBYTES, _LARGEST_HEADER_NBYTES = 1 << 21, 256_000_000
@@ -60,10 +59,6 @@ class GgufHeader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         return value if math.isfinite(value) else None
-
-
-def is_gguf(place: PurePath | str) -> bool:
-    return str(place).lower().endswith(ENDING)
 
 
 def read_header(path: Path) -> GgufHeader:

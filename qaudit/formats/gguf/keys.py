@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qaudit.checkpoints.gguf import GgufHeader
+from qaudit.formats.gguf.header import GgufHeader
 
 UNKNOWN = "a file without it"
 _NO_ARITHMETIC = (

@@ -1,0 +1,54 @@
+"""The formats that are read and written, by name. A module of this room is one by being here.
+
+A format that is written is a `Format`, of this package or of another distribution by the entry
+point `qaudit.formats`. One that is read is a `Reader`, which is a constant of a module here, or
+the `reader` of a format of another distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import qaudit.formats
+from qaudit.core.plugins import Plugins
+from qaudit.core.registry import discover, modules_in
+from qaudit.core.scheme import NO_CACHE, Scheme
+from qaudit.errors import SchemeError, UsageError
+from qaudit.formats.packing import Format
+from qaudit.formats.reading import Reader
+
+
+@cache
+def formats() -> Plugins[Format]:
+    return Plugins("format", Format, discover(qaudit.formats, Format))
+
+
+@cache
+def readers() -> Mapping[str, Reader]:
+    """Return the readers that are built in, by the names that configurations have."""
+    constants = [value for module in modules_in(qaudit.formats) for value in vars(module).values()]
+    return {value.name: value for value in constants if isinstance(value, Reader)}
+
+
+def reader_named(name: str) -> Reader | None:
+    """Return a reader; that of another distribution is imported where a file names its format."""
+    if name in readers() or name not in formats().entries:
+        return readers().get(name)
+    return getattr(formats()[name], "reader", None)
+
+
+def format_named(name: str, scheme: Scheme) -> Format:
+    """Return a format for what a scheme stores; refuse a name that is none."""
+    if name not in formats():
+        raise UsageError(
+            f"`{name}` is not a format that is written", hint=f"use {' or '.join(formats())}"
+        )
+    if scheme.kv != NO_CACHE:
+        alone = replace(scheme, kv=NO_CACHE).short
+        raise SchemeError(
+            f"`{scheme.short}` rounds cached keys and values, which no file of weights holds",
+            hint=f"export {alone}, and have the runtime round its cache",
+        )
+    return formats()[name](scheme)
