@@ -39,9 +39,16 @@ def _as_level(value: object) -> object:
 
 def _as_date(value: object) -> object:
     """Leave to pydantic only what is written as a day: it would take a number for seconds."""
-    if isinstance(value, date) or (isinstance(value, str) and len(value) == len("2027-03-31")):
+    if isinstance(value, date) or (isinstance(value, str) and _is_day(value)):
         return value
     raise ValueError("this is no date; write it as `2027-03-31`")
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _as_margin(value: object) -> object:

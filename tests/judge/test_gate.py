@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from benchmarks.gate import false_alarms, flaps
 from qaudit.core import statistics
+from qaudit.core.histogram import counts_of
 from qaudit.errors import UsageError
 from qaudit.judge.gate import findings_of, gate
-from qaudit.types import Ignore, Metric, Policy
+from qaudit.types import Fidelity, Ignore, Metric, Policy
 from tests.support.gated import (
     PROTOCOL,
     SCHEMES,
@@ -176,6 +177,38 @@ def test_the_pick_of_what_was_left_is_warned_of() -> None:
 def test_selectors_say_whom_a_rule_is_about(selectors: tuple[str, ...], labels: list[str]) -> None:
     found = judged(policy(rule(subjects=selectors, schemes=(GPTQ,))), held())
     assert [c.subject for c in found.checks] == labels
+
+
+def test_a_glob_of_schemes_matches_those_with_parameters() -> None:
+    scheme = f"{GPTQ}:group=64"
+    losses = [
+        replace(m, scheme=scheme if m.scheme == GPTQ else m.scheme)
+        for m in measured({(A, GPTQ): 0.01}, levels={A: 3.0})
+    ]
+    for glob, schemes in {"*-4bit": [scheme], "gptq*=64": [scheme], "*-3bit": [None]}.items():
+        checks = judged(policy(rule(schemes=(glob,), subjects=(A,))), of(losses)).checks
+        assert [c.scheme for c in checks] == schemes, glob
+    ignore = Ignore("four-bit", "known", date(2026, 12, 1), scheme="*-4bit", line=1)
+    gated = judged(policy(rule(margin=0.0, schemes=("*-4bit",)), ignores=(ignore,)), of(losses))
+    assert check(gated, A, scheme).ignored == ignore
+    required = policy(rule(subjects=(A,)), required_schemes=("*-4bit",))
+    assert {c.outcome for c in judged(required, of(losses)).checks} == {"pass"}
+
+
+def test_a_quantile_without_an_upper_bound_asks_for_more_documents() -> None:
+    losses = []
+    for m in measured({(A, GPTQ): 0.01}, levels={A: 3.0}):
+        documents = len(m.evidence.tokens)
+        document_N, zero_D = np.repeat(np.arange(documents), 20), np.zeros(documents)
+        kl_N = np.full(len(document_N), 0.01)
+        kl_N[:40:20] = 0.05  # two of 1,280 tokens: too few to bound what one in 1,000 exceeds
+        counts_DB = counts_of(kl_N, document_N, documents)
+        fidelity = Fidelity(zero_D, zero_D, counts_DB, zero_D, zero_D)
+        losses.append(replace(m, evidence=replace(m.evidence, fidelity=fidelity)))
+    gated = judged(policy(rule(metric="kl_p999", margin=0.1, subjects=(A,))), of(losses))
+    inconclusive = check(gated, A)
+    assert (inconclusive.outcome, inconclusive.interval.high) == ("inconclusive", np.inf)
+    assert inconclusive.hint == "too few tokens for the upper bound: evaluate on more documents"
 
 
 def test_a_label_that_looks_like_a_glob_is_found_by_its_name() -> None:

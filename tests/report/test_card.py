@@ -508,6 +508,16 @@ def test_multiple_choice_is_shown_only_where_it_was_scored() -> None:
     assert "10.0 [5.0, 15.0]" in shown
 
 
+def test_a_terminal_shows_the_accuracies_of_what_ships() -> None:
+    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
+    text = render_terminal(replace(sample.audit(), tasks=tasks))
+    assert "\nTasks\n" in text
+    table = text.partition("\nTasks\n")[2]
+    assert "points" in table
+    assert tasks[0].task in table
+    assert "\nTasks\n" not in render_terminal(sample.audit())
+
+
 def test_tasks_say_if_their_intervals_hold_another_draw() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
     held = "by the spread of the added loss, intervals hold another draw, too"

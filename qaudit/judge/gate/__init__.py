@@ -25,7 +25,7 @@ from typing import Literal
 
 from qaudit.core import statistics
 from qaudit.judge.gate.answers import answer, least_documents
-from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches
+from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches, matches_scheme
 from qaudit.judge.gate.classes import UNANSWERED, class_verdicts, unanswered, verdict_of
 from qaudit.judge.gate.known import mark_known
 from qaudit.judge.gate.questions import Question, questions
@@ -160,7 +160,7 @@ def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
 
 def _covered(policy: Policy, audit: GateInput, label: str, scheme: str) -> Check:
     schemes = [m.scheme for m in audit.table.measurements if m.subject == label]
-    if any(matches(name, scheme) for name in schemes):
+    if any(matches_scheme(name, scheme) for name in schemes):
         sentence = f"`{label}` was measured under {scheme}, which the policy requires"
         return _required(policy, label, scheme, "pass", sentence, "")
     sentence = f"`{label}` was not measured under {scheme}, which the policy requires"
@@ -248,7 +248,11 @@ def _covers(ignore: Ignore, check: Check) -> bool:
     if check.outcome == "missing":  # nothing was measured: only the code of coverage excuses it
         excusable = check.rule in (REQUIRED, UNANSWERED) and by_code
     scheme = check.scheme or ""
-    return excusable and matches(check.subject, ignore.subject) and matches(scheme, ignore.scheme)
+    return (
+        excusable
+        and matches(check.subject, ignore.subject)
+        and matches_scheme(scheme, ignore.scheme)
+    )
 
 
 def _rotten(ignore: Ignore, what: str, hint: str) -> Finding:

@@ -191,8 +191,17 @@ def matches(name: str, glob: str) -> bool:
     return name == glob or fnmatchcase(name, glob)
 
 
+def matches_scheme(name: str, glob: str) -> bool:
+    """Whether a scheme equals a glob, or matches it with its parameters or without."""
+    return matches(name, glob) or (_is_glob(glob) and matches(name.partition(":")[0], glob))
+
+
+def _is_glob(text: str) -> bool:
+    return any(sign in text for sign in "*?[")
+
+
 def _is_any(name: str, globs: Iterable[str]) -> bool:
-    return any(matches(name, glob) for glob in globs)
+    return any(matches_scheme(name, glob) for glob in globs)
 
 
 def _is_off(classes: Mapping[str, Level], name: str) -> bool:

@@ -29,7 +29,7 @@ from qaudit.report.card.tables import (
     every_subject_section,
     schemes_section,
 )
-from qaudit.report.card.tasks import tasks_section
+from qaudit.report.card.tasks import accuracies_section, tasks_section
 from qaudit.report.figures import figures
 from qaudit.report.format import listing
 from qaudit.report.pick import pareto_section
@@ -109,6 +109,7 @@ def document(view: View) -> doc.Page:
         doc.Section("Soup against ingredients", soup_section(view), 4, LONG),
         doc.Section("What fewer bits cost", pareto_section(view), 3, LONG),
         doc.Section("Tasks", tasks_section(view), 5, LONG),
+        doc.Section("Tasks", accuracies_section(view), 5, ("terminal",)),
         *_diagnostics_sections(view),
         doc.Section("Noise", noise_section(view), 4, LONG),
         doc.Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),

@@ -26,6 +26,10 @@ _SHIPS = doc.columns(
     "items",
 )
 _ALL = doc.columns("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
+_ACCURACIES = doc.columns(
+    "subject", "scheme", "task", "full precision, %", "quantized, %", "drop, points", "items"
+)
+_MOST_CELLS = 6
 _ABOUT = (
     "Drops are paired: the same items under both. A flip is an answer that went from right to "
     "wrong or back; p is McNemar's test. Margins are the median factor by which the lead of full "
@@ -55,6 +59,22 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
         *picture(view, "accuracy"),
         doc.fold(f"{plural(len(whole), 'score')}, of every subject", every),
     )
+
+
+def accuracies_section(view: View) -> tuple[doc.Block, ...]:
+    """Return the accuracies of what ships, or of everything without a verdict, in one table."""
+    by_cell: dict[tuple[str, str], list[TaskRow]] = {}
+    for row in view.audit.tasks:
+        by_cell.setdefault((row.subject, row.scheme), []).append(row)
+    cells = _shipping(view, by_cell) or list(by_cell)
+    rows = []
+    for subject, scheme in cells[:_MOST_CELLS]:
+        full = {row.task: row.accuracy for row in by_cell.get((subject, FULL_PRECISION), [])}
+        for one in by_cell[subject, scheme]:
+            percents = (_percent(part) for part in (full.get(one.task), one.accuracy, one.drop))
+            texts = (one.scheme, one.task)
+            rows.append(doc.row(doc.name_cell(subject), *texts, *percents, str(one.items)))
+    return (doc.TableBlock(_ACCURACIES, tuple(rows)),) if rows else ()
 
 
 def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
