@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,11 @@ class Progress(Watch):
         if not self._quiet:
             say(text)
 
+    def expect(self, costs: Mapping[str, float]) -> None:
+        self._pace.expect(costs)
+
     def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
-        self._pace.subject(done, total, passes)
+        self._pace.subject(label, total - done - 1, passes)
         self._subject = f"[{done + 1}/{total}] {one_line(label)}" if done < total else ""
         if self._bars is not None:
             self._bars.subject(done, total, one_line(label), self._pace.left_seconds())
@@ -113,21 +117,33 @@ class Progress(Watch):
 class Pace:
     """Estimates when all subjects are measured, from the pace so far.
 
-    A subject whose results were kept takes no blocks, and does not count.
+    Subjects weigh what they are planned to cost, where that is told, and otherwise alike. One
+    whose results were kept takes no blocks, and does not count.
     """
 
     def __init__(self) -> None:
         self._begun: float | None = None
-        self._measured = 0  # subjects
-        self._part = 0.0  # of the present one
-        self._left = 0  # subjects, the present one included
+        self._costs: dict[str, float] | None = None  # of subjects that come; None: not told
+        self._measured = 0.0  # cost of subjects
+        self._cost, self._part = 0.0, 0.0  # of the present one
+        self._behind = 0.0  # cost of those that follow
         self._passes, self._ended, self._block = 1, 0, 0  # of the present one
 
-    def subject(self, done: int, total: int, passes: int = 1) -> None:
+    def expect(self, costs: Mapping[str, float]) -> None:
+        """Take what subjects that come are planned to cost."""
+        self._costs = dict(costs)
+
+    def subject(self, label: str, behind: int, passes: int = 1) -> None:
+        """Begin a subject that so many follow."""
         if self._begun is None:
             self._begun = time.monotonic()
-        self._measured += self._part > 0
-        self._part, self._left = 0.0, total - done
+        self._measured += self._cost * (self._part > 0)
+        if self._costs is None:
+            self._cost, self._behind = 1.0, float(behind)
+        else:
+            self._cost = self._costs.pop(label, 0.0)  # a release has no cost
+            self._behind = sum(self._costs.values())
+        self._part = 0.0
         self._passes, self._ended, self._block = max(passes, 1), 0, 0
 
     def block(self, done: int, total: int) -> None:
@@ -139,7 +155,8 @@ class Pace:
 
     def left_seconds(self) -> float | None:
         """Return the seconds that are left, once there is a pace."""
-        worked = self._measured + self._part
+        worked = self._measured + self._part * self._cost
         if self._begun is None or worked <= 0:
             return None
-        return (time.monotonic() - self._begun) / worked * (self._left - self._part)
+        left = (1 - self._part) * self._cost + self._behind
+        return (time.monotonic() - self._begun) / worked * left

@@ -26,6 +26,11 @@ Before = Callable[[WorkUnit], Checkpoint | None]
 """Returns the checkpoint that a unit's diagnostics read beside its own."""
 
 
+def cost_of(unit: WorkUnit) -> float:
+    """Return what a unit is planned to cost, in arithmetic."""
+    return unit.flops + FLOPS_PER_BYTE * sum(checkpoint.nbytes for checkpoint in unit.checkpoints)
+
+
 def in_line(units: Sequence[WorkUnit]) -> tuple[WorkUnit, ...]:
     """Return units with twins beside each other and soups behind the last of their members."""
     first: dict[str, int] = {}

@@ -23,6 +23,7 @@ from qaudit.engine.measure import measure
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
+from qaudit.executors.cut import cost_of
 from qaudit.executors.events import Compared, Event, Failed, Measured
 from qaudit.hub import Hub
 from qaudit.planning.shipped import with_shipped
@@ -30,7 +31,7 @@ from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore, SearchResult
 from qaudit.search.greedy import search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference
-from qaudit.types import Checkpoint, Plan, Subject, Watch
+from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit
 
 
 @dataclass(eq=False)
@@ -124,6 +125,8 @@ class Measuring:
         by_label = {job.label: job for job in pending.values()}
         first, total = len(jobs) - len(pending) - len(twins), len(jobs) + len(uncompared)
         waited = self.seconds_waited
+        units = (WorkUnit(tuple(task.pass_ for task in job.tasks)) for job in pending.values())
+        self._watch.expect({unit.label: cost_of(unit) for unit in units})
         with self._downloads([*pending.values()], uncompared, twins) as downloads:
             for number, subject in enumerate(downloads.order, first):
                 if subject.is_release:

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,6 +54,9 @@ class PartLog(Watch):
         if isinstance(error, KeyboardInterrupt) and self._current:
             self._forget_attempts(self._current)
         self._line(ended="done" if kind is None else getattr(kind, "__name__", "error"))
+
+    def expect(self, costs: Mapping[str, float]) -> None:
+        self._watch.expect(costs)
 
     def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
         """Begin a subject: if its process dies, the attempt stays counted."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qaudit.executors.cut import FLOPS_PER_BYTE, parts_of
+from qaudit.executors.cut import cost_of, parts_of
 from qaudit.executors.part_log import is_number, read_logs
 from qaudit.executors.records import RoundState, states_of
 from qaudit.host import is_running
@@ -90,7 +90,10 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
     if pace and at_work:
         now = time.time()
         seconds = max(
-            max(0.0, sum(map(_cost, units)) / pace - (max(0.0, now - part.since) if units else 0.0))
+            max(
+                0.0,
+                sum(map(cost_of, units)) / pace - (max(0.0, now - part.since) if units else 0.0),
+            )
             for part, units in zip(at_work, taken, strict=True)
         )
     waiting = tuple(unit.name for content, unit in missing.items() if content not in covered)
@@ -120,15 +123,11 @@ def _units_of(
     return [unit for unit in units if unit.content in missing]
 
 
-def _cost(unit: WorkUnit) -> float:
-    return unit.flops + FLOPS_PER_BYTE * sum(checkpoint.nbytes for checkpoint in unit.checkpoints)
-
-
 def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
     """Return the cost that a part measures in a second, from all that parts measured."""
     rounds = (read_round(run, out, number) for number in range(FIRST, last_round(out) + 1))
     units = [unit for passes in rounds for unit in units_of(passes)]
-    costs = {unit_path(run, unit, out).name: _cost(unit) for unit in units}
+    costs = {unit_path(run, unit, out).name: cost_of(unit) for unit in units}
     finished = [(costs[name], s) for part in parts for name, s in part.records if name in costs]
     seconds = sum(s for _, s in finished)
     return sum(cost for cost, _ in finished) / seconds if seconds else None

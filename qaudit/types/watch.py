@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Watch:
     """Receives progress; every method does nothing unless a subclass overrides it."""
+
+    def expect(self, costs: Mapping[str, float]) -> None:
+        """These subjects come, by label, with what each is planned to cost, in any unit."""
 
     def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
         """A subject begins, which takes so many passes; with `done == total` all are done."""

@@ -180,14 +180,14 @@ def test_the_time_left_counts_subjects_that_take_time_alone(
     now = [100.0]
     monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
     pace = Pace()
-    pace.subject(0, 4)
-    pace.subject(1, 4)  # the first was kept: no block
+    pace.subject("a", 3)
+    pace.subject("b", 2)  # the first was kept: no block
     assert pace.left_seconds() is None
     pace.block(1, 2)
     now[0] += 10
     assert pace.left_seconds() == 10 / 0.5 * 2.5  # half a subject took 10 s; 2.5 are left
     pace.block(2, 2)
-    pace.subject(2, 4)
+    pace.subject("c", 1)
     assert pace.left_seconds() == 10 * 2
 
 
@@ -195,7 +195,7 @@ def test_the_time_left_counts_all_passes_of_a_subject(monkeypatch: pytest.Monkey
     now = [100.0]
     monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
     pace = Pace()
-    pace.subject(0, 1, passes=4)
+    pace.subject("a", 0, passes=4)
     for _ in range(2):
         for block in range(3):
             pace.block(block, 2)
@@ -204,6 +204,27 @@ def test_the_time_left_counts_all_passes_of_a_subject(monkeypatch: pytest.Monkey
     pace.block(0, 2)
     pace.block(1, 2)
     assert pace.left_seconds() == pytest.approx(10 / 2.5 * 1.5)
+
+
+def test_the_time_left_weighs_subjects_by_what_they_are_planned_to_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
+    pace = Pace()
+    pace.expect({"cheap": 1.0, "dear": 8.0, "last": 1.0})
+    pace.subject("cheap", 2)
+    pace.block(2, 2)
+    now[0] += 10
+    pace.subject("dear", 1, passes=8)
+    assert pace.left_seconds() == 90  # alike, they would take 20
+    for block in (0, 1, 0, 1, 0):
+        pace.block(block, 1)
+    now[0] += 20
+    assert pace.left_seconds() == pytest.approx(30 / 3 * 7)
+    pace.expect({"dear": 3.0})  # a further round
+    pace.subject("dear", 0)
+    assert pace.left_seconds() == pytest.approx(30 / 9 * 3)
 
 
 @pytest.mark.parametrize(("columns", "shown"), [(160, True), (80, False)])

@@ -85,7 +85,7 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
     units = units_of(run.plan.passes)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    monkeypatch.setattr(standing, "_cost", lambda unit: 10.0)
+    monkeypatch.setattr(standing, "cost_of", lambda unit: 10.0)
     record = unit_path(run, units[0], planned).name
     done = {"measured": "step10", "outcome": "measured", "seconds": 20.0, "record": record}
     log(planned, "0-of-1", began(), {"subject": "step10"}, done, {"subject": "step200"}, ago=5)
