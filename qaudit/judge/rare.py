@@ -85,8 +85,8 @@ def rare_damage(table: Measurements) -> Iterator[Finding]:
         label, worst = max(heavy, key=lambda pair: pair[1].share)
         more = f"; so it is with {len(heavy) - 1} more subjects" if len(heavy) > 1 else ""
         message = (
-            f"1 of {worst.documents} documents carries {100 * worst.share:.0f} % of what "
-            f"{scheme} adds to the loss of `{label}`, and intervals may miss damage as rare{more}"
+            f"1 of {worst.documents} documents carries {100 * worst.share:.0f} % of the loss "
+            f"that {scheme} adds to `{label}`, and intervals may miss an added loss as rare{more}"
         )
         hint = f"read document {worst.sha256[:12]}, and measure more documents like it"
         yield Finding("QA029", "warn", label, scheme, message, hint)

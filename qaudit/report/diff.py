@@ -49,7 +49,7 @@ def document(difference: Difference) -> doc.Page:
     divergences = [(delta, delta.kl, delta.kl_reading) for delta in difference.deltas]
     tables = [
         *_table(losses, "Losses", difference.unit, spread),
-        *_table(errors, "Relative errors", "% points", percent),
+        *_table(errors, "Added losses", "% points", percent),
         *_table(divergences, "KL divergence to full precision", "nats per token", spread),
         *_tasks(difference.tasks),
     ]
@@ -72,7 +72,7 @@ def _headline(difference: Difference) -> str:
     measured = f" KL divergence: {_counted(divergences)}." if any(divergences) else ""
     tasks = [delta.reading for delta in difference.tasks]
     measured += f" Tasks: {_counted(tasks)}." if tasks else ""
-    return f"Losses: {losses}. Relative errors: {errors}.{measured}"
+    return f"Losses: {losses}. Added losses: {errors}.{measured}"
 
 
 def _counted(readings: Sequence[Reading | None]) -> str:

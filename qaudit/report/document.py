@@ -5,7 +5,7 @@
         headline=prose("Ship `soup` at gptq-4bit."),
         blocks=(
             paragraph("64 documents, `soup` among 8 subjects."),
-            Section("Relative error", (Table(columns("subject"), (row(name_cell("soup")),)),)),
+            Section("Added loss", (Table(columns("subject"), (row(name_cell("soup")),)),)),
         ),
     )
 

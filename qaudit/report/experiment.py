@@ -160,7 +160,7 @@ def drawing_of(summary: ExperimentSummary) -> Drawing:
 def _errors(
     summary: ExperimentSummary, schemes: tuple[str, ...], top: float
 ) -> tuple[list[Part], float]:
-    """Draw each model's relative errors in a row: a mark for a seed, a bar at their mean."""
+    """Draw each model's added losses in a row: a mark for a seed, a bar at their mean."""
     errors = {
         (point.subject, point.scheme): [
             100 * p.interval.estimate
@@ -172,7 +172,7 @@ def _errors(
     tall = max(ROW, 9.0 * len(schemes))
     bottom = top + tall * len(summary.subjects)
     values = [x for values in errors.values() for x in values]
-    parts, across = _panel([0.0, *values], top, bottom, "relative error, %")
+    parts, across = _panel([0.0, *values], top, bottom, "added loss, %")
     for k, subject in enumerate(summary.subjects):
         middle = top + tall * (k + 0.5)
         parts.append(_name(subject, middle))
@@ -193,7 +193,7 @@ def _contrasts(results: list[ContrastResult], top: float) -> tuple[list[Part], f
     """Draw each contrast in a row: a mark for a seed, the interval over seeds as a line."""
     is_error = results[0].contrast.measure == "error"
     factor = 100 if is_error else 1
-    what = "relative errors, % points" if is_error else "losses, nats per token"
+    what = "added losses, % points" if is_error else "losses, nats per token"
     bottom = top + ROW * len(results)
     intervals = [seed.interval for result in results for seed in result.seeds]
     intervals += [result.interval for result in results if result.interval is not None]

@@ -1,7 +1,7 @@
 """A plan as text: what will be measured, and what it will cost.
 
 Each line is a word and its text, in 80 columns. Downloads are given in bytes, and in time only at a
-named rate, since the speed of the Hub is unknown. `-` is not known yet.
+named rate, since the speed of the Hub is unknown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from qaudit.core.power import detectable_drop
 from qaudit.core.registry import parse_scheme
-from qaudit.report.format import NOT_MEASURED, count, duration, listing, plural, size
+from qaudit.report.format import count, duration, listing, plural, size
 from qaudit.report.terminal import filled
 from qaudit.types import Further, Plan, Subject, Traffic
 
@@ -60,11 +60,11 @@ def _room(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "fetch", _fetch(plan.traffic)
         yield "disk", _disk(plan.traffic)
     if plan.nbytes_disk:
-        yield "disk", f"up to {size(plan.nbytes_disk)} beside downloads, while it runs"
+        yield "disk", f"up to {size(plan.nbytes_disk)} in addition to downloads, while it runs"
     yield "read", f"{size(plan.nbytes_read)} of weights"
     yield (
         "memory",
-        f"about {size(plan.nbytes_memory)} above the libraries, "
+        f"about {size(plan.nbytes_memory)} plus the libraries, "
         f"{size(plan.nbytes_memory_available)} free",
     )
 
@@ -98,15 +98,15 @@ def _search(search: Subject) -> str:
         names = [*names[: SHOWN - 1], f"{len(names) - SHOWN + 1} more"]
     means = plural(len(search.members) - 1, "mean")
     return (
-        f"`{search.label}` among {listing(names)}: up to {means} of them measured at "
+        f"`{search.label}` among {listing(names)}: up to {means} of them, measured under "
         f"{parse_scheme(scheme).short} alone"
     )
 
 
 def _fetch(traffic: Traffic) -> str:
-    here = f"{size(traffic.nbytes_cached)} more are here already"
+    here = f"{size(traffic.nbytes_cached)} more are in the cache"
     if not traffic.nbytes_to_fetch:
-        return f"nothing: {size(traffic.nbytes_cached)} are here already"
+        return f"nothing: {size(traffic.nbytes_cached)} are in the cache"
     seconds = 8 * traffic.nbytes_to_fetch / BITS_PER_SECOND
     text = f"{size(traffic.nbytes_to_fetch)}: {_seconds(seconds)} at {NAMED_RATE}"
     return f"{text}; {here}" if traffic.nbytes_cached else text
@@ -125,15 +125,15 @@ def _time(plan: Plan) -> str:
         low, high = plan.seconds_low / 3600, plan.seconds_high / 3600
         text += f", {low:.2g} to {high:.2g} GPU hours"
     fetching = plan.traffic is not None and plan.traffic.nbytes_to_fetch > 0
-    return f"{text} to compute, beside downloads" if fetching else text
+    return f"{text} to compute; downloads run at the same time" if fetching else text
 
 
 def _further(further: Further) -> str:
     fetched = f", {size(further.nbytes_to_fetch)} to fetch again" * (further.nbytes_to_fetch > 0)
     return (
-        f"what decides on {further.draws} more calibration draws: at most {further.streams} "
-        f"streams, {_seconds(further.seconds_low)} to {_seconds(further.seconds_high)}, "
-        f"{size(further.nbytes_read)} of weights{fetched}"
+        f"what decides is measured again with {further.draws} more draws of calibration text: "
+        f"at most {further.streams} streams, {_seconds(further.seconds_low)} to "
+        f"{_seconds(further.seconds_high)}, {size(further.nbytes_read)} of weights{fetched}"
     )
 
 
@@ -156,10 +156,10 @@ def _detectable_error(plan: Plan) -> str:
         else f"on at most {plural(recipe.evaluation_documents, 'packed window')}"
     )
     if plan.detectable_relative_error is None:
-        return f"{NOT_MEASURED} {text}: known once something is measured"
+        return f"not known before the first measurement, {text}"
     return (
-        f"a relative error of {100 * plan.detectable_relative_error:.2g} % in four of five cases "
-        f"{text}, by what is measured here already"
+        f"an added loss of {100 * plan.detectable_relative_error:.2g} % or more, in four of five "
+        f"cases, {text}; estimated from earlier measurements"
     )
 
 
@@ -175,6 +175,6 @@ def _detectable_drop(plan: Plan) -> str:
         ]
         alone = f", of a task of {max(counts):,} items {largest[1]:.2g}" if len(counts) > 1 else ""
         parts.append(f"{largest[0]:.2g} points{alone}, where {100 * flips:.2g} % of answers flip")
-    note = ", as measured here already" if plan.flips is not None else ""
+    note = ", as measured before" if plan.flips is not None else ""
     mean = "mean accuracy over tasks" if len(counts) > 1 else "accuracy"
     return f"a change of {mean} of {'; '.join(parts)}{note}; in four of five cases"

@@ -192,7 +192,7 @@ def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[doc.Blo
 
 
 def _moved(view: View) -> str:
-    """Name the schemes under which the relative error moved from the end of a stage to the end.
+    """Name the schemes under which the added loss moved from the end of a stage to the end.
 
     A series that ends in several ingredients has several ends, of which none speaks for all.
     """
@@ -209,7 +209,7 @@ def _moved(view: View) -> str:
             schemes.setdefault(_direction(changes), []).append(scheme)
     parts = [f"{words} under {listing(schemes[words])}" for words in sorted(schemes)]
     ends = listing([f"`{end.label}`" for end in view.ends])
-    start = f"From `{view.stage_end.label}` to {ends}, the relative error"
+    start = f"From `{view.stage_end.label}` to {ends}, the added loss"
     return f"{start} {'; it '.join(parts)}." if parts else ""
 
 

@@ -10,7 +10,7 @@ from qaudit.types import Suggestion, Worth
 
 SHOWN = 12
 WIDTH = 120
-HEADER = ("checkpoint", "at", "relative error, %", "quantized loss, nats", "better", "gain, nats")
+HEADER = ("checkpoint", "at", "added loss, %", "quantized loss, nats", "better", "gain, nats")
 
 
 def suggestion_to_json(suggestion: Suggestion) -> str:
@@ -48,7 +48,7 @@ def render_suggestion(suggestion: Suggestion) -> str:
     if any(each.beyond for each in shown):
         blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]
     blocks += [
-        doc.paragraph(_worth("relative error", suggestion.error, 100, "points", suggestion)),
+        doc.paragraph(_worth("added loss", suggestion.error, 100, "points", suggestion)),
         doc.paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
         doc.paragraph("Predictions choose what to measure; they are in no audit."),
     ]

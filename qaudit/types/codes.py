@@ -107,8 +107,8 @@ _OF_AUDITS: dict[str, Code] = {
         "Its loss per token is the same on every document, as with weights that are all zero.",
     ),
     "QA029": Code(
-        "one document carries much of the damage",
-        "Rare damage can be missed by any interval over documents, and this may be a sign of it.",
+        "one document carries much of the added loss",
+        "Any interval over documents can miss an added loss that is rare, as this one may be.",
     ),
     "QA030": Code(
         "ship an earlier checkpoint",

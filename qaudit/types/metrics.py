@@ -15,7 +15,7 @@ Metric = Literal[
     "relative_error",  # what quantization adds, as a part of the loss in full precision
     "absolute_change",  # the same in nats per token
     "loss_against_baseline",  # nats per token: this quantized loss minus the baseline's
-    "error_against_baseline",  # a fraction: this relative error minus the baseline's
+    "error_against_baseline",  # a fraction: this added loss minus the baseline's
     "accuracy_drop",  # a fraction of the answers that full precision gets wrong
     "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
     "kl",  # nats per token: KL divergence to full precision
@@ -69,7 +69,7 @@ METRICS: Mapping[str, MetricRecord] = {
     "relative_error": MetricRecord(
         code="QA001",
         title="a scheme costs more than its margin",
-        reason="The interval of the relative error of the loss is compared with a margin.",
+        reason="The interval of the added loss is compared with a margin.",
         unit="fraction",
         sentence="{scheme} raises the loss of `{subject}` by {change}",
         statistic="excess",
@@ -99,10 +99,10 @@ METRICS: Mapping[str, MetricRecord] = {
     ),
     "error_against_baseline": MetricRecord(
         code="QA022",
-        title="a relative error is worse than the baseline's",
+        title="the added loss is worse than the baseline's",
         reason="The difference is paired on the same documents and compared with a margin.",
         unit="fraction",
-        sentence="at {scheme} the relative error of `{subject}` minus that of the "
+        sentence="at {scheme} the added loss of `{subject}` minus that of the "
         "baseline's `{against}` is {change}",
         statistic="excess_difference",
         against="baseline",

@@ -16,7 +16,7 @@ def test_two_scans_are_compared_and_the_exit_code_is_0(scan: Run, qaudit: Run, p
     done = qaudit("diff", "before", "out")
     assert done.code == 0
     said = " ".join(done.out.split())
-    assert "Losses: 2 unchanged. Relative errors: 1 unchanged." in said
+    assert "Losses: 2 unchanged. Added losses: 1 unchanged." in said
     assert "- b: rtn-3bit" in done.out
     assert done.err == ""
 

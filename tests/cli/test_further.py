@@ -92,7 +92,8 @@ def test_the_plan_has_the_upper_price_of_the_further_draws(place: Path, scan: Ru
     assert plan["further"]["draws"] == 2
     assert 0 < plan["further"]["seconds_low"] < plan["further"]["seconds_high"]
     words = " ".join(scan("--dry-run").out.split())
-    assert "then what decides on 2 more calibration draws: at most 8 streams" in words
+    assert "then what decides is measured again with 2 more draws of calibration text" in words
+    assert "at most 8 streams" in words
     scan()
     measured = sum(row["calibration_seed"] > 0 for row in audit_of(place / "out")["measurements"])
     assert measured <= plan["further"]["streams"]

@@ -73,13 +73,13 @@ def test_a_plan_of_the_hub_is_data_too(hub: Hub, scan: Run, place: Path) -> None
 
 def test_what_is_measured_already_tells_what_the_text_can_detect(scan: Run, qaudit: Run) -> None:
     before = scan("series", "--dry-run")
-    assert "\ndetect   - on at most 64 documents" in before.out
+    assert "\ndetect   not known before the first measurement, on at most 64" in before.out
     scan("series")
     after = scan("series", "--dry-run")
-    assert "detect   a relative error of " in after.out
-    assert "by what is measured here already" in " ".join(after.out.split())
+    assert "detect   an added loss of " in after.out
+    assert "estimated from earlier measurements" in " ".join(after.out.split())
     other = qaudit("scan", "series", *TEXT, "--schemes", "rtn-3bit", "--out", "out", "--dry-run")
-    assert "\ndetect   - on" in other.out
+    assert "\ndetect   not known" in other.out
 
 
 def test_a_budget_that_holds_nothing_is_refused_with_one_that_does(hub: Hub, scan: Run) -> None:

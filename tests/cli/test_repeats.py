@@ -70,7 +70,7 @@ def test_every_draw_is_measured_and_told_apart(place: Path, repeat: Run) -> None
 def test_the_card_says_what_the_width_is_made_of(place: Path, repeat: Run) -> None:
     repeat("--repeats", "2")
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
-    assert "What makes relative errors uncertain" in card
+    assert "What makes added losses uncertain" in card
     assert "Arithmetic: in no interval." in card
     assert f"| {GPTQ}" in card
     assert "--repeats 2" in card.partition("Reproduce")[2]

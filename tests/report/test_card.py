@@ -69,14 +69,14 @@ def named(label: str) -> AuditRecord:
 
 
 def test_the_table_has_a_row_for_every_subject_and_a_column_for_every_scheme() -> None:
-    head, *rows = table(section(render(sample.audit()), "Relative error"))
+    head, *rows = table(section(render(sample.audit()), "Added loss"))
     assert head == ["subject", "loss, full precision", *sample.SCHEMES]
     assert [row[0] for row in rows] == [f"`{s.label}`" for s in sample.series()]
 
 
 def test_every_cell_is_the_score_it_stands_for() -> None:
     view = View(sample.audit())
-    head, *rows = table(section(render(sample.audit()), "Relative error"))
+    head, *rows = table(section(render(sample.audit()), "Added loss"))
     for row in rows:
         for scheme, text in zip(head[2:], row[2:], strict=True):
             score = view.score(row[0].strip("`"), scheme)
@@ -92,7 +92,7 @@ def test_every_cell_is_the_score_it_stands_for() -> None:
 def test_what_was_not_measured_is_a_dash_and_no_change_a_zero() -> None:
     audit = scaled("bnb-int8", {STAGE_END: 1.0})
     scores = tuple(s for s in audit.measurements if (s.subject, s.scheme) != (SOUP, "awq-4bit"))
-    head, *rows = table(section(render(replace(audit, measurements=scores)), "Relative error"))
+    head, *rows = table(section(render(replace(audit, measurements=scores)), "Added loss"))
     cells = {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
     assert cells[SOUP]["awq-4bit"] == "-"
     assert cells[STAGE_END]["bnb-int8"] == "0"
@@ -100,7 +100,7 @@ def test_what_was_not_measured_is_a_dash_and_no_change_a_zero() -> None:
 
 def test_a_loss_that_is_not_finite_says_so() -> None:
     text = render(scaled("rtn-3bit", {LAST: np.nan}))
-    assert f"loss {NOT_FINITE}" in section(text, "Relative error")
+    assert f"loss {NOT_FINITE}" in section(text, "Added loss")
     assert "**QA006**" in text
     assert "nan" not in text
 
@@ -116,7 +116,7 @@ def test_tables_show_what_all_draws_say_and_every_draw_has_a_row() -> None:
     )
     assert pooled.relative_error is not None
     shown = percent(pooled.relative_error, bounds=False)
-    row = next(r for r in table(section(text, "Relative error")) if "stage1-step5000" in r[0])
+    row = next(r for r in table(section(text, "Added loss")) if "stage1-step5000" in r[0])
     assert any(cell.split("<br>")[0] == shown for cell in row[1:])
     _, _, drawn = section(text, "Scheme by scheme").partition("<summary>gptq-3bit: ")
     head, *rows = table(drawn.partition("</details>")[0])
@@ -210,10 +210,10 @@ def test_one_draw_has_no_budget_of_noise_and_says_what_is_not_measured() -> None
 def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None:
     text = render(sample.repeated())
     said = section(text, "Noise")
-    assert "What makes relative errors uncertain, in percentage points" in said
+    assert "What makes added losses uncertain, in percentage points" in said
     head, *rows = table(said)
     sources = ["documents", "one draw", "arithmetic"]
-    assert head == ["subject", "scheme", "draws", "relative error, %", *sources]
+    assert head == ["subject", "scheme", "draws", "added loss, %", *sources]
     rows = [row for row in rows if row[0] == "`stage2-ingredient3-step1000`"]
     assert [row[1:3] for row in rows] == [["gptq-4bit", "3"], ["gptq-3bit", "3"]]
     shares = [[int(part) for part in re.findall(r"\((\d+) %\)", "".join(row))] for row in rows]
@@ -291,7 +291,7 @@ def test_a_strange_name_stays_a_name(label: str) -> None:
     assert "](http" not in outside
     assert "<img src=x" not in outside
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
-    head, *rows = table(section(text, "Relative error"))
+    head, *rows = table(section(text, "Added loss"))
     assert {len(row) for row in rows} == {len(head)}
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", render_terminal(named(label)))
 
@@ -344,7 +344,7 @@ def test_a_card_that_is_too_long_loses_whole_sections_and_says_so() -> None:
     assert "Scheme by scheme" in titles(whole)
     assert "Scheme by scheme" not in titles(text)
     assert "Left out for length, see `audit.json`: Scheme by scheme" in text
-    assert section(text, "Relative error") == section(whole, "Relative error")
+    assert section(text, "Added loss") == section(whole, "Added loss")
     assert text.endswith(END + "\n")
 
 
@@ -580,7 +580,7 @@ def test_the_series_is_followed_to_each_of_its_ends() -> None:
     view = View(sample.audit())
     assert [subject.label for subject in view.ends] == ends
     text = section(render(sample.audit()), "Along the series")
-    assert f"From `{STAGE_END}` to `{ends[0]}`, `{ends[1]}` and `{ends[2]}`, the relative" in text
+    assert f"From `{STAGE_END}` to `{ends[0]}`, `{ends[1]}` and `{ends[2]}`, the added loss" in text
     grew = {
         scheme: sum(
             c.verdict == "b_better"
@@ -590,5 +590,5 @@ def test_the_series_is_followed_to_each_of_its_ends() -> None:
         for scheme in view.schemes
     }
     assert set(grew.values()) == {3}
-    assert "it" not in text.partition("relative error ")[2].partition(".")[0].split()
+    assert "it" not in text.partition("added loss ")[2].partition(".")[0].split()
     assert "grew to 3 of 3 under rtn-4bit" in text

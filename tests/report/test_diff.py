@@ -69,7 +69,7 @@ def test_the_terminal_says_what_is_worse_first_and_leaves_out_what_is_the_same()
     text = render(difference(), "terminal")
     said = " ".join(text.split())
     assert "Losses: 1 worse, 1 better and 1 unchanged." in said
-    assert "Relative errors: 1 better, 2 inconclusive and 1 unchanged." in said
+    assert "Added losses: 1 better, 2 inconclusive and 1 unchanged." in said
     assert "The pick was soup at gptq-4bit and is soup at awq-4bit." in said
     assert "paired on 64 documents; all 8 intervals hold at once at 95 %" in said
     assert "quiet" not in text

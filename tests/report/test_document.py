@@ -46,7 +46,7 @@ ERRORS = TableBlock(
         ),
         row(name_cell("step0"), "-", "-", minor=True),
     ),
-    caption="Relative error",
+    caption="Added loss",
 )
 DOCUMENT = Page(
     "An audit",

@@ -294,7 +294,7 @@ def test_an_axis_that_is_linear_near_zero_says_up_to_where() -> None:
         for m in found
     )
     shown = texts(figure(sample.assemble(tuple(gains), sample.series()), "trajectory"))
-    (unit,) = [text for text in shown if text.startswith("relative error of the loss, %")]
+    (unit,) = [text for text in shown if text.startswith("added loss, %")]
     straight = float(unit.partition("linear up to ")[2].partition(" %")[0])
     ticks = {float(text) for text in shown if text.replace(".", "").isdigit()}
     assert {0.0, straight / 2, straight} <= ticks

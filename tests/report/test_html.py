@@ -186,7 +186,7 @@ def test_a_name_is_shown_as_it_is() -> None:
 
 def test_the_table_says_what_the_table_of_the_card_says() -> None:
     audit = rich()
-    _, *of_card = table(section(render_card(audit), "Relative error"))
+    _, *of_card = table(section(render_card(audit), "Added loss"))
 
     def bare(cell: str) -> str:
         return re.sub(r"<[^>]*>|[*`\s]|&nbsp;", "", cell)

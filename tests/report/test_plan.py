@@ -51,9 +51,9 @@ def test_a_local_plan_says_nothing_of_the_hub() -> None:
 
 def test_fetching_is_priced_in_bytes_and_at_a_rate_that_is_named() -> None:
     text = render_plan(plan(traffic=Traffic(350 * GB, 2 * GB, 61 * GB, 212 * GB, 100 * GB)))
-    assert row(text, "fetch") == "350.0 GB: 47 min at 1 Gbit/s; 2.0 GB more are here already"
+    assert row(text, "fetch") == "350.0 GB: 47 min at 1 Gbit/s; 2.0 GB more are in the cache"
     assert row(text, "disk") == "at most 61.0 GB at a time, 100.0 GB allowed, 212.0 GB free"
-    assert row(text, "time") == "40 s to 2 min to compute, beside downloads"
+    assert row(text, "time") == "40 s to 2 min to compute; downloads run at the same time"
 
 
 def test_a_plan_for_a_gpu_counts_its_hours() -> None:
@@ -63,7 +63,7 @@ def test_a_plan_for_a_gpu_counts_its_hours() -> None:
 
 def test_what_is_here_already_is_not_fetched() -> None:
     text = render_plan(plan(traffic=Traffic(0, 61 * GB, 0, 212 * GB, 100 * GB)))
-    assert row(text, "fetch") == "nothing: 61.0 GB are here already"
+    assert row(text, "fetch") == "nothing: 61.0 GB are in the cache"
 
 
 def test_what_is_measured_is_named_and_a_long_series_folded() -> None:
@@ -80,11 +80,11 @@ def test_what_is_measured_is_named_and_a_long_series_folded() -> None:
 def test_what_the_text_can_detect_is_a_dash_until_something_is_measured() -> None:
     recipe = replace(sample.audit().plan.recipe, document_tokens=100)
     assert row(render_plan(plan(recipe=recipe)), "detect") == (
-        "- on at most 64 documents and 6,400 tokens: known once something is measured"
+        "not known before the first measurement, on at most 64 documents and 6,400 tokens"
     )
     known = row(render_plan(plan(recipe=recipe, detectable_relative_error=0.00123)), "detect")
     assert known.startswith(
-        "a relative error of 0.12 % in four of five cases on at most 64 documents"
+        "an added loss of 0.12 % or more, in four of five cases, on at most 64 documents"
     )
 
 
@@ -99,7 +99,7 @@ def test_the_change_of_accuracy_that_items_find_is_given_by_the_share_of_flips()
     )
     (known,) = rows(render_plan(plan(items=items[:1], flips=0.05)), "detect")[1:]
     assert known == (
-        "a change of accuracy of 2.8 points, where 5 % of answers flip, as measured here already; "
+        "a change of accuracy of 2.8 points, where 5 % of answers flip, as measured before; "
         "in four of five cases"
     )
 

@@ -50,7 +50,7 @@ def test_rows_are_in_order_and_spread_over_the_series() -> None:
 def test_of_a_long_series_the_telling_rows_are_shown_and_all_are_folded() -> None:
     audit = sample.many(200, 4, soups=2)
     text = render(audit)
-    head, *rows = table(section(text, "Relative error"))
+    head, *rows = table(section(text, "Added loss"))
     assert len(rows) == 16
     assert "16 of 202 rows are shown" in text
     _, *every = table(section(text, "Every subject"))

@@ -239,5 +239,5 @@ def test_the_noise_section_says_what_the_documents_detect() -> None:
     audit = with_verdict()
     plan = replace(audit.plan, detectable_relative_error=0.0044)
     text = section(render(replace(audit, plan=plan)), "Noise")
-    assert "these documents detect a relative error of 0.44 %" in text
+    assert "these documents detect an added loss of 0.44 %" in text
     assert "In four of five cases" not in section(render(audit), "Noise")

@@ -25,7 +25,7 @@ from qaudit.types import (
 TITLE = "Phases"
 COLUMNS = doc.columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
 LEGEND = (
-    "Correlations of ranks with the relative error under {scheme}, with intervals. Checkpoints of "
+    "Correlations of ranks with the added loss under {scheme}, with intervals. Checkpoints of "
     "one run are no independent draws: `worth` is how many independent ones they equal, `steps` "
     "are the differences from one to the next. What correlates with an error need not cause it."
 )
@@ -61,7 +61,7 @@ def _together(view: View, course: Course) -> tuple[doc.Block, ...]:
     reasons = [f"{row.quantity}, {row.reason}" for row in rows if row.reason]
     note = [doc.paragraph(doc.words(f"Left out: {listing(reasons)}."))] if reasons else []
     legend = doc.paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
-    title = f"What the relative error under {scheme} correlates with"
+    title = f"What the added loss under {scheme} correlates with"
     return (doc.fold(title, legend, doc.TableBlock(COLUMNS, rows_with_ranks), *note),)
 
 
@@ -86,7 +86,7 @@ def main_course(view: View) -> Course | None:
 
 
 def changed(course: Course) -> tuple[ChangeRow, ...]:
-    """Return the schemes whose relative error has a change point."""
+    """Return the schemes whose added loss has a change point."""
     return tuple(
         row for row in course.changes if row.verdict == "change" and row.scheme != FULL_PRECISION
     )
@@ -118,7 +118,7 @@ def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> 
 def _change(course: Course, row: ChangeRow) -> str:
     assert row.at is not None
     text = (
-        f"The relative error under {row.scheme} has a change point, "
+        f"The added loss under {row.scheme} has a change point, "
         f"{_KINDS[row.kind or 'either']}, at {_place(row.at, course.unit)}"
     )
     if row.decay is not None:
@@ -135,12 +135,12 @@ def _expected(course: Course) -> Iterator[str]:
     turning = [row.scheme for row in tested if row.turns_at_decay]
     if turning:
         yield (
-            f"At the start of the decay alone, the relative error turns under {listing(turning)}, "
+            f"At the start of the decay alone, the added loss turns under {listing(turning)}, "
             "beyond what a smooth curve explains."
         )
     elif tested:
         yield (
-            "At the start of the decay alone, no scheme shows a turn of the relative error beyond "
+            "At the start of the decay alone, no scheme shows a turn of the added loss beyond "
             "what a smooth curve explains."
         )
 
@@ -150,7 +150,7 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
     none = [row.scheme for row in rows if row.verdict == "none"]
     if bent:
         yield (
-            f"Under {listing(bent)} the relative error follows no straight line, and a smooth "
+            f"Under {listing(bent)} the added loss follows no straight line, and a smooth "
             "curve may describe it as well as a change point."
         )
     if none:

@@ -61,7 +61,7 @@ def _row(one: StratumRow) -> doc.TableRow:
 
 
 def numbers(ce: Interval, error: Interval | None, kl: Interval | None) -> list[str]:
-    """Print a loss, its relative error and a divergence."""
+    """Print a loss, its added loss and a divergence."""
     return [interval_of(ce, spread), interval_of(error, percent), interval_of(kl, spread)]
 
 

@@ -102,7 +102,7 @@ def document(view: View) -> doc.Page:
     sections = [
         doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
         doc.Section("Policy checks", policy_section(view), 1, LONG),
-        doc.Section("Relative error", errors_section(view), 0, LONG),
+        doc.Section("Added loss", errors_section(view), 0, LONG),
         doc.Section("Every subject", every_subject_section(view), 8, ("markdown",)),
         doc.Section("KL divergence", fidelity_section(view), 3, LONG),
         doc.Section("Along the series", series_section(view), 2, LONG),

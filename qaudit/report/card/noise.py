@@ -13,7 +13,7 @@ from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, Noise
 
 COLUMNS = doc.columns(
-    "subject", "scheme", "draws", "relative error, %", "documents", "one draw", "arithmetic"
+    "subject", "scheme", "draws", "added loss, %", "documents", "one draw", "arithmetic"
 )
 DTYPE_COLUMNS = (*COLUMNS, *doc.columns("dtype"))
 
@@ -62,7 +62,7 @@ def _row(noise: Noise, width: int) -> doc.TableRow:
 
 
 def _part(part: float | None, share: float | None) -> str:
-    """Print a part of a relative error in percentage points, and its share of the width."""
+    """Print a part of an added loss in percentage points, and its share of the width."""
     if part is None:
         return NOT_MEASURED
     return points(part) + ("" if share is None else f" ({100 * share:.0f} %)")
@@ -86,7 +86,7 @@ def _power(view: View) -> Iterator[str]:
     smallest = view.audit.plan.detectable_relative_error
     if smallest is not None:
         yield (
-            f"In four of five cases these documents detect a relative error of "
+            f"In four of five cases these documents detect an added loss of "
             f"{100 * smallest:.2g} %; half of it needs about four times as many documents."
         )
 
@@ -133,7 +133,7 @@ def _arithmetic(view: View) -> Iterator[str]:
         return
     yield (
         "Arithmetic: in no interval. What enters each block moved as far as rounding in one block "
-        "moves it, and other batches, changed the relative error, in percentage points (the most, "
+        "moves it, and other batches, changed the added loss, in percentage points (the most, "
         f"and the root mean square): {listing(moved)}."
     )
     dtype = _dtype(view)
@@ -189,7 +189,7 @@ def _dtype(view: View) -> str | None:
 def _budget(view: View) -> str:
     """Explain the columns of the noise budget."""
     text = (
-        "What makes relative errors uncertain, in percentage points: the standard error over "
+        "What makes added losses uncertain, in percentage points: the standard error over "
         f"{view.unit}s, the standard deviation of one calibration draw, and the change by "
         "arithmetic alone"
     )

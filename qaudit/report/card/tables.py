@@ -17,7 +17,7 @@ from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
 
 MOST_ROWS = 16
-CAPTION = "Relative error of every subject under every scheme, in %, with its interval"
+CAPTION = "Added loss of every subject under every scheme, in %, with its interval"
 LEGEND = (
     "What quantization adds to the loss, in % of it, with its interval; "
     f"`{NOT_MEASURED}` not measured, `0` no change at all."
@@ -29,7 +29,7 @@ SHOWN = (
 
 
 def errors_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the table of relative errors with what it shows."""
+    """Return the table of added losses with what it shows."""
     return (doc.paragraph(LEGEND, *_all_at_once(view)), _table(view)) if view.subjects else ()
 
 
@@ -143,7 +143,7 @@ MOST_CANDIDATES = 5
 STATUSES = {"ship": "ships", "hold": "held", "undecided": "undecided"}
 CANDIDATE_COLUMNS = (
     *doc.columns("subject", "scheme", "loss", "added, %", "KL"),
-    doc.Column("agreement, %", short="same, %"),
+    doc.Column("agreement, %", short="agree, %"),
     doc.Column("role"),
 )
 CANDIDATES_CAPTION = (

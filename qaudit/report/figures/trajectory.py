@@ -1,4 +1,4 @@
-"""Relative error along the series, with the learning rate beneath it."""
+"""Added loss along the series, with the learning rate beneath it."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Quantity(NamedTuple):
 LOSS = Quantity(
     "trajectory",
     "What quantization adds to the loss, along the series",
-    "relative error of the loss, %",
+    "added loss, %",
 )
 
 
 def trajectory(view: View, alt: str, what: Quantity = LOSS) -> Drawing:
-    """Draw relative error along the series, and the learning rate where it is known."""
+    """Draw added loss along the series, and the learning rate where it is known."""
     where, rates = axis(view), knows_rates(view)
     bottom = TOP + max(320.0, frame.NAME_HEIGHT * len(view.schemes))
     floor = bottom + 34 + RATE_HEIGHT if rates else bottom

@@ -46,7 +46,7 @@ def _ship_before(run: PhaseRun) -> Iterator[Finding]:
 
 
 def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
-    """QA031: the loss barely improves any more, and the relative error grows."""
+    """QA031: the loss barely improves any more, and the added loss grows."""
     if course.loss_end is None:
         return
     label = course.loss_end.high_label
@@ -58,7 +58,7 @@ def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
             continue
         message = (
             f"from `{label}` on full-precision loss improves by less than {100 * BARELY:g} %, "
-            f"while the relative error at {scheme} grew by {_points(growth)} percentage points"
+            f"while the added loss at {scheme} grew by {_points(growth)} percentage points"
         )
         hint = (
             "train no further for this scheme; a decay of the learning rate that is still to come "
@@ -79,7 +79,7 @@ def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Findi
         )
         place = f"{place}; {at_decay}" if place else at_decay
     cell = run.labels[-1], change.scheme
-    message = f"the relative error at {change.scheme} changes its course: {place}"
+    message = f"the added loss at {change.scheme} changes its course: {place}"
     hint = "a fast smooth rise fits such a course as well: see `docs/phases.md`"
     yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
