@@ -18,7 +18,7 @@ from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import unread_shards, weight_files
-from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series
+from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
 from qaudit.checkpoints.settings import settings_in
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
@@ -53,17 +53,19 @@ def find_all(
     return with_hashes(checkpoints) if hashed else checkpoints
 
 
-def look(target: str, recipe: Recipe | None = None) -> Group:
+def look(target: str, recipe: Recipe | None = None) -> CheckpointGroup:
     """Return what a target holds, before any name is read."""
     folder = _existing(target)
-    places, known = _checkpoints_in(folder), _knowledge(folder, recipe)
+    places, knowledge = _checkpoints_in(folder), _knowledge(folder, recipe)
     candidates = tuple(
-        Candidate(Ref(str(place)), name, (name,), known, state=read_trainer_state(place))
+        Candidate(Ref(str(place)), name, (name,), knowledge, state=read_trainer_state(place))
         for place, name in places
     )
     alone = [place for place, _ in places] == [folder]
     whole = places[-1][0] == folder and not _is_requested(candidates[-1].label, recipe)
-    return Group(_without_copy(candidates) if len(places) > 1 and whole else candidates, alone)
+    return CheckpointGroup(
+        _without_copy(candidates) if len(places) > 1 and whole else candidates, alone
+    )
 
 
 def _is_requested(label: str, recipe: Recipe | None) -> bool:

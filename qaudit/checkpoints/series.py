@@ -69,14 +69,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckpointGroup:
     """What one target holds; `alone` if the target is one checkpoint and no series."""
 
     candidates: tuple[Candidate, ...]
     alone: bool
 
 
-def as_series(groups: Iterable[Group]) -> tuple[Checkpoint, ...]:
+def as_series(groups: Iterable[CheckpointGroup]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of every target under labels that differ.
 
     Targets that are one checkpoint each are one series and are put in order together, where

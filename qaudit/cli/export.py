@@ -14,7 +14,7 @@ from qaudit.errors import UsageError
 from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
-    from qaudit.export.choice import Choice
+    from qaudit.export.choice import ExportChoice
     from qaudit.types import Watch
 
 
@@ -129,7 +129,7 @@ def _choice(
     named: tuple[str | None, str | None, str | None],
     given: dict[str, Any],
     watch: Watch,
-) -> Choice:
+) -> ExportChoice:
     """Return what an audit or a target, and the options, choose."""
     from qaudit.export.choice import audit_file_of, of_audit, of_target, with_options
 

@@ -153,8 +153,10 @@ class Transform:
         first = max(a for a in range(1, math.isqrt(columns) + 1) if columns % a == 0)
         left_AA, right_BB = (rotation(n).to(scale_C) for n in (first, columns // first))
         turn = cls(left_AA, right_BB, scale_C, scale_C.new_full((), token_clip), {})
-        turned = {name: turn.of_weights(_wide(one)) for name, one in weights.items()}
-        return replace(turn, row_clips={n: best_shares(one, bits) for n, one in turned.items()})
+        turned = {name: turn.of_weights(_wide(weight)) for name, weight in weights.items()}
+        return replace(
+            turn, row_clips={n: best_shares(weight, bits) for n, weight in turned.items()}
+        )
 
     def of_inputs(self, x: Tensor) -> Tensor:
         return _kronecker(x / self.scale_C, self.left_AA, self.right_BB)
@@ -185,7 +187,7 @@ class LearningCourse:
         import torch
 
         self._start, self._goal = start, goal
-        self._weights = {name: _wide(one) for name, one in linears.weights.items()}
+        self._weights = {name: _wide(weight) for name, weight in linears.weights.items()}
         self._factors = [
             factor.clone().requires_grad_() for factor in (start.left_AA, start.right_BB)
         ]
@@ -231,7 +233,7 @@ class LearningCourse:
         )
         if not self._goal.clipping:
             return moved
-        rows = {name: torch.sigmoid(one) for name, one in self._row_clips.items()}
+        rows = {name: torch.sigmoid(clip) for name, clip in self._row_clips.items()}
         return replace(moved, token_clip=torch.sigmoid(self._token_clip), row_clips=rows)
 
     def quantized(self) -> Quantized:

@@ -138,7 +138,9 @@ def round_mixed(
         solved_KI = torch.linalg.solve(gram_KK, solved_KI)
         gram_II = gram_II - gram_CC[rest_I][:, kept_K] @ solved_KI
         gram_II = (gram_II + gram_II.T) / 2
-    weights = {name: one.detach().to(wide)[:, rest_I] for name, one in linears.weights.items()}
+    weights = {
+        name: weight.detach().to(wide)[:, rest_I] for name, weight in linears.weights.items()
+    }
     alone = Inputs(gram_II, inputs.absmean_C[rest_I], inputs.tokens)
     rounded = rounding(replace(linears, weights=weights, inputs=alone, fold_C=None))
     order_C = torch.cat([rest_I, kept_K])

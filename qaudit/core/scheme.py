@@ -24,7 +24,7 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from qaudit.core.stored import Layout
+from qaudit.core.stored import CodeLayout
 from qaudit.errors import MachineError, SchemeError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Scheme:
         return False
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> CodeLayout | None:
         """What files hold of its weights; None: what is stored says all, or no file can."""
         return None
 

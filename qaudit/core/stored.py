@@ -22,7 +22,7 @@ Codes = Literal["integers", "float8", "nv-float4", "mx-float4", "bitsandbytes", 
 
 
 @dataclass(frozen=True)
-class Layout:
+class CodeLayout:
     """What files hold of a scheme's weights, and how a runtime then computes with them.
 
     A scheme says it where its stored codes alone do not (`Scheme.layout`); formats of files read

@@ -58,7 +58,8 @@ def alone(linears: Linears, scheme: str) -> WholeBlock:
 
     sample_1TC = sampled_inputs(linears, scheme)[None]
     plain = {
-        name: partial(_product, one.detach().contiguous()) for name, one in linears.weights.items()
+        name: partial(_product, weight.detach().contiguous())
+        for name, weight in linears.weights.items()
     }
 
     def run(x: Tensor, quantized: Iterable[Quantized]) -> Tensor:

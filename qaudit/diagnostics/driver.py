@@ -116,8 +116,8 @@ class Diagnoses:
         keys = [*self._rows, *self._reasons]
         return {
             label: DiagnosticRows(
-                {name: rows for (one, name), rows in self._rows.items() if one == label},
-                {name: why for (one, name), why in self._reasons.items() if one == label},
+                {name: rows for (subject, name), rows in self._rows.items() if subject == label},
+                {name: why for (subject, name), why in self._reasons.items() if subject == label},
             )
             for label in dict.fromkeys(label for label, _ in keys)
         }

@@ -52,7 +52,11 @@ def run_blocks(
     )
     streams: list[Stream] = [
         full,
-        *(SchemeStream(one, full, observe) for one in schemes if not isinstance(one, Shipped)),
+        *(
+            SchemeStream(scheme, full, observe)
+            for scheme in schemes
+            if not isinstance(scheme, Shipped)
+        ),
     ]
     files, unopened = _opened(schemes, model, feed, states)
     streams += files

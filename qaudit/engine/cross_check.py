@@ -84,8 +84,8 @@ class CrossCheck:
         settings = scheme.gptqmodel_settings(len(linears.inputs.gram_CC))
         if settings is None:
             return None
-        left = self._count - self._checked.get(scheme.spec, 0)
-        names = list(linears.weights)[: max(left, 0)]
+        remaining = self._count - self._checked.get(scheme.spec, 0)
+        names = list(linears.weights)[: max(remaining, 0)]
         if not names:
             return None
         self._checked[scheme.spec] = self._checked.get(scheme.spec, 0) + len(names)

@@ -31,7 +31,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
-from qaudit.engine.stored import Stored, stored
+from qaudit.engine.stored import StoredStream, stored
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import (
@@ -77,27 +77,27 @@ def measure(
     task = replace(task, corpus=in_parts(task.corpus))
     parts = TaskParts(task, there, folder)
     filed = dict(there.filed)
-    left = _left(task, there, parts)
-    rounds = in_rounds(left.corpus, trees=_reads_trees(task)) if left.streams else ()
+    remaining = _left(task, there, parts)
+    rounds = in_rounds(remaining.corpus, trees=_reads_trees(task)) if remaining.streams else ()
     weights = StoredWeights(folder.folder / WEIGHTS, there.keys)
     for number, corpus in enumerate(rounds):
-        own = replace(left, corpus=corpus, compared=left.compared and number == 0)
+        round_task = replace(remaining, corpus=corpus, compared=remaining.compared and number == 0)
         observed = number == 0 and (watch is not None or machine.cross_check > 0)
-        own = weights.used_by(own, read=not observed, write=number + 1 < len(rounds))
+        round_task = weights.used_by(round_task, read=not observed, write=number + 1 < len(rounds))
         with unchanged_files(with_shipped(task.subject, task.pass_.shipped), task.folder) as hashes:
             if number == 0:
-                measurements = send(own, machine, progress, watch)
+                measurements = send(round_task, machine, progress, watch)
             else:
                 alone = replace(machine, cross_check=0, self_check=False)
-                measurements = send(own, alone, progress, None)
-        finish(own)
+                measurements = send(round_task, alone, progress, None)
+        finish(round_task)
         for spec, measurement in measurements.items():
-            one = replace(measurement, weights_sha256=hashes)
-            for part, evidence in zip(corpus.parts, one.evidence.tasks, strict=True):
+            hashed = replace(measurement, weights_sha256=hashes)
+            for part, evidence in zip(corpus.parts, hashed.evidence.tasks, strict=True):
                 if part in parts.missing(spec):
-                    parts.write(spec, part, one, evidence)
+                    parts.write(spec, part, hashed, evidence)
             if number == 0 and there.lacks_documents(spec):
-                without = replace(one, evidence=replace(one.evidence, tasks=()))
+                without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
                 filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
     weights.remove(task)
     task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
@@ -164,7 +164,9 @@ def send(
 def _openers(task: Task, weights: Weights) -> Openers:
     """Return what opens each shipped file of a task."""
     names, base = frozenset(weights.names()), folder_of(task.subject.first)
-    places = {one.label: weights_of(one, task.folder(one)) for one in task.pass_.shipped}
+    places = {
+        shipped.label: weights_of(shipped, task.folder(shipped)) for shipped in task.pass_.shipped
+    }
     return {
         scheme.spec: opener(scheme, places[scheme.file], base, names)
         for scheme in task.schemes
@@ -267,7 +269,7 @@ def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
 
 
 def _measurement(
-    task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, full: Tally, sizes: Stored
+    task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, full: Tally, sizes: StoredStream
 ) -> Measurement:
     plugins = origins([scheme] if scheme else (), [task.subject.merge])
     return Measurement(
@@ -287,7 +289,7 @@ def _measurement(
     )
 
 
-def _nbytes(tally: Tally, scheme: Scheme | None, sizes: Stored) -> int | None:
+def _nbytes(tally: Tally, scheme: Scheme | None, sizes: StoredStream) -> int | None:
     if tally.nbytes is not None:
         return tally.nbytes
     return sizes.quantized_nbytes(tally) if scheme else sizes.total_nbytes

@@ -47,8 +47,8 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
         reference: Reference | None = None
         for stream, hidden_ND, read in zip(streams, hidden, chunks, strict=True):
             with timed(stream.tally, model.device):
-                own = stream.tokens(tokens).model
-                logits_NV = own.logits(hidden_ND[None, part])[0]
+                stream_model = stream.tokens(tokens).model
+                logits_NV = stream_model.logits(hidden_ND[None, part])[0]
                 if stream is streams[0] and compared:
                     reference = Reference.of(logits_NV, targets_N[part])
                     read.append(ComparedRows(reference.nll_N))

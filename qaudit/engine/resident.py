@@ -177,12 +177,12 @@ class _Whole:
             if scheme.calibration is Calibration.WHOLE_BLOCK:
                 tally.note(NOTE_GROUPS)
             for group in block.groups:
-                own = self._inputs(inputs, group, block)
-                linears = block.linears(group, own)
+                moments = self._inputs(inputs, group, block)
+                linears = block.linears(group, moments)
                 quantized: Quantized = scheme.quantize(linears)
                 tally.count(quantized)
-                if own is not None and own.seen is not None and group.expert is not None:
-                    tally.saw(block.index, group.expert, own.seen)
+                if moments is not None and moments.seen is not None and group.expert is not None:
+                    tally.saw(block.index, group.expert, moments.seen)
                 if (said := observe(scheme, linears, quantized)) is not None:
                     tally.note(said)
                 block.install(quantized)

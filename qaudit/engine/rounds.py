@@ -72,7 +72,7 @@ def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
         rounds[-1].append(part)
         size += own
     corpora = [corpus.of_parts(parts) for parts in rounds]
-    without = [replace(one, evaluation=(), documents=()) for one in corpora[1:]]
+    without = [replace(part, evaluation=(), documents=()) for part in corpora[1:]]
     return (corpora[0], *without)
 
 
@@ -109,7 +109,7 @@ class StoredWeights:
 
     def used_by(self, task: Task, *, read: bool, write: bool) -> Task:
         """Return the task with schemes that read what is stored, or write it for later rounds."""
-        schemes = tuple(self._used_by(one, read=read, write=write) for one in task.schemes)
+        schemes = tuple(self._used_by(scheme, read=read, write=write) for scheme in task.schemes)
         return replace(task, schemes=schemes)
 
     def _used_by(self, scheme: Scheme, *, read: bool, write: bool) -> Scheme:
@@ -154,7 +154,7 @@ class TaskParts:
                 for part in task.corpus.parts
                 if part[0] in lacking and self._count[part[0]] > 1
             }
-            self._filed[spec] = {part: one for part, one in found.items() if one is not None}
+            self._filed[spec] = {part: filed for part, filed in found.items() if filed is not None}
 
     def missing(self, spec: str) -> tuple[Part, ...]:
         """Return the parts that a stream was not measured on."""
@@ -178,20 +178,20 @@ class TaskParts:
 
     def _whole(self, spec: str) -> Iterator[tuple[str, Filed]]:
         for name in self._there.missing_tasks(spec):
-            parts = [one for part, one in sorted(self._filed[spec].items()) if part[0] == name]
+            parts = [filed for part, filed in sorted(self._filed[spec].items()) if part[0] == name]
             if len(parts) < self._count[name]:
                 continue
             if len(parts) == 1:
                 yield name, parts[0]
                 continue
-            measurements = [one.measurement for one in parts]
-            seconds = sum(one.seconds for one in measurements)
-            evidence = joined([one.evidence.tasks[0] for one in measurements])
+            measurements = [result.measurement for result in parts]
+            seconds = sum(measurement.seconds for measurement in measurements)
+            evidence = joined([measurement.evidence.tasks[0] for measurement in measurements])
             measurement = replace(_alone(measurements[0], evidence), seconds=seconds)
             identity = self._there.task_identities[spec][name]
             yield name, place_of(self._folder, name).write(measurement, identity.key, identity)
-            for one in parts:
-                one.path.unlink(missing_ok=True)
+            for result in parts:
+                result.path.unlink(missing_ok=True)
 
     def _place(self, part: Part) -> ResultStore:
         place = place_of(self._folder, part[0])

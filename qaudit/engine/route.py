@@ -78,10 +78,12 @@ class Route:
                 tallies[FULL_PRECISION].note(*notes, *model.notes)
             else:
                 whole, blocks = self._load_whole(notes[0])
-                own = [one for one in schemes if not isinstance(one, Shipped)]
+                computed = [scheme for scheme in schemes if not isinstance(scheme, Shipped)]
                 feed = replace(feed, experts=self._experts)
-                tallies = dict(run_resident(whole, blocks, feed, own, progress, observe))
-                tallies |= {one.spec: _not_whole(one) for one in schemes if one not in own}
+                tallies = dict(run_resident(whole, blocks, feed, computed, progress, observe))
+                tallies |= {
+                    scheme.spec: _not_whole(scheme) for scheme in schemes if scheme not in computed
+                }
                 for tally in tallies.values():
                     tally.note(*notes)
         if is_remote(self._folder):
@@ -120,10 +122,10 @@ class Route:
         config = read_config(
             self._folder, trust_remote_code=self._trust_remote_code
         ).get_text_config()
-        known = int(getattr(config, "vocab_size", None) or highest + 1)
-        if highest >= known:
+        vocabulary = int(getattr(config, "vocab_size", None) or highest + 1)
+        if highest >= vocabulary:
             raise ModelError(
-                f"the model in `{self._folder}` knows {known} tokens, "
+                f"the model in `{self._folder}` knows {vocabulary} tokens, "
                 f"and its tokenizer makes token {highest}",
                 hint="take the tokenizer that belongs to the model",
             )

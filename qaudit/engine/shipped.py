@@ -56,8 +56,8 @@ def opener(
                 hint="download it and name its folder with `--shipped`: class and bits are then "
                 "those of what is stored",
             )
-        own = folder if (folder / "config.json").is_file() else base_folder
-        model = BlockModel(own, weights, dtype=base.dtype, device=base.device)
+        settings_folder = folder if (folder / "config.json").is_file() else base_folder
+        model = BlockModel(settings_folder, weights, dtype=base.dtype, device=base.device)
         model.share_with(base)
         return model, weights
 
@@ -81,7 +81,7 @@ def usual_departure(bits: int) -> float:
 
 
 @dataclass(frozen=True)
-class Departure:
+class RuntimeDeparture:
     """How far a weight is from the base's, once rows and columns are scaled to it.
 
     Scales that are folded from one linear into another (AWQ) are no departure.
@@ -94,7 +94,9 @@ class Departure:
     cause: str = ""  # where it is certain
 
     @classmethod
-    def of(cls, own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor | None = None) -> Departure:
+    def of(
+        cls, own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor | None = None
+    ) -> RuntimeDeparture:
         own_RC, base_RC = own_RC.float(), base_RC.float()
         if not bool(own_RC.any()) and bool(base_RC.any()):
             return cls(1.0, cause="all of its weights are zero")
@@ -159,7 +161,7 @@ def _unevenness(own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor, groups: int
     scales = (summed(own_RC * base_RC) / power_RG.clamp_min(1e-30))[power_RG > 0]
     columns_G = torch.bincount(group_of_C, minlength=groups).clamp_min(1)
     offsets_RG = summed(own_RC - base_RC) / columns_G / own_RC.square().mean().sqrt()
-    return max(float(one.std()) if one.numel() > 1 else 0.0 for one in (scales, offsets_RG))
+    return max(float(part.std()) if part.numel() > 1 else 0.0 for part in (scales, offsets_RG))
 
 
 class ShippedStream(Stream):
@@ -171,7 +173,7 @@ class ShippedStream(Stream):
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
         self._bits, self._linears = scheme.bits, 0
-        self._far: list[tuple[Departure, str]] = []
+        self._far: list[tuple[RuntimeDeparture, str]] = []
         self._rounded: set[str] = set()  # linears whose activations are
         self._model, self._weights = opened
         self._count(self._weights)
@@ -219,17 +221,19 @@ class ShippedStream(Stream):
             groups_C = self._weights.groups(self._model.stored_name(block.index, name))
             if groups_C is not None and len(groups_C) != weight_RC.shape[1]:
                 groups_C = None  # stored with others, or transposed
-            one = Departure.of(weight_RC, block.weight(name), groups_C)
+            departure = RuntimeDeparture.of(weight_RC, block.weight(name), groups_C)
             self._linears += 1
-            if not one.is_explained(self._bits):
-                self._far.append((one, f"block {block.index}, `{name}`"))
+            if not departure.is_explained(self._bits):
+                self._far.append((departure, f"block {block.index}, `{name}`"))
         if block.index < self._model.num_blocks - 1:
             return
-        rounded = {name for name, one in self._weights.linears.items() if one.rounding is not None}
-        if left := sorted(rounded - self._rounded):
+        rounded = {
+            name for name, linear in self._weights.linears.items() if linear.rounding is not None
+        }
+        if unrounded := sorted(rounded - self._rounded):
             self.tally.note(
-                f"weights only: what {len(left)} linears outside of blocks read is not rounded, "
-                f"`{left[0]}` first"
+                f"weights only: what {len(unrounded)} linears outside of blocks read is not "
+                f"rounded, `{unrounded[0]}` first"
             )
         if self._far:
             worst, where = max(self._far, key=lambda far: far[0].share)

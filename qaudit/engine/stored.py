@@ -19,7 +19,7 @@ from qaudit.model.blocks import Weights
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredStream:
     """The tensors of a subject."""
 
     elements: Mapping[str, int]
@@ -51,16 +51,16 @@ class Stored:
         return round(tally.weights * sizes.pop()) if len(sizes) == 1 else None
 
 
-def stored(task: Task, weights: Weights) -> Stored:
+def stored(task: Task, weights: Weights) -> StoredStream:
     """Read the sizes of a subject's tensors; of a soup those of its first member."""
     elements = {name: math.prod(weights.shape(name)) for name in weights.names()}
     first = task.subject.first
     if isinstance(weights, QuantizedFolder):
         nbytes = {name: weights.nbytes_of(name) for name in elements}
-        return Stored(elements, nbytes, weights.nbytes)
+        return StoredStream(elements, nbytes, weights.nbytes)
     try:
         tensors = headers(task.folder(first))
     except SourceError:  # pickled: what the files take is near enough
-        return Stored(elements, {}, first.nbytes)
+        return StoredStream(elements, {}, first.nbytes)
     nbytes = {name: tensors[name].nbytes for name in elements}
-    return Stored(elements, nbytes, sum(nbytes.values()))
+    return StoredStream(elements, nbytes, sum(nbytes.values()))

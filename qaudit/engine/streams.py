@@ -227,8 +227,10 @@ class SchemeStream(Stream):
         super().leave(block)
 
     def _round_heads(self, states: Tensor) -> Tensor:
-        own = self.scheme
-        rounded = round_heads(states, own.kv, rotated=own.rotates_heads, clip=own.cache_clip)
+        scheme = self.scheme
+        rounded = round_heads(
+            states, scheme.kv, rotated=scheme.rotates_heads, clip=scheme.cache_clip
+        )
         # Gradients pass what is rounded as if it were not.
         return states + (rounded - states).detach() if states.requires_grad else rounded
 

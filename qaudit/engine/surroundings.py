@@ -88,9 +88,12 @@ class Surroundings:
     ) -> list[float]:
         block, module = self.block, self.block.module.get_submodule(name)
         inside = [
-            one for group in block.groups for one in group.linears if one.startswith(f"{name}.")
+            linear
+            for group in block.groups
+            for linear in group.linears
+            if linear.startswith(f"{name}.")
         ]
-        original = {one: block.weight(one) for one in inside}
+        original = {linear: block.weight(linear) for linear in inside}
         totals = [0.0] * len(candidates)
         for x_BTC, valid_BT in batches():
             windows, length = x_BTC.shape[:2]
@@ -113,7 +116,7 @@ def _common(linears: Sequence[str]) -> str:
     if len(linears) == 1:
         return ""
     common: list[str] = []
-    for parts in zip(*(one.split(".")[:-1] for one in linears), strict=False):
+    for parts in zip(*(linear.split(".")[:-1] for linear in linears), strict=False):
         if len(set(parts)) > 1:
             break
         common.append(parts[0])

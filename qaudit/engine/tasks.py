@@ -205,10 +205,10 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
             name: task.identity(scheme, machine, name) for name in task.corpus.tasks
         }
         found = {
-            name: place_of(folder, name).find(task.subject.label, short_of(scheme), own.key)
-            for name, own in task_identities[spec].items()
+            name: place_of(folder, name).find(task.subject.label, short_of(scheme), identity.key)
+            for name, identity in task_identities[spec].items()
         }
-        task_filed[spec] = {name: one for name, one in found.items() if one is not None}
+        task_filed[spec] = {name: filed for name, filed in found.items() if filed is not None}
     return StoredResults(identities, filed, task_identities, task_filed)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from qaudit.planning.prepare import Prepared
 
 
-class Part(Executor):
+class PartExecutor(Executor):
     """Measures units in this process."""
 
     def __init__(  # noqa: PLR0913 - what a process is made of
@@ -156,7 +156,7 @@ class Part(Executor):
         plain = [(None, result) for result in event.results]
         document = replace(
             document,
-            results=tuple(self._result(kind, one) for kind, one in (*plain, *event.perturbed)),
+            results=tuple(self._result(kind, filed) for kind, filed in (*plain, *event.perturbed)),
             failed_schemes={scheme: _failure(error) for scheme, error in event.failed},
         )
         if event.search is None:
@@ -187,7 +187,7 @@ def _failure(error: SourceError) -> Failure:
 # ------------------------------------------------------------------------------- all of a plan
 
 
-def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> Part:
+def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     """Pin a plan and return this process as its only part."""
     import torch
 
@@ -201,7 +201,7 @@ def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> Part:
         prepared.write_plan()
     ready = make_ready(prepared.plan, prepared.options, prepared.hub)
     run = pinned(prepared, ready.corpus, torch.get_num_threads())
-    return Part(run, prepared.out, ready, prepared.hub, watch)
+    return PartExecutor(run, prepared.out, ready, prepared.hub, watch)
 
 
 # --------------------------------------------------------------------------- one part of several
@@ -266,7 +266,7 @@ def units_of_part(
     return parts[number] if number < len(parts) else ()
 
 
-def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> Part:
+def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> PartExecutor:
     """Check the device and the text before any weight is read."""
     import torch
 
@@ -290,7 +290,7 @@ def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> 
             hint="give the part the same files, Python and tokenizer, or plan again",
         )
     budgeted = replace(run, plan=_with_budget(plan, options.disk_budget))
-    return Part(budgeted, out, ready, hub, watch, name=name, alone=False)
+    return PartExecutor(budgeted, out, ready, hub, watch, name=name, alone=False)
 
 
 def _with_budget(plan: Plan, budget: int | None) -> Plan:

@@ -147,8 +147,8 @@ def _event(unit: WorkUnit, document: UnitDocument, out: Path) -> Event:
         tuple((kind, filed) for kind, filed in results if kind is not None),
         search,
         tuple(
-            (scheme, SourceError(one.message, hint=one.hint))
-            for scheme, one in document.failed_schemes.items()
+            (scheme, SourceError(reason.message, hint=reason.hint))
+            for scheme, reason in document.failed_schemes.items()
         ),
     )
 
@@ -163,8 +163,8 @@ def _filed(unit: WorkUnit, document: UnitDocument, result: ResultDocument, out: 
     filed = Filed(replace(measurement, subject=unit.label, scheme=result.scheme), path)
     tasks = (out / task.evidence for task in result.tasks)
     parts = [
-        Filed(read_measurement(path, one.sha256), path)
-        for path, one in zip(tasks, result.tasks, strict=True)
+        Filed(read_measurement(path, task.sha256), path)
+        for path, task in zip(tasks, result.tasks, strict=True)
     ]
     for part in parts:
         must_be_of(part.measurement, subject or unit.subject, result.spec)

@@ -31,11 +31,11 @@ from qaudit.types import Checkpoint, Subject
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
-    from qaudit.export.choice import Choice
+    from qaudit.export.choice import ExportChoice
     from qaudit.formats.packing import Format
 
 
-def export_card(choice: Choice, record: ExportRecord, form: Format) -> str:
+def export_card(choice: ExportChoice, record: ExportRecord, form: Format) -> str:
     """Return the card, with the metadata that the Hub reads."""
     blocks = [
         _description(record),
@@ -64,7 +64,7 @@ def _description(record: ExportRecord) -> Block:
     return paragraph(text)
 
 
-def _measured(choice: Choice) -> list[Block]:
+def _measured(choice: ExportChoice) -> list[Block]:
     """Return what the audit measured of these weights, and whether it says they may ship."""
     rows = [
         one

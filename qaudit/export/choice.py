@@ -21,7 +21,7 @@ from qaudit.types import AuditRecord, ClassVerdict, Plan, Subject, Watch
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ExportChoice:
     """A subject and a scheme, the plan whose text calibrates it, and the audit it is of."""
 
     subject: Subject
@@ -61,7 +61,7 @@ def audit_file_of(source: str) -> Path | None:
 
 def of_audit(
     file: Path, bits: str | None, subject: str | None, scheme: str | None, watch: Watch
-) -> Choice:
+) -> ExportChoice:
     """Choose by an audit's verdict, or what is named among its measurements."""
     record = read_audit(file)
     label, text = _shipped(record, bits) if not (subject and scheme) else (subject, scheme)
@@ -72,12 +72,12 @@ def of_audit(
         c.commit for s in (*plan.subjects, chosen) for c, _ in s.members
     )
     hub = open_hub(watch=watch) if on_hub else None
-    return Choice(chosen, wanted, plan, RunOptions(), hub, record, file)
+    return ExportChoice(chosen, wanted, plan, RunOptions(), hub, record, file)
 
 
 def of_target(
     target: str, subject: str | None, scheme: str | None, settings: dict[str, Any], watch: Watch
-) -> Choice:
+) -> ExportChoice:
     """Choose the one subject of a target, or the named one, under a scheme that is named."""
     if scheme is None:
         raise UsageError(
@@ -93,10 +93,10 @@ def of_target(
             hint=f"name it with `--subject`, as `--subject {subjects[-1].label}`",
         )
     chosen = _subject(subject or subjects[0].label, subjects)
-    return Choice(chosen, wanted, prepared.plan, prepared.options, prepared.hub)
+    return ExportChoice(chosen, wanted, prepared.plan, prepared.options, prepared.hub)
 
 
-def with_options(choice: Choice, *, allow_pickle: bool) -> Choice:
+def with_options(choice: ExportChoice, *, allow_pickle: bool) -> ExportChoice:
     """Return the choice with what a command line permits."""
     return replace(choice, options=replace(choice.options, allow_pickle=allow_pickle))
 

@@ -29,7 +29,7 @@ from qaudit.saved.exports import FILE, ExportRecord
 from qaudit.saved.results import sha256_of
 
 if TYPE_CHECKING:
-    from qaudit.export.choice import Choice
+    from qaudit.export.choice import ExportChoice
     from qaudit.formats.packing import Format
 
 README = "README.md"
@@ -83,7 +83,7 @@ def changed_files(folder: Path, record: ExportRecord) -> Iterator[tuple[str, str
 
 
 def not_of_the_audit(
-    folder: Path, record: ExportRecord, form: Format, choice: Choice
+    folder: Path, record: ExportRecord, form: Format, choice: ExportChoice
 ) -> Iterator[str]:
     """Yield what a record names, or a folder holds, that is not what the audit measured."""
     if (choice.subject.content, choice.scheme.spec) != (record.content, record.spec):

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from qaudit.errors import HubError, UsageError
-from qaudit.export.choice import Choice
+from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import changed_files
 from qaudit.hub import Hub
 from qaudit.hub.publishing.commit import Publisher
@@ -51,7 +51,7 @@ def refuse_other_weights(repo: str, listed: Collection[str]) -> None:
         )
 
 
-def holds(folder: Path, choice: Choice, form: str) -> bool:
+def holds(folder: Path, choice: ExportChoice, form: str) -> bool:
     """Return whether a folder is the whole export of a choice, as an earlier run wrote it."""
     if not (folder / FILE).is_file():
         return False

@@ -26,7 +26,7 @@ from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
-from qaudit.export.choice import Choice
+from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
 from qaudit.export.folds import refuse_rounded
 from qaudit.export.parts import Continued, Part, Parts
@@ -52,7 +52,7 @@ SHARD_NBYTES = 2 * 10**9
 class _Work:
     """One export under way."""
 
-    choice: Choice
+    choice: ExportChoice
     form: Format
     task: Task
     machine: Machine
@@ -66,7 +66,7 @@ class _Work:
 
 
 def export_quantized(
-    choice: Choice,
+    choice: ExportChoice,
     form: str,
     out: Path,
     *,
@@ -125,7 +125,7 @@ def _try_format(scheme: Scheme, form: Format) -> None:
     form.pack("linear", quantized.stored["linear"])
 
 
-def _must_be_the_text(choice: Choice, corpus_sha256: str) -> None:
+def _must_be_the_text(choice: ExportChoice, corpus_sha256: str) -> None:
     """Refuse calibration text that is not the audit's."""
     if choice.record is None:
         return
@@ -234,7 +234,7 @@ def _of_format(form: Format) -> dict[str, str]:
     return {origin.distribution: origin.version} if origin else {}
 
 
-def _copy_evidence(choice: Choice, folder: Path) -> None:
+def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
     """Put the checkpoint's configuration, and the audit with card and lock, beside the weights."""
     folder.mkdir()
     shutil.copyfile(folder_of(choice.subject.first) / CONFIGURATION, folder / CONFIGURATION)

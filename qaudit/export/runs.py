@@ -29,7 +29,7 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
-from qaudit.export.choice import Choice
+from qaudit.export.choice import ExportChoice
 from qaudit.export.runtimes import Loaded, Program, loaded
 from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
@@ -38,7 +38,7 @@ _LOGITS = 2**27  # of one call of a model
 
 
 @dataclass(frozen=True)
-class Run:
+class RuntimeRun:
     """What was measured, as it was audited and as it runs, on the same documents."""
 
     audited: Interval  # loss, nats per token
@@ -55,7 +55,9 @@ class Run:
         return self.running_kl - self.audited_kl
 
 
-def run(choice: Choice, audited: Evidence, folder: Path, runtime: Program, watch: Watch) -> Run:
+def run(
+    choice: ExportChoice, audited: Evidence, folder: Path, runtime: Program, watch: Watch
+) -> RuntimeRun:
     """Measure an exported folder on the audit's documents, beside full precision."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
     protocol = ready.corpus.protocol
@@ -73,7 +75,7 @@ def run(choice: Choice, audited: Evidence, folder: Path, runtime: Program, watch
                 hint="export another scheme or format for it",
             ) from error
     tokens = evidence.tokens
-    return Run(
+    return RuntimeRun(
         statistics.cross_entropy(audited.nll_sum, tokens),
         statistics.cross_entropy(evidence.nll_sum, tokens),
         statistics.outright(evidence.nll_sum, audited.nll_sum, tokens),
@@ -89,7 +91,9 @@ def _mean_kl(evidence: Evidence) -> float | None:
 
 
 @contextmanager
-def _reference(choice: Choice, ready: Ready, feed: Feed, watch: Watch) -> Iterator[Tokens | None]:
+def _reference(
+    choice: ExportChoice, ready: Ready, feed: Feed, watch: Watch
+) -> Iterator[Tokens | None]:
     """Send the documents through full precision, block by block; None where it runs whole."""
     machine, subject = ready.machine, choice.subject
     with (

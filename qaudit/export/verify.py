@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
-from qaudit.export.choice import Choice, of_audit
+from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import changed_files, not_of_the_audit
 from qaudit.export.parts import sha256_of
 from qaudit.export.quantized import unquantized
@@ -31,7 +31,7 @@ from qaudit.types import Evidence, Watch
 if TYPE_CHECKING:
     import torch
 
-    from qaudit.export.runs import Run
+    from qaudit.export.runs import RuntimeRun
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class AsItRuns:
     loss_tolerance: float
     kl_tolerance: float
     documents: int
-    measured: Run
+    measured: RuntimeRun
 
     @property
     def agrees(self) -> bool | None:
@@ -152,7 +152,7 @@ _NOT_SIGNED = f"the signature of `{RECORD}` is not of this record and the key in
 
 
 def _differences(
-    folder: Path, record: ExportRecord, form: Format, choice: Choice | None, watch: Watch
+    folder: Path, record: ExportRecord, form: Format, choice: ExportChoice | None, watch: Watch
 ) -> Iterator[str]:
     """Yield what is not as exported: tensors, then other files, then what the audit contradicts."""
     changed = dict(changed_files(folder, record))
@@ -175,7 +175,7 @@ def _is_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".safetensors.index.json", ".gguf"))
 
 
-def _audited(record: ExportRecord, file: Path, watch: Watch) -> Choice:
+def _audited(record: ExportRecord, file: Path, watch: Watch) -> ExportChoice:
     """Return what an audit measured of these weights; refuse another audit."""
     choice = of_audit(file, None, record.subject, record.scheme, watch)
     if record.audit_sha256 not in (None, choice.audit_sha256):

@@ -90,8 +90,8 @@ class Family(Strict):
                     stage, place_of(name, {**match.groupdict(), "stage": stage.name})
                 )
         place = parse_name(name)
-        own = self._stage(place)
-        return self._by_index(own, place) if own else place
+        of_place = self._stage(place)
+        return self._by_index(of_place, place) if of_place else place
 
     def order(self, place: Place) -> Key:
         names = [named.name for named in self.named if named.step is None]

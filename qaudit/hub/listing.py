@@ -79,9 +79,9 @@ class Listing:
         if is_commit(revision):
             return revision
         revisions = self.revisions(repo, kind)
-        for one in revisions:  # branches come first, as git has it
-            if revision in (one.name, f"refs/{_FOLDERS[one.kind]}/{one.name}"):
-                return one.commit
+        for branch in revisions:  # branches come first, as git has it
+            if revision in (branch.name, f"refs/{_FOLDERS[branch.kind]}/{branch.name}"):
+                return branch.commit
         if revision.startswith("refs/") or _SHORT_COMMIT.fullmatch(revision):
             return self.client.commit(repo, revision, kind)
         near = nearest(revision, [candidate.name for candidate in revisions])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series, tell_apart
+from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series, tell_apart
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
@@ -78,7 +78,7 @@ def find_all(
     )
 
 
-def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:
+def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
     """Look on the Hub; where that fails, say that no folder has this name either."""
     try:
         return _look(listing, target, recipe)
@@ -89,7 +89,7 @@ def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group
         raise
 
 
-def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:
+def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
     """Return what a target holds; each repository of a glob is a target of its own."""
     ref = parse(target)
     if not re.search(r"[*?\[]", ref.location):
@@ -126,7 +126,9 @@ def parse(target: str) -> Ref:
 # -------------------------------------------------------------------------- from one repository
 
 
-def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: str) -> Group:
+def _in_repository(
+    listing: Listing, ref: Ref, recipe: Recipe | None, target: str
+) -> CheckpointGroup:
     repo = ref.location
     family = recipe.family if recipe is not None else None
     knowledge = Knowledge.of(load(family) if family else find(repo), recipe)
@@ -147,7 +149,7 @@ def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: st
         candidates = [
             part for candidate in candidates for part in _spread(candidate, _tree_of(listing))
         ]
-    return Group(tuple(candidates), alone=alone and len(candidates) == 1)
+    return CheckpointGroup(tuple(candidates), alone=alone and len(candidates) == 1)
 
 
 def revisions_of(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
@@ -272,7 +274,9 @@ class _SeriesReader:
         if checkpoint.ref.subfolder is None and inside and "" not in inside:
             known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
             whole = Candidate(ref, checkpoint.label, (ref.revision or "main",), known, commit)
-            parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
+            parts = as_series(
+                [CheckpointGroup(tuple(_spread(whole, lambda *_: files)), alone=False)]
+            )
         checkpoints = []
         for part in parts:
             try:

@@ -68,17 +68,19 @@ def find(hub: Hub, data: Data) -> Iterator[TextFile]:
     """Yield the README of a data set, and the files of the splits that are read."""
     listing: Listing = hub.listing
     commit = listing.commit(data.repo, data.revision, kind="dataset")
-    known = {file.path: file for file in listing.files(data.repo, commit, kind="dataset")}
+    by_path = {file.path: file for file in listing.files(data.repo, commit, kind="dataset")}
 
     def text(source: str, path: str) -> TextFile:
-        return TextFile(source, data.repo, commit, path, known[path].nbytes, known[path].identity)
+        return TextFile(
+            source, data.repo, commit, path, by_path[path].nbytes, by_path[path].identity
+        )
 
     readme = None
-    if files.README in known and not files.is_archived(data.repo):
+    if files.README in by_path and not files.is_archived(data.repo):
         about = text(data.readme, files.README)
         readme = hub.fetcher.text(about).read_bytes()
         yield about
-    splits = files.split_files(data.repo, data.name, data.splits, known, readme)
+    splits = files.split_files(data.repo, data.name, data.splits, by_path, readme)
     for split, paths in splits.items():
         yield from (text(data.source(split), path) for path in paths)
 

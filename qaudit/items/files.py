@@ -64,13 +64,13 @@ def split_files(
         root.mkdir(exist_ok=True)
         if readme is not None:
             (root / README).write_text(metadata_of(readme, name), encoding="utf-8")
-        known = _by_library(repo, name, root, paths)
-    if missing := [split for split in splits if split not in known]:
+        by_library = _by_library(repo, name, root, paths)
+    if missing := [split for split in splits if split not in by_library]:
         raise SourceError(
-            f"the data set `{repo}` has no split `{missing[0]}`: it has {', '.join(known)}",
+            f"the data set `{repo}` has no split `{missing[0]}`: it has {', '.join(by_library)}",
             hint="leave its task out",
         )
-    return {split: known[split] for split in splits}
+    return {split: by_library[split] for split in splits}
 
 
 def metadata_of(readme: bytes, name: str | None) -> str:

@@ -224,14 +224,16 @@ def _leaves(manager: Any, name: str, replaced: Mapping[str, Any]) -> Iterator[Le
             yield from _leaves(manager, member, replaced)
     elif entry.kind.name == "GROUP":
         for member in entry.cfg["task"]:
-            own = dict(member) if isinstance(member, dict) else {}
-            below = str(own.pop("task", None) or own.pop("group", None) or member)
+            member_config = dict(member) if isinstance(member, dict) else {}
+            below = str(
+                member_config.pop("task", None) or member_config.pop("group", None) or member
+            )
             if below not in manager._index:
                 raise UsageError(
                     f"`{below}` of the group `{name}` is defined inside it",
                     hint="give it a file of its own",
                 )
-            yield from _leaves(manager, below, {**replaced, **own})
+            yield from _leaves(manager, below, {**replaced, **member_config})
     else:
         config = {**(entry.cfg or {}), **replaced}
         yield Leaf(name, config, tuple(replaced.items()), entry.yaml_path)

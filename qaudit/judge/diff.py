@@ -192,8 +192,11 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
         loss = _between((left, right), noises, common, level)
     kl = None
     if _has_kl(a, b, cell, common):
-        own = tuple(noise_of(side.table, cell, sums=divergences) for side in (a, b))
-        of_kl = noise_in(own[0] or own[1]), noise_in(own[1] or own[0])
+        noise_of_sides = tuple(noise_of(side.table, cell, sums=divergences) for side in (a, b))
+        of_kl = (
+            noise_in(noise_of_sides[0] or noise_of_sides[1]),
+            noise_in(noise_of_sides[1] or noise_of_sides[0]),
+        )
         left, right = (_divergence(draws[k], common.rows[k]) for k in (0, 1))
         kl = _between((left, right), of_kl, common, level)
     if cell != full and full in a.draws and full in b.draws:

@@ -79,7 +79,11 @@ def rare_damage(table: Measurements) -> Iterator[Finding]:
     labels = [subject.label for subject in table.subjects]
     for scheme in table.quantized_schemes:
         every = ((label, worst_document(table, (label, scheme))) for label in labels)
-        heavy = [(label, one) for label, one in every if one is not None and one.is_conspicuous]
+        heavy = [
+            (label, damage)
+            for label, damage in every
+            if damage is not None and damage.is_conspicuous
+        ]
         if not heavy:
             continue
         label, worst = max(heavy, key=lambda pair: pair[1].share)

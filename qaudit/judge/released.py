@@ -34,10 +34,12 @@ class WeightDifference:
 
 def released_findings(results: Sequence[tuple[Subject, WeightDifference]]) -> tuple[Finding, ...]:
     """Return one finding per release; the first member of a subject is the release."""
-    explained = {release.first.label for release, one in results if fits(release, one)}
+    explained = {
+        release.first.label for release, difference in results if fits(release, difference)
+    }
     return tuple(
-        _finding(release, one, explained=release.first.label in explained)
-        for release, one in results
+        _finding(release, difference, explained=release.first.label in explained)
+        for release, difference in results
     )
 
 

@@ -133,8 +133,8 @@ def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
     )
     hint = f"confirm `{pick.subject}` on other documents, then ship it"
     if case.table.is_split and held_out.low > 0:
-        others = int(case.table.scored(HELD_OUT).sum())
-        hint = f"ship `{pick.subject}`: {others} documents that it was not chosen on confirm it"
+        count = int(case.table.scored(HELD_OUT).sum())
+        hint = f"ship `{pick.subject}`: {count} documents that it was not chosen on confirm it"
     yield Finding("QA005", "warn", lowest.subject, pick.scheme, message, hint, lead, margin=0.0)
 
 

@@ -30,25 +30,25 @@ def suggest(
     """Return what is worth measuring next of a series in training order."""
     errors, losses = _measured(table, series, scheme)
     run, places = max(courses(series), key=lambda course: sum(c.label in errors for c in course[0]))
-    known = [k for k, c in enumerate(run) if c.label in errors]
+    measured = [k for k, c in enumerate(run) if c.label in errors]
     new = [k for k, c in enumerate(run) if table.find(c.label, FULL_PRECISION) is None]
-    if len(known) < MINIMUM_POINTS:
-        reason = f"{len(known)} checkpoints are measured; it takes {MINIMUM_POINTS} to predict"
-        return Suggestion(scheme, reason, measured=len(known))
+    if len(measured) < MINIMUM_POINTS:
+        reason = f"{len(measured)} checkpoints are measured; it takes {MINIMUM_POINTS} to predict"
+        return Suggestion(scheme, reason, measured=len(measured))
     if not new:
-        return Suggestion(scheme, "every checkpoint of the run is measured", measured=len(known))
-    names, values_NF = _signals(run, places, [*known, *new], signals or {})
+        return Suggestion(scheme, "every checkpoint of the run is measured", measured=len(measured))
+    names, values_NF = _signals(run, places, [*measured, *new], signals or {})
     positions_N = np.array(places.positions)
-    labels = [run[k].label for k in known]
+    labels = [run[k].label for k in measured]
 
     def predicted(values: Array) -> Predicted:
-        of = Known(positions_N[known], values_NF[: len(known)], values)
-        return predict(of, positions_N[new], values_NF[len(known) :])
+        of = Known(positions_N[measured], values_NF[: len(measured)], values)
+        return predict(of, positions_N[new], values_NF[len(measured) :])
 
     error = predicted(np.array([errors[label] for label in labels]))
     loss = predicted(np.array([losses[label] for label in labels]))
     best = min(labels, key=lambda label: losses[label])
-    ends = float(positions_N[known].min()), float(positions_N[known].max())
+    ends = float(positions_N[measured].min()), float(positions_N[measured].max())
     rows = [
         Prospect(
             label=run[k].label,
@@ -65,7 +65,7 @@ def suggest(
     return Suggestion(
         scheme=scheme,
         unit=places.unit,
-        measured=len(known),
+        measured=len(measured),
         signals=names,
         best=best,
         best_loss=losses[best],

@@ -132,8 +132,8 @@ def score_tasks(table: Measurements, files: EvidenceFiles | None = None) -> Iter
         full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
         theirs = tasks_of(full)
         rows = [
-            _row(measured, one, theirs.get(name), table.confidence, files)
-            for name, one in tasks_of(measured).items()
+            _row(measured, task, theirs.get(name), table.confidence, files)
+            for name, task in tasks_of(measured).items()
         ]
         if len(rows) > 1:
             rows.append(_mean_row(measured, full, table.confidence))

@@ -142,7 +142,7 @@ class Experts(nn.Module):
             per_expert = len(x_NH) // self.count
             shares = x_NH.view(self.count, per_expert, -1).ne(0).any(-1)
             tokens = tuple(share.nonzero().squeeze(1) for share in shares)
-            rows = tuple(own + index * per_expert for index, own in enumerate(tokens))
+            rows = tuple(tokens_N + index * per_expert for index, tokens_N in enumerate(tokens))
             return Routed(x_NH, rows, tokens, None)
         rows = tuple(places // index_NK.shape[-1] for places in self._places(index_NK))
         everyone = torch.arange(len(x_NH), device=x_NH.device)

@@ -107,11 +107,11 @@ class Block:
         """
         before = self._forwards, self._inputs
         self._forwards, self._inputs = dict(self._forwards), dict(self._inputs)
-        for one in quantized:
-            for name, weight_RC in one.weights.items():
-                self._forwards[name] = one.forwards.get(name) or partial(_product, weight_RC)
-            if one.inputs is not None:
-                self.change_inputs(tuple(one.weights), one.inputs, len(one.weights))
+        for linear in quantized:
+            for name, weight_RC in linear.weights.items():
+                self._forwards[name] = linear.forwards.get(name) or partial(_product, weight_RC)
+            if linear.inputs is not None:
+                self.change_inputs(tuple(linear.weights), linear.inputs, len(linear.weights))
         try:
             yield
         finally:
@@ -134,7 +134,7 @@ class Block:
             self.index,
             self._count,
             fold_is_norm=group.fold_is_norm,
-            block_has_norm_folds=any(one.fold_is_norm for one in self.groups),
+            block_has_norm_folds=any(group.fold_is_norm for group in self.groups),
             norm_C=self._norm(group),
             fold_source=group.source,
             rows=group.rows,

@@ -127,11 +127,15 @@ def route(model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder
         else:
             keys[target] = key
     must_fit(keys, weights, parameters, folder)
-    joined = {name: one for one in joins.values() for name in _made(one, weights, shapes, folder)}
+    joined = {
+        name: part for part in joins.values() for name in _made(part, weights, shapes, folder)
+    }
     ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
     unused = tuple(key for key in unread if _predicts_further(key, model.config, ignored))
     must_be_read([key for key in unread if key not in unused], ignored, folder)
-    return Routes({**keys, **{n: one.stored[0] for n, one in joined.items()}}, joined, unused)
+    return Routes(
+        {**keys, **{n: parameter.stored[0] for n, parameter in joined.items()}}, joined, unused
+    )
 
 
 def _made(

@@ -164,9 +164,9 @@ def _must_be_whole(model: Any, read: set[str], folder: Path) -> None:
     """Refuse a model with a parameter or stored buffer that neither was read nor is tied."""
     tensors = model.state_dict(keep_vars=True)
     filled = {id(tensor) for name, tensor in tensors.items() if name in read}
-    if left := [name for name, tensor in tensors.items() if id(tensor) not in filled]:
+    if unfilled := [name for name, tensor in tensors.items() if id(tensor) not in filled]:
         raise SourceError(
-            f"no tensor for {some(left)} in `{folder}`",
+            f"no tensor for {some(unfilled)} in `{folder}`",
             hint="the checkpoint is incomplete, or its config belongs to another model",
         )
 

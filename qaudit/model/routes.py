@@ -37,14 +37,14 @@ class Weights(Protocol):
 
 def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], folder: Path) -> None:
     """Refuse tensors no parameter reads, but for buffers that models compute."""
-    left = [
+    remaining = [
         key
         for key in unread
         if not _COMPUTED.search(key) and not any(p.search(key) for p in ignored)
     ]
-    if left:
+    if remaining:
         raise SourceError(
-            f"the model of `{folder / 'config.json'}` has no place for {some(left)}",
+            f"the model of `{folder / 'config.json'}` has no place for {some(remaining)}",
             hint="the config and the weights do not belong together",
         )
 
@@ -95,9 +95,9 @@ def missing(
         )
     absent = set(parameters) - set(routes)
     excused = {n for pair in tied.items() if not set(pair) <= absent for n in pair}
-    if left := sorted(absent - excused):
+    if missing := sorted(absent - excused):
         raise SourceError(
-            f"no tensor for {some(left)} in `{folder}`",
+            f"no tensor for {some(missing)} in `{folder}`",
             hint="the checkpoint is incomplete, or its config belongs to another model",
         )
     return frozenset(absent)

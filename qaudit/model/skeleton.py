@@ -288,9 +288,9 @@ def empty(module: nn.Module) -> None:
 def must_be_filled(module: nn.Module, where: str, idle: frozenset[str] = frozenset()) -> None:
     """Refuse a module with a parameter or buffer that nothing filled."""
     tensors = (*module.named_parameters(), *module.named_buffers())
-    if left := [name for name, tensor in tensors if tensor.is_meta and name not in idle]:
+    if unfilled := [name for name, tensor in tensors if tensor.is_meta and name not in idle]:
         raise ModelError(
-            f"{where} has no values for {some(left)}", hint="please report this model family"
+            f"{where} has no values for {some(unfilled)}", hint="please report this model family"
         )
 
 
@@ -298,6 +298,6 @@ def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[st
     """Give a module of the skeleton its weights, and the buffers that go with them."""
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
     compute_buffers(skeleton.model, module, prefix, device, skeleton.idle)
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    module.load_state_dict(own, strict=False, assign=True)
+    tensors_of_text = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    module.load_state_dict(tensors_of_text, strict=False, assign=True)
     module.requires_grad_(False)

@@ -88,14 +88,16 @@ def find_structure(block: nn.Module, run: Run, *, gates: bool = False) -> Struct
     seen = _Seen(set(experts))
     with _hooked(block, experts, seen):
         run(block)
-    left = _left(block, experts, [n for names in seen.readers.values() for n in names], gates=gates)
+    reasons = _left(
+        block, experts, [n for names in seen.readers.values() for n in names], gates=gates
+    )
     parts: dict[tuple[str, ...], ExpertPart] = {}
     readers: list[tuple[str, ...]] = []
     norms: dict[tuple[str, ...], str] = {}
     # A group is where the first of its linears runs that is quantized: a gate may have run before.
     place = {name: number for number, name in enumerate(seen.order)}
     first = {
-        key: min((place[name] for name in names if name not in left), default=0)
+        key: min((place[name] for name in names if name not in reasons), default=0)
         for key, names in seen.readers.items()
     }
     for key, names in sorted(seen.readers.items(), key=lambda reader: first[reader[0]]):
@@ -103,11 +105,11 @@ def find_structure(block: nn.Module, run: Run, *, gates: bool = False) -> Struct
             of_layer = {part.linears: part for part in expert_parts(experts[names[0]], names[0])}
             readers += of_layer
             parts |= of_layer
-        elif kept := tuple(name for name in names if name not in left):
+        elif kept := tuple(name for name in names if name not in reasons):
             readers.append(kept)
             if key in seen.norms:
                 norms[kept] = seen.norms[key]
-    return Structure(tuple(readers), norms, parts, left)
+    return Structure(tuple(readers), norms, parts, reasons)
 
 
 @dataclass(eq=False)
@@ -159,7 +161,7 @@ def _left(
     block: nn.Module, experts: Mapping[str, nn.Module], seen: Sequence[str], *, gates: bool
 ) -> dict[str, str]:
     """Return the linears that are left as they are, and why."""
-    left = {}
+    reasons = {}
     for name, module in block.named_modules():
         if name in experts and seen.count(name) != 1:
             raise ModelError(
@@ -167,7 +169,7 @@ def _left(
                 hint="please report this model family",
             )
         if is_linear(module) and not _inside(name, experts) and seen.count(name) != 1:
-            left[name] = f"it runs {seen.count(name)} times when a block runs once"
+            reasons[name] = f"it runs {seen.count(name)} times when a block runs once"
     matrices = {
         name.removesuffix(".weight"): parameter
         for name, parameter in block.named_parameters()
@@ -176,11 +178,11 @@ def _left(
     linears = {name for name, module in block.named_modules() if is_linear(module)}
     for name in left_as_gates(matrices, experts):
         if name not in linears or not gates:
-            left.setdefault(name, GATE)
+            reasons.setdefault(name, GATE)
     for name in matrices:
         if name not in linears:
-            left.setdefault(name, "no linear layers")
-    return left
+            reasons.setdefault(name, "no linear layers")
+    return reasons
 
 
 def notes_of_left(left: Mapping[str, str]) -> tuple[str, ...]:

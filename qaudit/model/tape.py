@@ -126,8 +126,8 @@ class Stub(nn.Module):
 
 def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
     """Refuse arguments that could carry state from one block to another."""
-    for index, one in arguments.items():
-        for value in _leaves((one.before, *one.after.values())):
+    for index, argument in arguments.items():
+        for value in _leaves((argument.before, *argument.after.values())):
             if not isinstance(value, _PLAIN):
                 raise LinkedBlocksError(
                     f"block {index} is given a `{type(value).__name__}`, "
@@ -139,9 +139,9 @@ def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
 def must_agree(a: Mapping[int, Arguments], b: Mapping[int, Arguments]) -> None:
     """Refuse arguments that differ between two batches of one shape."""
     for index in a:
-        one = _leaves((a[index].before, *a[index].after.values()))
+        leaf = _leaves((a[index].before, *a[index].after.values()))
         other = _leaves((b[index].before, *b[index].after.values()))
-        if len(one) != len(other) or not all(map(_same, one, other)):
+        if len(leaf) != len(other) or not all(map(_same, leaf, other)):
             raise LinkedBlocksError(
                 f"what block {index} is given depends on the tokens", hint=_HINT
             )

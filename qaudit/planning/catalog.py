@@ -92,18 +92,18 @@ class _CatalogReader:
         """Read every tree that is not known yet; one that fails leaves the others."""
         places = dict.fromkeys(map(_place, checkpoints))
         missing = [p for p in places if self._listing.known_files(*p) is None]
-        begin, done = time.monotonic(), 0
+        begin, count = time.monotonic(), 0
         try:
             for place in missing:
                 self._fetch_tree(place)
-                done += 1
-                left_seconds = (time.monotonic() - begin) / done * (len(missing) - done)
-                self._watch.count("file trees", done, len(missing), left_seconds)
+                count += 1
+                left_seconds = (time.monotonic() - begin) / count * (len(missing) - count)
+                self._watch.count("file trees", count, len(missing), left_seconds)
         except KeyboardInterrupt as error:
-            read = _so_far(done, len(missing))
+            read = _so_far(count, len(missing))
             raise Interrupted(f"interrupted; {read}", hint=_RESUME) from error
         except UnreachableError as error:
-            read = _so_far(done, len(missing))
+            read = _so_far(count, len(missing))
             raise UnreachableError(f"{error.message}; {read}", hint=_RESUME) from error
 
     def _fetch_tree(self, place: tuple[str, str]) -> None:

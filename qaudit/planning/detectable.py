@@ -26,8 +26,8 @@ from qaudit.types import FULL_PRECISION, Measurement, Plan, TaskEvidence
 def with_detectable(plan: Plan, measurements: Sequence[Measurement]) -> Plan:
     """Return the plan with the effect that a typical comparison detects."""
     labels = {subject.label for subject in plan.subjects}
-    own = [m for m in measurements if m.subject in labels]
-    effects, flips = list(_effects(own, plan)), list(_flips(own, plan))
+    planned = [m for m in measurements if m.subject in labels]
+    effects, flips = list(_effects(planned, plan)), list(_flips(planned, plan))
     return replace(
         plan,
         detectable_relative_error=median(effects) if effects else None,
@@ -40,12 +40,12 @@ def _flips(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:
     tasks: dict[tuple[str, str], dict[str, TaskEvidence]] = {}
     for m in measurements:
         tasks.setdefault((m.subject, m.spec), {}).update(tasks_of(m))
-    for (subject, spec), own in tasks.items():
+    for (subject, spec), evidence in tasks.items():
         full = tasks.get((subject, FULL_PRECISION), {})
         pairs = [
-            Marked(answers(one).right_N, answers(full[name]).right_N)
-            for name, one in own.items()
-            if spec in plan.specs and name in full and len(full[name].nll) == len(one.nll)
+            Marked(answers(task).right_N, answers(full[name]).right_N)
+            for name, task in evidence.items()
+            if spec in plan.specs and name in full and len(full[name].nll) == len(task.nll)
         ]
         if pairs:
             yield sum(p.lost + p.won for p in pairs) / sum(len(p.full_N) for p in pairs)

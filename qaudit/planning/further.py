@@ -33,18 +33,18 @@ def next_round(
     if len(rounds) < len(planned):
         return planned[len(rounds)]
     assert record is not None, "the passes of the plan are measured"
-    later = [one for some in rounds[len(planned) :] for one in some]
+    later = [step for some in rounds[len(planned) :] for step in some]
     if not later and (drawn := further_draws(plan, record)):
         return drawn
-    return () if any(one.device for one in later) else on_other_devices(plan, record)
+    return () if any(step.device for step in later) else on_other_devices(plan, record)
 
 
 def planned_rounds(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
     """Return the passes that need nothing, then candidates, then searches, which look these up."""
     rounds = (
-        tuple(one for one in passes if not one.subject.is_search),
+        tuple(step for step in passes if not step.subject.is_search),
         candidates_of(passes),
-        tuple(one for one in passes if one.subject.is_search),
+        tuple(step for step in passes if step.subject.is_search),
     )
     return tuple(filter(None, rounds))
 
@@ -55,11 +55,11 @@ def further_draws(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
         return ()
     draws = range(1, record.protocol.get("calibration_draws", 1))
     cells = deciding(record)
-    schemes = {one.short: one for one in calibrated(parse_schemes(plan.specs))}
+    schemes = {scheme.short: scheme for scheme in calibrated(parse_schemes(plan.specs))}
     passes: list[Pass] = []
-    prices = {one.subject.label: one.price for one in reversed(plan.passes)}  # of the first pass
+    prices = {step.subject.label: step.price for step in reversed(plan.passes)}  # of the first pass
     for subject in record.subjects:
-        drawn = [one for name, one in schemes.items() if (subject.label, name) in cells]
+        drawn = [scheme for name, scheme in schemes.items() if (subject.label, name) in cells]
         if drawn:
             price = prices.get(subject.label, Price())
             passes += [replace(draw_of(subject, drawn, n), price=price) for n in draws]
@@ -71,18 +71,23 @@ def on_other_devices(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
     kinds: Sequence[str] = record.environment.get("devices", ())
     measured: Mapping[str, str] = record.environment.get("measured_on", {})
     return tuple(
-        replace(one, device=kind)
+        replace(step, device=kind)
         for kind in kinds
-        for one in plan.passes
-        if one.perturbed is None and not one.draw and measured.get(one.subject.label, kind) != kind
+        for step in plan.passes
+        if step.perturbed is None
+        and not step.draw
+        and measured.get(step.subject.label, kind) != kind
     )
 
 
 def deciding(record: AuditRecord) -> tuple[Cell, ...]:
     """Return what decides: the pick and the runner-up of each bit class."""
     cells: list[tuple[str | None, str | None]] = []
-    for one in record.verdict.classes if record.verdict else ():
-        cells += [(one.subject, one.scheme), (one.runner_up, one.runner_up_scheme)]
+    for decision in record.verdict.classes if record.verdict else ():
+        cells += [
+            (decision.subject, decision.scheme),
+            (decision.runner_up, decision.runner_up_scheme),
+        ]
     return tuple(dict.fromkeys((label, name) for label, name in cells if label and name))
 
 
@@ -98,7 +103,7 @@ def price_further(
 ) -> Further:
     """Return the most that further draws can cost."""
     cells = list(_largest_cells(subjects, calibrated(schemes), pricing))
-    price = sum((one for _, one in cells for _ in range(1, DRAWS)), Price())
+    price = sum((price_of_draw for _, price_of_draw in cells for _ in range(1, DRAWS)), Price())
     low, high = seconds_range(price.flops, *machine)
     evicted = traffic is not None and traffic.nbytes_disk_budget is not None
     on_hub = (c.nbytes for subject, _ in cells for c, _ in subject.members if c.commit is not None)
@@ -120,5 +125,7 @@ def _largest_cells(
     for scheme in drawn:
         classes.setdefault(planned_class(scheme, pricing.sizes), []).append(scheme)
     for some in classes.values():
-        cells = [(s, priced(draw_of(s, [one], 1), pricing).price) for s in subjects for one in some]
+        cells = [
+            (s, priced(draw_of(s, [scheme], 1), pricing).price) for s in subjects for scheme in some
+        ]
         yield from sorted(cells, key=lambda one: (one[1].flops, one[1].nbytes_read))[-2:]

@@ -147,12 +147,12 @@ def _check_version(document: Any, path: Path) -> None:
             f"`{path}` is not a lock of qaudit", hint=f"name the `{PLAN}` of an output folder"
         )
     version, wrote = marks.get("schema"), marks.get("qaudit")
-    known = RUN_SCHEMA if "run" in marks else SCHEMA
+    schema = RUN_SCHEMA if "run" in marks else SCHEMA
     if not isinstance(version, str) or not re.fullmatch(r"[0-9]{1,6}", version):
         raise UsageError(f"the lock `{path}` does not say its version", hint=_AGAIN)
-    if int(version) > int(known):
+    if int(version) > int(schema):
         raise UsageError(
-            f"the lock `{path}` has schema version {version}, this qaudit reads up to {known}",
+            f"the lock `{path}` has schema version {version}, this qaudit reads up to {schema}",
             hint=f"install qaudit {str(wrote)[:20]} or later",
         )
 

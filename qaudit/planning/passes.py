@@ -63,8 +63,11 @@ def passes_of(
             draw = priced(draw_of(subject, drawn, 1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
         if position in perturbed:
-            floors = [Pass(subject, _specs(drawn), perturbed=one) for one in perturbations]
-            passes += [priced(one, pricing) for one in floors]
+            floors = [
+                Pass(subject, _specs(drawn), perturbed=perturbation)
+                for perturbation in perturbations
+            ]
+            passes += [priced(floor, pricing) for floor in floors]
     passes += [
         Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
     ]
@@ -109,15 +112,15 @@ def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
 
 def candidates_of(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """Return the passes of what searches rank first, where no pass measures it: the candidates."""
-    plain = [one for one in passes if not one.draw and one.perturbed is None]
+    plain = [step for step in passes if not step.draw and step.perturbed is None]
     taken = {(p.subject.content, spec) for p in plain for spec in p.schemes}
     candidates: list[Pass] = []
-    for one in plain:
-        if not one.subject.is_search:
+    for step in plain:
+        if not step.subject.is_search:
             continue
-        spec = scheme_of(one.subject, parse_schemes(one.schemes)).spec
-        flops_of_stream = one.price.flops / max(1, one.price.streams)
-        for checkpoint, _ in one.subject.members:
+        spec = scheme_of(step.subject, parse_schemes(step.schemes)).spec
+        flops_of_stream = step.price.flops / max(1, step.price.streams)
+        for checkpoint, _ in step.subject.members:
             alone = Subject(checkpoint.label, ((checkpoint, 1.0),))
             if (alone.content, spec) not in taken:
                 taken.add((alone.content, spec))

@@ -18,11 +18,13 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import MachineError, OtherIdentityError, UsageError
 from qaudit.types import Pins
 
-NUMERICS = 2
+NUMERICS = 3
 """Raised whenever a published number changes, or evidence gets another one.
 
-2: evidence has the divergence from full precision, and sums by position in the window. Results of
-version 1 are read and rendered as they are, and a scan that needs them measures them again.
+2: evidence has the divergence from full precision, and sums by position in the window.
+3: gates and routers stay as they are, and a single file of weights is read before an index.
+Results of earlier versions are read and rendered as they are, and a scan that needs them measures
+them again.
 """
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -37,9 +39,9 @@ def libraries(
 ) -> dict[str, str]:
     """Return the versions of everything that computes, with what such schemes alone need."""
     schemes = tuple(schemes)
-    alone = (one.extra[0] for one in schemes if one.extra)
-    others = (one.distribution for one in origins(schemes, merges))
-    return _installed((*_LIBRARIES, *alone, *others))
+    alone = (scheme.extra[0] for scheme in schemes if scheme.extra)
+    distributions = (origin.distribution for origin in origins(schemes, merges))
+    return _installed((*_LIBRARIES, *alone, *distributions))
 
 
 version_of = functools.cache(version)  # each call reads and parses a file

@@ -72,7 +72,7 @@ def make_plan(
     work = _work(chosen, releases, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
     work.footprint.refuse_short_disk(record.parent if record else Path(), downloads)
-    price = sum((one.price for one in work.passes), Price())
+    price = sum((step.price for step in work.passes), Price())
     merges = [subject.merge for subject in (*chosen.subjects, *releases.subjects)]
     plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
     low, high = seconds_range(price.flops, work.device, work.dtype)
@@ -98,8 +98,8 @@ def make_plan(
             *chosen.seen.notes,
             *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
-            *(f"the {one.kind} `{one.name}` is of {one}" for one in plugins),
-            *(f"Python code of tasks is run on this machine: {one}" for one in chosen.task_code),
+            *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
+            *(f"Python code of tasks is run on this machine: {file}" for file in chosen.task_code),
             *work.notes,
             *releases.notes,
         ),
@@ -158,10 +158,10 @@ def _chosen(
 
 def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
     if recipe.compare_dtype == dtype:
-        others = [f"`{one}`" for one in ITEMSIZE if one != dtype]
+        choices = [f"`{other}`" for other in ITEMSIZE if other != dtype]
         raise UsageError(
             f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
-            hint=f"use {' or '.join(others)}",
+            hint=f"use {' or '.join(choices)}",
         )
     return ("rounding", *([recipe.compare_dtype] if recipe.compare_dtype else ()))
 
@@ -177,7 +177,7 @@ def _fetched(
     releases = find_releases(resolved.recipe, resolved.checkpoints)
     if hub is None:
         return releases, None
-    subjects = [with_shipped(one, resolved.shipped) for one in chosen.subjects]
+    subjects = [with_shipped(subject, resolved.shipped) for subject in chosen.subjects]
     downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
     free = free_disk_nbytes()
     wanted = {r: missing_budget(downloads, r, budget_nbytes, free) for r in releases.subjects}
@@ -192,7 +192,7 @@ def _fetched(
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _PlannedWork:
     """The passes of a plan, and what they take of this machine."""
 
     protocol: Protocol
@@ -210,7 +210,7 @@ class _Work:
 
 def _work(
     chosen: _Chosen, releases: Releases, traffic: Traffic | None, options: RunOptions
-) -> _Work:
+) -> _PlannedWork:
     resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
     recipe = resolved.recipe
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
@@ -228,7 +228,7 @@ def _work(
     available = available_nbytes()
     footprint.refuse_short_memory(available, protocol.calibration_documents)
     beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
-    price = sum((price_of(*one, seen.largest) for one in diagnoses.items()), Price())
+    price = sum((price_of(*diagnosis, seen.largest) for diagnosis in diagnoses.items()), Price())
     pricing = Pricing(seen.largest, text, price)
     perturbations = _perturbations(recipe, dtype)
     passes = passes_of(
@@ -237,15 +237,15 @@ def _work(
     more = drawn.repeats is None and text.draws != 1
     idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
     repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()
-    return _Work(
+    return _PlannedWork(
         protocol=protocol,
         device=device,
         dtype=dtype,
         footprint=footprint,
-        nbytes_memory=max(one.memory_nbytes for one in (footprint, *beside)),
+        nbytes_memory=max(footprint_of.memory_nbytes for footprint_of in (footprint, *beside)),
         nbytes_memory_available=available,
         items=text.items,
-        passes=tuple(reading_shipped(one, resolved.shipped, pricing) for one in passes),
+        passes=tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes),
         further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
         if more
         else None,

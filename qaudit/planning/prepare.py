@@ -76,7 +76,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
     evidence = out / "evidence"
     folders = (evidence, *sorted(evidence.glob("tasks/*")))
-    measured = [one for folder in folders for one in measured_in(folder)]
+    measured = [result for folder in folders for result in measured_in(folder)]
     plan = with_needed_again(with_detectable(plan, measured), evidence)
     return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
 

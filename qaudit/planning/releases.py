@@ -35,13 +35,13 @@ class Releases:
 
     def without(self, too_large: Mapping[Subject, int]) -> Releases:
         """Leave out what the disk does not hold, and say which budget would."""
-        others = tuple(subject for subject in self.subjects if subject not in too_large)
+        fitting = tuple(subject for subject in self.subjects if subject not in too_large)
         remarks = [
             f"`{subject.first.label}` is not compared with the soup that it is said to be: that "
             f"needs {size(nbytes)} on the disk at once (`--disk-budget {typed_size(nbytes)}`)"
             for subject, nbytes in too_large.items()
         ]
-        return Releases(others, (*self.remarks, *remarks))
+        return Releases(fitting, (*self.remarks, *remarks))
 
 
 def find_releases(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> Releases:
@@ -86,8 +86,8 @@ def _series(checkpoint: Checkpoint) -> str:
 
 def _names(checkpoint: Checkpoint) -> set[str]:
     ref = checkpoint.ref
-    own = ref.subfolder or (ref.revision or "main" if checkpoint.commit else None)
-    return {checkpoint.label, checkpoint.label.rpartition("/")[2], *([own] if own else [])}
+    place = ref.subfolder or (ref.revision or "main" if checkpoint.commit else None)
+    return {checkpoint.label, checkpoint.label.rpartition("/")[2], *([place] if place else [])}
 
 
 def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:

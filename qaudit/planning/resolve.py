@@ -115,7 +115,7 @@ def still_there(recipe: Recipe, resolved: Resolved) -> bool:
     names = folder.find_all(local, recipe, hashed=False)
     read = {str(c.ref) for c in resolved.checkpoints}
     local_files = folder.with_hashes(c for c in names if str(c.ref) in read)
-    shipped = find_shipped([one for one in recipe.shipped if not is_hub(one)])
+    shipped = find_shipped([place for place in recipe.shipped if not is_hub(place)])
     return resolved.local == local_digest(names, (*local_files, *shipped))
 
 
@@ -132,7 +132,7 @@ def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> st
 def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoint, ...]:
     """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
-    return tuple(one for c in read for one in ((c,) if c.commit else folder.with_hashes([c])))
+    return tuple(hashed for c in read for hashed in ((c,) if c.commit else folder.with_hashes([c])))
 
 
 def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:

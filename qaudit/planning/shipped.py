@@ -42,16 +42,16 @@ _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 
 def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpoint, ...]:
     """Return the files that are named, hashed, under labels that differ."""
-    found = [_on_hub(one, hub) if is_hub(one) else _local(one) for one in places]
-    names = [label_for(_name(one)) for one in found]
+    found = [_on_hub(place, hub) if is_hub(place) else _local(place) for place in places]
+    names = [label_for(_name(file)) for file in found]
     counts = Counter(names)
     labels = [
-        name if counts[name] == 1 else label_for(str(one.ref))
-        for name, one in zip(names, found, strict=True)
+        name if counts[name] == 1 else label_for(str(file.ref))
+        for name, file in zip(names, found, strict=True)
     ]
     if twice := [label for label, count in Counter(labels).items() if count > 1]:
         raise UsageError(f"`{twice[0]}` is shipped twice", hint="name each file once")
-    return tuple(replace(one, label=label) for one, label in zip(found, labels, strict=True))
+    return tuple(replace(file, label=label) for file, label in zip(found, labels, strict=True))
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -181,7 +181,7 @@ def shipped_schemes(
             hint="name one checkpoint, or choose it with `--checkpoints`",
         )
     taken = {scheme.short for scheme in schemes}
-    return tuple(_scheme(one, subjects[0].first, hub, taken) for one in shipped)
+    return tuple(_scheme(file, subjects[0].first, hub, taken) for file in shipped)
 
 
 def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: set[str]) -> Shipped:
@@ -204,7 +204,7 @@ def _identified(checkpoint: Checkpoint, name: str, bits: int, act: int) -> Shipp
     folder = folder_of(checkpoint)
     if checkpoint.commit is None:  # refuses stored tensors that do not fit together
         bits = open_quantized(weights_of(checkpoint, folder)).bits
-    texts = [sha256_of(folder / one) for one in _CONFIGURATIONS if (folder / one).is_file()]
+    texts = [sha256_of(folder / name) for name in _CONFIGURATIONS if (folder / name).is_file()]
     identity = digest([checkpoint.content, texts])
     return Shipped(file=checkpoint.label, format=name, bits=bits, act=act, sha256=identity)
 
@@ -229,9 +229,13 @@ def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
     """Return a subject whose members are all that has to be on the disk for it."""
     if not shipped or subject.is_release:
         return subject
-    members = {(one.ref, one.files) for one, _ in subject.members}
-    others = (one for one in dict.fromkeys(shipped) if (one.ref, one.files) not in members)
-    beside = tuple((one, 0.0) for one in others)
+    members = {(member.ref, member.files) for member, _ in subject.members}
+    further = (
+        checkpoint
+        for checkpoint in dict.fromkeys(shipped)
+        if (checkpoint.ref, checkpoint.files) not in members
+    )
+    beside = tuple((checkpoint, 0.0) for checkpoint in further)
     return replace(subject, members=(*subject.members, *beside))
 
 

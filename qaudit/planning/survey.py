@@ -125,10 +125,10 @@ class _Surveyor:
 
     def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         """Refuse code that only the configuration tells of, unless it may be run."""
-        known = with_own_code(checkpoint, config)
-        if known is not checkpoint:
-            refuse([known], allow_pickle=True, trust_remote_code=self._code)
-            self.notes += allowed_notes([replace(known, requires=("remote_code",))])
+        with_code = with_own_code(checkpoint, config)
+        if with_code is not checkpoint:
+            refuse([with_code], allow_pickle=True, trust_remote_code=self._code)
+            self.notes += allowed_notes([replace(with_code, requires=("remote_code",))])
 
     def _sizes(
         self, hub: Hub, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]

@@ -237,14 +237,14 @@ class _File:
 
     def _strata(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
         if keys.strata is not None and not METRICS[metric].by_stratum:
-            names = sorted(name for name, one in METRICS.items() if one.by_stratum)
+            names = sorted(name for name, metric in METRICS.items() if metric.by_stratum)
             sentence = f"`{metric}` is not computed by stratum"
             self.refuse((*place, "strata"), sentence, f"one of {', '.join(names)}")
         return keys.strata
 
     def _tasks(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
         if keys.tasks is not None and not METRICS[metric].of_tasks:
-            names = sorted(name for name, one in METRICS.items() if one.of_tasks)
+            names = sorted(name for name, metric in METRICS.items() if metric.of_tasks)
             sentence = f"`{metric}` is not computed by task"
             self.refuse((*place, "tasks"), sentence, f"one of {', '.join(names)}")
         return keys.tasks

@@ -114,8 +114,8 @@ def _progress(trunk: Sequence[Checkpoint]) -> list[float]:
         return [float(k) for k in range(1, len(trunk) + 1)]
     offsets: dict[str | None, int] = {}
     reached, progress = 0, []
-    for checkpoint, own in zip(trunk, counted, strict=True):
-        count = own or 0
+    for checkpoint, tokens in zip(trunk, counted, strict=True):
+        count = tokens or 0
         if checkpoint.stage not in offsets:  # a stage may count from zero again
             offsets[checkpoint.stage] = reached if count <= reached else 0
         progress.append(float(offsets[checkpoint.stage] + count))

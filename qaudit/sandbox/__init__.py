@@ -55,16 +55,16 @@ def try_tokenizer(path: Path) -> str:
         return ""
     child = Path(__file__).with_name("tokenizer.py")
     alone = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-I", str(child), str(path)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=_environment() | alone,
         check=False,
     )
-    if done.returncode == 3:
-        return done.stdout.decode(errors="replace").strip()[:200]
-    if done.returncode < 0 or b"MemoryError" in done.stderr:
+    if completed.returncode == 3:
+        return completed.stdout.decode(errors="replace").strip()[:200]
+    if completed.returncode < 0 or b"MemoryError" in completed.stderr:
         return "it takes more than 20 seconds or 4 GiB for a page of text"
     return ""  # of one that cannot be read, the library says more
 

@@ -29,7 +29,9 @@ def tables_of(
 ) -> Diagnostics:
     """Return the rows of all subjects, in the order of the labels; `subjects` is the series."""
     before = {subject.label: previous_of(subject, subjects) for subject in subjects}
-    labels_before = {label: one.label for label, one in before.items() if one is not None}
+    labels_before = {
+        label: checkpoint.label for label, checkpoint in before.items() if checkpoint is not None
+    }
     of_subject = [rows.get(label, DiagnosticRows()) for label in labels]
     tables: dict[str, Any] = {}
     names = [diagnostic.name for diagnostic in diagnostics]
@@ -41,9 +43,9 @@ def tables_of(
     further = {name: tables.pop(name) for name in tables.keys() - columns if tables[name]}
     measured = decode(Diagnostics, {**tables, "others": further}, "diagnostics")
     skipped = (
-        NotDiagnosed(label, name, one.reasons[name])
-        for label, one in zip(labels, of_subject, strict=True)
+        NotDiagnosed(label, name, record.reasons[name])
+        for label, record in zip(labels, of_subject, strict=True)
         for name in names
-        if name in one.reasons and name not in one.rows
+        if name in record.reasons and name not in record.rows
     )
     return replace(measured, skipped=tuple(skipped))

@@ -211,8 +211,8 @@ def _round(number: int, passes: Sequence[Pass], known: Sequence[Checkpoint]) -> 
 
 def _passes(document: RoundDocument, known: Sequence[Checkpoint]) -> tuple[Pass, ...]:
     subjects = subjects_of(document.subjects, known, "round.subjects")
-    for place, one in enumerate(document.passes):
-        if not 0 <= one.subject < len(subjects):
+    for place, document_of_pass in enumerate(document.passes):
+        if not 0 <= document_of_pass.subject < len(subjects):
             raise AuditError(
                 f"`round.passes[{place}].subject` points to no subject",
                 hint="run `qaudit plan` again",

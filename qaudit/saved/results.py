@@ -88,7 +88,7 @@ def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
     if not tasks:
         return filed
     parts = tuple(part for task in tasks for part in task.measurement.evidence.tasks)
-    paths = tuple((part.task, one.path) for part, one in zip(parts, tasks, strict=True))
+    paths = tuple((part.task, task.path) for part, task in zip(parts, tasks, strict=True))
     evidence = replace(filed.measurement.evidence, tasks=parts)
     return replace(
         filed, measurement=replace(filed.measurement, evidence=evidence), task_paths=paths

@@ -148,5 +148,5 @@ _OF_AUDITS: dict[str, Code] = {
     ),
 }
 
-_OF_METRICS = {one.code: Code(one.title, one.reason) for one in METRICS.values()}
+_OF_METRICS = {metric.code: Code(metric.title, metric.reason) for metric in METRICS.values()}
 CODES: dict[str, Code] = dict(sorted((_OF_AUDITS | _OF_METRICS).items()))

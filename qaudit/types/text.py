@@ -185,7 +185,7 @@ class Corpus:
             about = (item.right, [(len(w.tokens), w.scored_from) for w in windows])
             hashes[item.task].update(repr(about).encode())
         fed = digest([[w.tokens.tolist(), w.scored_from] for w in self.calibration])
-        return {task: digest([fed, one.hexdigest()]) for task, one in hashes.items()}
+        return {task: digest([fed, sha256.hexdigest()]) for task, sha256 in hashes.items()}
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
         """Return the corpus with the items of some tasks."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qaudit.export import runtimes
 from qaudit.export.contents import hashes_in
-from qaudit.export.runs import Run as Measured
+from qaudit.export.runs import RuntimeRun as Measured
 from qaudit.export.runtimes import Loaded
 from qaudit.export.verify import AsItRuns
 from qaudit.types import Interval, Tolerances

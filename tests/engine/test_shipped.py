@@ -16,7 +16,7 @@ from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.shipped import Departure, opener
+from qaudit.engine.shipped import RuntimeDeparture, opener
 from qaudit.engine.tokens import Feed
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.judge.older import kind_of
@@ -164,8 +164,8 @@ def test_folded_scales_are_no_damage() -> None:
     weight_RC = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
     scale_C = torch.rand(96, generator=torch.Generator().manual_seed(1)) * 4 + 0.1
     # One fit of rows and one of columns is not the best fit: a tenth is a third of what is noted.
-    assert Departure.of(weight_RC * scale_C, weight_RC).share < 0.1
-    assert Departure.of(weight_RC * scale_C[:64, None], weight_RC).share < 1e-5
+    assert RuntimeDeparture.of(weight_RC * scale_C, weight_RC).share < 0.1
+    assert RuntimeDeparture.of(weight_RC * scale_C[:64, None], weight_RC).share < 1e-5
 
 
 SCHEMES = (
@@ -180,7 +180,7 @@ SCHEMES = (
 )
 def test_negated_weights_and_a_layer_of_zeros_are_far_away(factor: float, cause: str) -> None:
     weight_RC = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    departure = Departure.of(weight_RC * factor, weight_RC)
+    departure = RuntimeDeparture.of(weight_RC * factor, weight_RC)
     assert not departure.is_explained(4)
     assert cause in departure.guess
 
@@ -192,7 +192,7 @@ def test_what_schemes_make_is_explained_by_its_codes(spec: str) -> None:
     size = {"nvfp4": 16, "mxfp4": 32}.get(spec, getattr(scheme, "group", 0))
     groups_C = torch.arange(256) // size if size else None
     bits = int(scheme.bit_class.removeprefix("w")[0])
-    assert Departure.of(quantized, problem.weight_RC, groups_C).is_explained(bits)
+    assert RuntimeDeparture.of(quantized, problem.weight_RC, groups_C).is_explained(bits)
 
 
 @pytest.mark.parametrize("order", ["next", "scattered"])
@@ -205,7 +205,7 @@ def test_scales_of_other_groups_are_explained_by_no_codes(bits: int, size: int, 
     if order == "scattered":
         groups_C = one.group_of_C[torch.randperm(512, generator=torch.Generator().manual_seed(0))]
     own_RC = (one.codes_RC - one.zeros_RG[:, groups_C]) * one.scales_RG[:, groups_C]
-    departure = Departure.of(own_RC, weight_RC, groups_C)
+    departure = RuntimeDeparture.of(own_RC, weight_RC, groups_C)
     assert not departure.is_explained(bits)
     assert "those of other groups" in departure.guess
 
@@ -214,6 +214,6 @@ def test_scales_of_other_groups_are_explained_by_no_codes(bits: int, size: int, 
 def test_a_shift_of_one_code_is_seen_at_any_number_of_bits(bits: int) -> None:
     weight_RC = make_problem(96, 256).weight_RC
     one = Rounded(weight_RC, bits, 64)
-    departure = Departure.of(one.weight(one.zeros_RG - 1), weight_RC, one.group_of_C)
+    departure = RuntimeDeparture.of(one.weight(one.zeros_RG - 1), weight_RC, one.group_of_C)
     assert not departure.is_explained(bits)
     assert "zero points look wrong" in departure.guess

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series
+from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
 from qaudit.errors import UsageError
 from qaudit.families import find
 from qaudit.recipe.representatives import MOST_MEASURED, REPRESENTATIVES, representatives
@@ -39,7 +39,7 @@ def on_the_hub(repo: str) -> Series:
     known = Knowledge.of(find(repo), None)
     names = enumerate(dict.fromkeys((*names_of(repo), "main")))
     found = (Candidate(Ref(repo, n), n, (n,), known, commit=f"{k:040x}") for k, n in names)
-    return as_series([Group(tuple(found), alone=False)])
+    return as_series([CheckpointGroup(tuple(found), alone=False)])
 
 
 STAGE1 = steps("stage1", [150, *range(1000, 929_000, 1000), 928_646])

@@ -192,7 +192,7 @@ class _Samples:
 
 
 def _weights(block: WholeBlock) -> dict[str, Tensor]:
-    return {name: one for linears in block.groups for name, one in linears.weights.items()}
+    return {name: weight for linears in block.groups for name, weight in linears.weights.items()}
 
 
 def _refuse_other_sides(linears: Linears) -> None:

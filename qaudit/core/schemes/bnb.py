@@ -32,7 +32,7 @@ from qaudit.core.bnb_codes import (
 )
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import Layout
+from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class FourBit(Scheme):
             )
 
     @property
-    def layout(self) -> Layout:
-        return Layout("bitsandbytes", kind=self.name.removeprefix("bnb-"))
+    def layout(self) -> CodeLayout:
+        return CodeLayout("bitsandbytes", kind=self.name.removeprefix("bnb-"))
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -101,8 +101,8 @@ class Int8(Scheme):
             )
 
     @property
-    def layout(self) -> Layout:
-        return Layout("bitsandbytes", kind=self.name.removeprefix("bnb-"))
+    def layout(self) -> CodeLayout:
+        return CodeLayout("bitsandbytes", kind=self.name.removeprefix("bnb-"))
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

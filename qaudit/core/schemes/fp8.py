@@ -21,7 +21,7 @@ from qaudit.core.floats import SQUARE, Float8Codes
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme, check_scale_dtype
-from qaudit.core.stored import Layout
+from qaudit.core.stored import CodeLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class Float8(Scheme):
         check_scale_dtype(self.scale_dtype)
 
     @property
-    def layout(self) -> Layout:
-        return Layout("float8", rounds_inputs=True, squares=self.blocks)
+    def layout(self) -> CodeLayout:
+        return CodeLayout("float8", rounds_inputs=True, squares=self.blocks)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

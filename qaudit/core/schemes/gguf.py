@@ -29,7 +29,7 @@ from qaudit.core.gguf.mix import TensorPlace, fallback, role_of, shares_values, 
 from qaudit.core.gguf.pack import pack
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
 from qaudit.core.scheme import Calibration, Scheme, Shapes
-from qaudit.core.stored import Layout, StoredWeight
+from qaudit.core.stored import CodeLayout, StoredWeight
 from qaudit.errors import SourceError
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class GgufQ8(Scheme):
         cls.code_bits = int(cls.name.removeprefix("gguf-q")[0])
 
     @property
-    def layout(self) -> Layout:
-        return Layout("gguf", kind=self.name.removeprefix("gguf-").upper())
+    def layout(self) -> CodeLayout:
+        return CodeLayout("gguf", kind=self.name.removeprefix("gguf-").upper())
 
     def planned_bits(self, shapes: Shapes, blocks: int) -> float | None:
         """Return the bits that a weight of linears takes; None where one cannot be stored."""
@@ -74,7 +74,7 @@ class GgufQ8(Scheme):
         importance_C = self._importance(linears)
         stored: dict[str, StoredWeight] = {}
         notes: dict[str, None] = {}
-        shared = shares_values({name: len(one) for name, one in linears.weights.items()})
+        shared = shares_values({name: len(weight) for name, weight in linears.weights.items()})
         for name, weight_RC in linears.weights.items():
             wanted = self._type_of(TensorPlace(name, linears.block, linears.blocks, shared))
             kind = fallback(wanted, weight_RC.shape[1])

@@ -25,7 +25,7 @@ from qaudit.core.activations import int8_tokens
 from qaudit.core.grid import powers_of_two, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
-from qaudit.core.stored import Layout
+from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Integer8(Scheme):
         check_scale_dtype(self.scale_dtype)
 
     @property
-    def layout(self) -> Layout:
-        return Layout("integers", rounds_inputs=True)
+    def layout(self) -> CodeLayout:
+        return CodeLayout("integers", rounds_inputs=True)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -78,8 +78,8 @@ class SmoothQuant(Scheme):
             raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
 
     @property
-    def layout(self) -> Layout:
-        return Layout("integers", rounds_inputs=True)
+    def layout(self) -> CodeLayout:
+        return CodeLayout("integers", rounds_inputs=True)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

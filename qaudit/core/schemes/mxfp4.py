@@ -21,7 +21,7 @@ from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import Layout
+from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
@@ -53,8 +53,12 @@ class MxFloat4Weights(Scheme):
         return self.rotate
 
     @property
-    def layout(self) -> Layout | None:
-        return None if self.rotate else Layout("mx-float4", rounds_inputs=self.act_bits is not None)
+    def layout(self) -> CodeLayout | None:
+        return (
+            None
+            if self.rotate
+            else CodeLayout("mx-float4", rounds_inputs=self.act_bits is not None)
+        )
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

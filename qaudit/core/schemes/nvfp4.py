@@ -26,7 +26,7 @@ from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.stored import Layout
+from qaudit.core.stored import CodeLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +46,12 @@ class NvFloat4Weights(Scheme):
         return self.rotate
 
     @property
-    def layout(self) -> Layout | None:
-        return None if self.rotate else Layout("nv-float4", rounds_inputs=self.act_bits is not None)
+    def layout(self) -> CodeLayout | None:
+        return (
+            None
+            if self.rotate
+            else CodeLayout("nv-float4", rounds_inputs=self.act_bits is not None)
+        )
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch

@@ -129,8 +129,8 @@ class QuarotNearest(Scheme):
         basis = fused(linears)
         quantized = self._round(basis.linears)
         weights = {
-            name: basis.outwards(name, quantized.weights[name]).to(one.dtype)
-            for name, one in linears.weights.items()
+            name: basis.outwards(name, quantized.weights[name]).to(weight.dtype)
+            for name, weight in linears.weights.items()
         }
 
         def inputs(x: Tensor) -> Tensor:

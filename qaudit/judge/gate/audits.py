@@ -116,13 +116,13 @@ class GateInput:
             name = chosen.bit_class
             if (rule.bits and name not in rule.bits) or (classes and _is_off(classes, name)):
                 continue
-            own = [cell for cell in self.table.cells if self.class_of[cell[1]] == name]
+            of_class = [cell for cell in self.table.cells if self.class_of[cell[1]] == name]
             if chosen.subject is not None and chosen.scheme is not None:
-                own = [(chosen.subject, chosen.scheme)]
+                of_class = [(chosen.subject, chosen.scheme)]
             split = self.split_of(chosen)
             if chosen.subject in self.searched and self.table.is_split:
                 split = HELD_OUT
-            cells |= {cell: split for cell in own if _is_any(cell[1], rule.schemes)}
+            cells |= {cell: split for cell in of_class if _is_any(cell[1], rule.schemes)}
         return cells
 
     def labels(self, selectors: Iterable[str]) -> dict[str, str | None]:

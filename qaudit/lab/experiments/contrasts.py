@@ -73,8 +73,8 @@ def summarize(  # noqa: PLR0913 - what was measured, and how it is named
 def _notes(subjects: Sequence[str], seeds: Mapping[int, SeedEvidence]) -> Iterator[str]:
     """Name the models whose loss is not finite, and those that were not measured."""
     for seed, evidence in seeds.items():
-        for (subject, scheme), one in evidence.items():
-            if not np.isfinite(one.nll_sum).all():
+        for (subject, scheme), measurement in evidence.items():
+            if not np.isfinite(measurement.nll_sum).all():
                 yield f"seed {seed}: the loss of `{subject}` under `{scheme}` is not finite"
         measured = {subject for subject, _ in evidence}
         yield from (f"seed {seed}: `{s}` was not measured" for s in subjects if s not in measured)

@@ -76,7 +76,7 @@ def _schemes(rows: list[SoupRow], heights: list[float]) -> dict[str, float]:
     of: dict[str, list[float]] = {}
     for row, y in zip(rows, heights, strict=True):
         of.setdefault(row.scheme, []).append(y)
-    return {scheme: sum(own) / len(own) for scheme, own in of.items()}
+    return {scheme: sum(values) / len(values) for scheme, values in of.items()}
 
 
 def _panel(

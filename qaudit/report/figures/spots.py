@@ -67,9 +67,9 @@ def _near(spots: Sequence[Spot]) -> Iterator[list[Spot]]:
 
 def _apart(clusters: list[_Cluster], across: Scale, up: Scale) -> list[_Cluster]:
     """Join neighbours until the names of none cover the next one's."""
-    for k, (one, other) in enumerate(pairwise(clusters)):
-        if one.covers(other):
-            joined = _Cluster.of([*one.spots, *other.spots], across, up)
+    for k, (cluster, other) in enumerate(pairwise(clusters)):
+        if cluster.covers(other):
+            joined = _Cluster.of([*cluster.spots, *other.spots], across, up)
             return _apart([*clusters[:k], joined, *clusters[k + 2 :]], across, up)
     return clusters
 
