@@ -1,94 +1,16 @@
-"""Every format gives back what was packed, and writes what bitsandbytes itself saves."""
+"""Files mean the weights by the letter of their format, and what does not fit is refused."""
 
 from __future__ import annotations
-
-import tempfile
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError, SchemeError, SourceError
-from qaudit.formats.packing import Format
-from qaudit.formats.reading import read_linear
 from qaudit.formats.registry import format_named, formats
-
-CASES = [
-    *(("compressed-tensors", f"rtn-{bits}bit:group=32") for bits in range(2, 9)),
-    *(("compressed-tensors", f"rtn-{bits}bit:group=-1:sym=false") for bits in range(2, 9)),
-    *(("gptq", f"rtn-{bits}bit:group=32") for bits in (3, 4, 8)),
-    *(("gptq", f"rtn-{bits}bit:group=-1:sym=false") for bits in (3, 4, 8)),
-    ("awq", "rtn-4bit:group=32"),
-    ("awq", "rtn-4bit:group=-1:sym=false"),
-    *(("mlx", f"rtn-{bits}bit:group=32") for bits in (2, 3, 4, 5, 6, 8)),
-    *(("mlx", f"rtn-{bits}bit:group=32:sym=false") for bits in (2, 3, 4, 5, 6, 8)),
-    ("bnb", "bnb-nf4"),
-    ("bnb", "bnb-fp4:blocksize=128"),
-    ("bnb", "bnb-nf4:double_quant=true"),
-    ("bnb", "bnb-int8"),
-    *(("compressed-tensors", scheme) for scheme in ("fp8", "fp8:blocks=true", "int8")),
-    *(("compressed-tensors", scheme) for scheme in ("nvfp4a16", "nvfp4", "mxfp4a16", "mxfp4")),
-    ("compressed-tensors", "mxfp4a16:rule=floor"),
-]
-SIDES = {"fp8:blocks=true": (256, 128)}  # of full blocks
-
-
-def weight(seed: int = 0, rows: int = 64, columns: int = 96) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, columns, generator=generator) / 50
-
-
-def quantized_by(scheme: str, weight_RC: torch.Tensor) -> Quantized:
-    columns = weight_RC.shape[1]
-    x_CC, ones_C = torch.eye(columns), torch.ones(columns)
-    inputs = Inputs(x_CC, ones_C, columns, ones_C, sample_TC=x_CC)
-    return parse_scheme(scheme).quantize(Linears({"w": weight_RC}, inputs))
-
-
-TRANSFORMING = ("quarot-rtn", "duquant", "ostquant")
-"""Schemes whose codes are of weights in another basis, even where no activation is rounded."""
-
-
-def stored_of(scheme: str, weight_RC: torch.Tensor) -> StoredWeight:
-    return quantized_by(scheme, weight_RC).stored["w"]
-
-
-def read_back(form: Format, tensors: dict[str, torch.Tensor], scheme: str) -> torch.Tensor:
-    """Return the weight of `a` as the reader of shipped files decodes it."""
-    config = form.config(("lm_head",), symmetric="sym=false" not in scheme)
-    with tempfile.TemporaryDirectory() as folder:
-        save_file(tensors, f"{folder}/model.safetensors")
-        return read_linear(WeightFolder(Path(folder)), form.reader, config, "a")
-
-
-@pytest.mark.parametrize(("form", "scheme"), CASES)
-def test_what_was_packed_is_read_back_bit_for_bit(form: str, scheme: str) -> None:
-    form_of_it = format_named(form, parse_scheme(scheme))
-    quantized = quantized_by(scheme, weight(0, *SIDES.get(scheme, (64, 96))))
-    tensors = form_of_it.pack("a", quantized.stored["w"])
-    assert all(name.startswith("a.") and one.is_contiguous() for name, one in tensors.items())
-    assert torch.equal(read_back(form_of_it, tensors, scheme), quantized.weights["w"])
-
-
-@pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq", "mlx"])
-def test_scales_may_be_negative(form: str) -> None:
-    """AutoRound turns the sign of a symmetric group whose largest weight is positive."""
-    scheme = parse_scheme("autoround-4bit:group=32")
-    stored = stored_of("rtn-4bit:group=32", weight())
-    assert isinstance(stored, IntegerCodes)
-    signs_RG = torch.where(torch.arange(stored.scales_RG.numel()) % 2 == 0, -1, 1)
-    turned = replace(stored, scales_RG=stored.scales_RG * signs_RG.view_as(stored.scales_RG))
-    written = format_named(form, scheme)
-    assert torch.equal(read_back(written, written.pack("a", turned), scheme.spec), turned.decode())
+from tests.support.formats import stored_of, weight
 
 
 def integers(words: torch.Tensor, bits: int, count: int) -> list[int]:
@@ -209,32 +131,11 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
         format_named("gptq", scheme).pack("a", stored)
 
 
-@given(st.sampled_from(CASES), st.data())
-def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.DataObject) -> None:
-    form, scheme = case
-    packing = format_named(form, parse_scheme(scheme))
-    tensors = packing.pack("a", stored_of(scheme, weight(0, *SIDES.get(scheme, (64, 96)))))
-    name = data.draw(st.sampled_from(sorted(tensors)))
-    size = data.draw(st.integers(0, max(0, len(tensors[name].flatten()) - 1)))
-    tensors[name] = tensors[name].flatten()[:size].reshape(size, *[1] * (tensors[name].dim() - 1))
-    try:
-        read_back(packing, tensors, scheme)
-    except QauditError as error:
-        assert error.hint
-
-
 def test_a_format_that_is_not_written_is_refused() -> None:
     for name in ("exl2", ""):
         with pytest.raises(QauditError, match=f"`{name}` is not") as refusal:
             format_named(name, parse_scheme("rtn-4bit"))
         assert all(known in refusal.value.hint for known in formats())
-
-
-@pytest.mark.parametrize("form", formats())
-def test_a_cache_is_no_part_of_a_file(form: str) -> None:
-    with pytest.raises(SchemeError, match="cached keys and values") as refusal:
-        format_named(form, parse_scheme("rtn-4bit:group=32:kv=int8"))
-    assert "export rtn-4bit:group=32," in refusal.value.hint
 
 
 @pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq"])

@@ -1,0 +1,37 @@
+"""Weights of one linear, and what schemes store of them, for tests of formats of files."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from qaudit.core.linears import Inputs, Linears, Quantized
+from qaudit.core.registry import parse_scheme
+from qaudit.core.stored import StoredWeight
+
+
+def weight(seed: int = 0, rows: int = 64, columns: int = 96) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator) / 50
+
+
+def quantized_by(scheme: str, weight_RC: torch.Tensor) -> Quantized:
+    columns = weight_RC.shape[1]
+    x_CC, ones_C = torch.eye(columns), torch.ones(columns)
+    inputs = Inputs(x_CC, ones_C, columns, 2 * ones_C, sample_TC=x_CC)
+    return parse_scheme(scheme).quantize(Linears({"w": weight_RC}, inputs))
+
+
+def stored_of(scheme: str, weight_RC: torch.Tensor) -> StoredWeight:
+    return quantized_by(scheme, weight_RC).stored["w"]
+
+
+@cache
+def example(scheme: str) -> Quantized:
+    """Quantize a weight that has rows and blocks of zeros; the result is left as it is."""
+    # bitsandbytes on a CPU decodes wrongly where blocks of 64 begin within rows.
+    whole_blocks = scheme.startswith(("fp8:blocks", "gguf-", "bnb-"))
+    weight_RC = weight(5, *((128, 256) if whole_blocks else (64, 96)))
+    weight_RC[3], weight_RC[5, :64] = 0, 0
+    return quantized_by(scheme, weight_RC)
