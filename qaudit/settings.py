@@ -163,7 +163,9 @@ class Recipe:
         at_most=16,
     )
     device: str = setting(
-        "auto (a CUDA GPU, else the CPU), cpu, cuda, cuda:1 or mps.", COMPUTE, "auto"
+        "auto (a CUDA GPU, else the CPU), cpu, cuda (the one with most free memory) or cuda:1.",
+        COMPUTE,
+        "auto",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto (bfloat16 on a GPU that supports it, else float32), float32, bfloat16 or float16.",

@@ -58,7 +58,7 @@ def train(
     from qaudit.errors import Interrupted
     from qaudit.lab.config import prepare_text, read_config, run_of
     from qaudit.lab.train import train as train_run
-    from qaudit.planning.pins import choose_device
+    from qaudit.planning.devices import choose_device
 
     options, document = read_config(config, settings or ())
     where = device or "auto"

@@ -22,7 +22,8 @@ from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
 from qaudit.hub.holdings import holdings, nbytes_on_disk
-from qaudit.planning.pins import choose_device, libraries
+from qaudit.planning.devices import choose_device, why_auto
+from qaudit.planning.pins import libraries
 from qaudit.planning.traffic import free_disk_nbytes
 from qaudit.report.format import size
 
@@ -73,7 +74,7 @@ def _machine() -> Iterator[Fact]:
         free, total = torch.cuda.mem_get_info(k)
         name = torch.cuda.get_device_name(k)
         yield Fact(about, f"cuda:{k}", f"{name}, {size(free)} free of {size(total)}")
-    chosen = f"{device.type}, in {str(dtype).removeprefix('torch.')}"
+    chosen = f"{device}, in {str(dtype).removeprefix('torch.')}: {why_auto()[1]}"
     if device.type == "cuda":
         yield Fact(about, "device", chosen)
         return

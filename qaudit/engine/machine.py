@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """Return a planned device and dtype as torch has them; a GPU must be there."""
+    """Return a planned device and dtype as torch has them; a GPU must be there.
+
+    `cuda` is the device with most free memory.
+    """
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -28,7 +31,28 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
         )
     if device == "mps" and not torch.backends.mps.is_available():
         raise MachineError("this torch sees no MPS device", hint="use `--device cpu`")
-    return torch.device(device), getattr(torch, dtype)
+    opened = torch.device(device)
+    if opened.type == "cuda":
+        opened = torch.device("cuda", _ordinal(opened))
+    return opened, getattr(torch, dtype)
+
+
+def _ordinal(device: torch.device) -> int:
+    import torch
+
+    count = torch.cuda.device_count()
+    if device.index is None:  # the one that this process uses already, else the one most free
+
+        def rank(k: int) -> tuple[bool, int]:
+            return torch.cuda.memory_reserved(k) > 0, torch.cuda.mem_get_info(k)[0]
+
+        return max(range(count), key=rank)
+    if device.index >= count:
+        raise MachineError(
+            f"there is no `{device}`: this torch sees {count} CUDA devices",
+            hint=f"use `--device cuda`, or a number up to {count - 1}",
+        )
+    return device.index
 
 
 def device_name(device: torch.device) -> str:

@@ -28,6 +28,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.less_memory import with_less_memory
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
@@ -129,9 +130,23 @@ def send(
     watch: Observer | None,
     feed: Feed | None = None,
 ) -> dict[str, Measurement]:
-    """Send a task's text, or another feed, through its model once; measure every stream."""
+    """Send a task's text, or another feed, through its model once; measure every stream.
+
+    Where a GPU runs out of memory, once more with less on it.
+    """
+
+    def run(machine: Machine, feed: Feed, notes: Sequence[str]) -> dict[str, Measurement]:
+        measured = _send(task, machine, progress, watch, feed)
+        return {spec: replace(m, notes=(*m.notes, *notes)) for spec, m in measured.items()}
+
+    return with_less_memory(task.subject.label, machine, feed or feed_of(task), run)
+
+
+def _send(
+    task: Task, machine: Machine, progress: Progress, watch: Observer | None, feed: Feed
+) -> dict[str, Measurement]:
     weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
-    feed = replace(feed or feed_of(task), shipped=_openers(task, weights))
+    feed = replace(feed, shipped=_openers(task, weights))
 
     def named(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)

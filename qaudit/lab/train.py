@@ -50,7 +50,7 @@ from qaudit.lab.folder import (
 from qaudit.lab.optimizers import Average, adamw, ascend, averages_of, load_moments
 from qaudit.lab.run import TrainingRun
 from qaudit.lab.text import TokenStream
-from qaudit.planning.pins import choose_device
+from qaudit.planning.devices import choose_device
 
 LOG_EVERY = 10
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from qaudit.errors import ModelError
+from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
@@ -270,6 +270,8 @@ class BlockModel:
                 _, arguments = self._record(tokens_BT)
                 hidden_BTD, others = self._record((tokens_BT * 7 + 5) % self._vocabulary)
             except (ModelError, *_STRANGE) as error:
+                if is_out_of_memory(error):
+                    raise
                 failures.append(error)
                 continue
             must_be_plain(arguments)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.linears import FoldSource, Rows
-from qaudit.errors import ModelError
+from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.experts import ExpertPart
 from qaudit.model.groups import Group
 from qaudit.model.structure import (
@@ -247,9 +247,9 @@ def _run_first(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: T
     """Run a block for the first time: a config that contradicts itself shows here at last."""
     try:
         return arguments.call(block, hidden_BTD)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(
             f"block {index} cannot be run: {str(error).partition(chr(10))[0]}",
             hint="numbers in `config.json` may contradict each other",

@@ -1,9 +1,4 @@
-"""What every process that measures a part of a plan must agree on. No torch.
-
-Device and dtype are chosen by a rule that gives the same answer every time: float32 on a CPU; bf16
-on a GPU that supports it, float32 on others. The plan prints the answer and the run keeps to it.
-Both change numbers, so nothing is decided by what is faster; `qaudit doctor` measures that.
-"""
+"""What every process that measures a part of a plan must agree on. No torch."""
 
 from __future__ import annotations
 
@@ -11,11 +6,10 @@ import functools
 import os
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from qaudit.core.registry import origins
 from qaudit.core.scheme import Scheme
-from qaudit.errors import MachineError, OtherIdentityError, UsageError
+from qaudit.errors import MachineError, OtherIdentityError
 from qaudit.types import Pins
 
 NUMERICS = 3
@@ -27,8 +21,6 @@ Results of earlier versions are read and rendered as they are, and a scan that n
 them again.
 """
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LIBRARIES = (
     "torch", "transformers", "tokenizers", "bitsandbytes", "safetensors", "numpy", "scipy",
 )  # fmt: skip
@@ -94,33 +86,3 @@ def refuse_other_libraries(pins: Pins) -> None:
             f"this environment has {', '.join(other)}, and such numbers would not compare",
             hint="run the part in the environment of the plan, or plan again in this one",
         )
-
-
-def choose_device(device: str, dtype: str) -> tuple[str, str]:
-    """Return the device and dtype of an audit; torch is imported only where there is a GPU."""
-    if device.partition(":")[0] not in DEVICES:
-        raise UsageError(f"there is no device `{device}`", hint=f"one of {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        raise UsageError(f"there is no dtype `{dtype}`", hint=f"one of {', '.join(DTYPES)}")
-    if device == "auto":
-        device = "cuda" if _torch_uses_cuda() else "cpu"
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") and _supports_bf16() else "float32"
-    return device, dtype
-
-
-def _torch_uses_cuda() -> bool:
-    if not Path("/dev/nvidiactl").exists():
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _supports_bf16() -> bool:
-    """Return whether the GPU has bf16 units; a plan for a GPU of another machine assumes so."""
-    if not Path("/dev/nvidiactl").exists():
-        return True
-    import torch
-
-    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)

@@ -18,12 +18,12 @@ from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import code_of
 from qaudit.planning.classes import class_notes, refuse_classes
 from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
+from qaudit.planning.devices import choose_audited, device_notes
 from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import price_further
 from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
-from qaudit.planning.pins import choose_device
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
 from qaudit.planning.shipped import all_shipped, reading_shipped, with_shipped
@@ -218,7 +218,7 @@ def _work(
     protocol = make_protocol(recipe, context, item_context)
     drawn = with_draws(recipe, schemes)
     text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
-    device, dtype = choose_device(recipe.device, recipe.dtype)
+    device, dtype = choose_audited(recipe.device, recipe.dtype)
     diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)
     widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
@@ -250,5 +250,5 @@ def _work(
         if more
         else None,
         diagnoses=tuple(work.text for work in diagnoses),
-        notes=(*text.notes, *footprint.notes, *repeats_note),
+        notes=(*text.notes, *device_notes(recipe.device), *footprint.notes, *repeats_note),
     )

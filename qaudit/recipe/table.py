@@ -58,7 +58,7 @@ def _soup_text(value: object) -> object:
 
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", value):
-        raise ValueError(f"`{value}` is not a device; it is auto, cpu, cuda, cuda:1 or mps")
+        raise ValueError(f"`{value}` is not a device; it is auto, cpu, cuda or cuda:1")
     return value
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
@@ -109,6 +109,7 @@ class Device(TorchFunctionMode):
         self.held: dict[int, int] = {}
         self.allocated = self.reserved = 0  # a caching allocator gives nothing back
         self.tried, self.fails_at, self.synchronized = 0, 0, 0
+        self.allocates: Callable[[], object] = lambda: None  # called at every allocation
 
     def line(self) -> str:
         frame = sys._getframe(2)
@@ -228,6 +229,7 @@ class Device(TorchFunctionMode):
     def _allocate(self, storage: Any) -> None:
         key, nbytes = storage.data_ptr(), storage.nbytes()
         self.tried += 1
+        self.allocates()
         if self.tried == self.fails_at or self.allocated + nbytes > self.capacity:
             raise torch.OutOfMemoryError(f"CUDA out of memory (at {self.line()})")
         self.held[key] = nbytes

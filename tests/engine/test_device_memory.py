@@ -1,0 +1,99 @@
+"""A pretended GPU that runs out of memory: nothing measured is lost, and the pass goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.less_memory import ON_HOST
+from qaudit.engine.measure import measure
+from qaudit.engine.tasks import Task
+from qaudit.errors import ModelError
+from qaudit.saved.results import ResultStore
+from qaudit.types import Subject
+from tests.support.measuring import MACHINE, corpus
+from tests.support.models import save_model
+from tests.support.pretended_device import pretended
+
+ON_GPU = replace(MACHINE, device=torch.device("cuda"), device_stream_limit_nbytes=10**9)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = save_model(tmp_path_factory.mktemp("model") / "step10", 0)
+    (checkpoint,) = find_checkpoints(folder)
+    return checkpoint
+
+
+def on_gpu(checkpoint, folder, machine=ON_GPU):
+    subject = Subject(checkpoint.label, ((checkpoint, 1.0),))
+    task = Task.unplanned(subject, corpus(), parse_schemes(["gptq-4bit"]))
+    return [one.measurement for one in measure(task, machine, ResultStore(folder))]
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, tmp_path_factory):
+    """Measure without a fault; return the measurements and the first allocation of each line."""
+    first = {}
+    with pretended() as device:
+        device.allocates = lambda: first.setdefault(device.line(), device.tried)
+        measurements = on_gpu(checkpoint, tmp_path_factory.mktemp("evidence"))
+    return measurements, sorted(first.values())
+
+
+def must_go_on(checkpoint, whole, folder, numbers):
+    for number in numbers:
+        with pretended() as device:
+            device.fails_at = number
+            measurements = on_gpu(checkpoint, folder / str(number))
+        for measurement, expected in zip(measurements, whole, strict=True):
+            np.testing.assert_array_equal(measurement.evidence.nll_sum, expected.evidence.nll_sum)
+            assert measurement.notes == (*expected.notes, ON_HOST), number
+
+
+def test_a_pass_goes_on_with_its_states_on_the_host(checkpoint, whole, tmp_path):
+    expected, first = whole
+    must_go_on(checkpoint, expected, tmp_path, first[1 :: len(first) // 6])
+
+
+@pytest.mark.slow
+def test_a_pass_goes_on_after_a_fault_at_any_line(checkpoint, whole, tmp_path):
+    expected, first = whole
+    must_go_on(checkpoint, expected, tmp_path, first)
+
+
+def test_then_in_smaller_batches_with_a_note(checkpoint, tmp_path):
+    with pretended() as device:
+        on_gpu(checkpoint, tmp_path / "whole")
+    with pretended(capacity=int(0.9 * device.reserved)) as smaller:
+        (_, measurement) = on_gpu(checkpoint, tmp_path / "smaller")
+    assert smaller.reserved < device.reserved
+    assert any("in batches of" in note for note in measurement.notes)
+
+
+def test_then_the_subject_fails_with_an_option_that_helps(checkpoint, tmp_path):
+    with (
+        pretended(capacity=100_000),
+        pytest.raises(ModelError, match="out of memory while measuring `step10`") as refused,
+    ):
+        on_gpu(checkpoint, tmp_path)
+    assert "`--context`" in refused.value.hint
+    assert refused.value.code == 4
+
+
+def test_a_host_without_memory_is_not_tried_again(checkpoint, tmp_path, monkeypatch):
+    calls = []
+
+    def run_out(*_, **__):
+        calls.append(1)
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("qaudit.engine.route.run_blocks", run_out)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        on_gpu(checkpoint, tmp_path, MACHINE)
+    assert len(calls) == 1

@@ -1,0 +1,80 @@
+"""Which device `auto` takes, and why; which one `cuda` is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from qaudit.engine.machine import open_device
+from qaudit.errors import MachineError, UsageError
+from qaudit.planning import devices
+from tests.support.pretended_device import pretended
+
+
+@pytest.fixture
+def nodes(monkeypatch, tmp_path):
+    """Name a driver that is there."""
+    node = tmp_path / "dxg"
+    node.touch()
+    monkeypatch.setattr(devices, "_NODES", (str(node),))
+    monkeypatch.setattr(devices, "_torch_build", lambda: "cu128")
+    monkeypatch.setattr(devices.sys, "platform", "linux")
+
+
+def test_the_driver_of_wsl2_is_looked_for():
+    assert "/dev/dxg" in devices._NODES
+
+
+def test_auto_is_a_gpu_where_torch_sees_one(nodes):
+    with pretended():
+        assert devices.choose_device("auto", "auto") == ("cuda", "bfloat16")
+        assert devices.device_notes("auto") == ()
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), [("rocm6.4", "ROCm is not tested"), ("xpu", "XPU is not supported")]
+)
+def test_an_accelerator_that_is_not_tested_is_left_with_a_reason(build, reason, monkeypatch):
+    monkeypatch.setattr(devices, "_torch_build", lambda: build)
+    assert devices.choose_device("auto", "auto") == ("cpu", "float32")
+    (note,) = devices.device_notes("auto")
+    assert reason in note
+    assert devices.device_notes("cuda") == ()
+
+
+def test_a_driver_without_a_torch_for_it_is_said(nodes):
+    (note,) = devices.device_notes("auto")
+    assert "this torch sees no device" in note
+
+
+def test_a_machine_without_an_accelerator_says_nothing(monkeypatch):
+    monkeypatch.setattr(devices, "_torch_build", lambda: "cpu")
+    monkeypatch.setattr(devices, "_NODES", (str(Path("/nowhere")),))
+    assert devices.device_notes("auto") == ()
+
+
+def test_mps_is_refused_when_an_audit_is_planned():
+    with pytest.raises(UsageError, match="MPS has no float64") as refused:
+        devices.choose_audited("mps", "auto")
+    assert refused.value.hint == "use `--device cpu`"
+
+
+def test_cuda_is_the_device_with_most_free_memory(monkeypatch):
+    with pretended():
+        free = {0: 10, 1: 20}
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda k: 0)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda k: (free[k], 30))
+        assert open_device("cuda", "float32")[0] == torch.device("cuda:1")
+        assert open_device("cuda:0", "float32")[0] == torch.device("cuda:0")
+        with pytest.raises(MachineError, match="no `cuda:2`") as refused:
+            open_device("cuda:2", "float32")
+        assert refused.value.hint == "use `--device cuda`, or a number up to 1"
+
+
+def test_a_process_stays_on_the_device_that_it_uses(monkeypatch):
+    with pretended():
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda k: 5 * (k == 0))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda k: (10 + k, 30))
+        assert open_device("cuda", "float32")[0] == torch.device("cuda:0")
