@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 _CORE_ELEMENTS = 2**18  # a megabyte in float32
 _CUDA_ELEMENTS = 2**24
+_GPU_HEAD_ELEMENTS, _GPU_HEAD_ROWS = 2**26, 4096
+
+
+def gpu_head_rows(vocabulary: int) -> int:
+    """Return how many rows of logits a GPU has in memory at once."""
+    return min(max(_GPU_HEAD_ELEMENTS // vocabulary, 16), _GPU_HEAD_ROWS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qaudit.checkpoints.places import hub_cache
+from qaudit.core.fidelity import gpu_head_rows
 from qaudit.core.scheme import Calibration
 from qaudit.core.shipped import EMBEDDINGS_TOO, Shipped
 from qaudit.core.sizes import size, typed_size
@@ -89,6 +90,8 @@ class Footprint:
         quantizing = 16 * sizes.block_parameters + 12 * sizes.widest**2
         # Logits of full precision, its probabilities and a stream's, and every stream's batch.
         head = 12 * HEAD_ROWS * sizes.vocabulary
+        if self.device != "cpu":  # parts of them are made once more, to subtract and to multiply
+            head = 16 * gpu_head_rows(sizes.vocabulary) * sizes.vocabulary
         head += load.streams * BATCH_TOKENS * sizes.hidden * itemsize
         forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
         # Gradients keep a block's weights, and what a mini-batch makes in it.

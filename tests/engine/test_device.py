@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core import fidelity
 from qaudit.core.clipped import fit_searched
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_schemes
@@ -142,6 +143,17 @@ def test_the_limit_of_hidden_states_holds_on_the_device_too():
         device = torch.device("cuda")
         assert _free_for_streams(device, 100_000, None) == 800_000
         assert _free_for_streams(device, 100_000, 1000) == 1000
+
+
+def test_the_head_takes_what_the_plan_prices(monkeypatch):
+    logits_NV = torch.randn(256, 1000, generator=torch.Generator().manual_seed(0))
+    targets_N = torch.arange(256)
+    monkeypatch.setattr(fidelity, "_CUDA_ELEMENTS", logits_NV.numel() // 4)  # as of 2**26
+    with pretended() as device:
+        targets_N = targets_N.to("cuda")
+        reference = fidelity.Reference.of(logits_NV.to("cuda"), targets_N)
+        reference.compare((logits_NV + 1).to("cuda"), targets_N)
+    assert 12 * logits_NV.numel() < device.reserved < 16 * logits_NV.numel()
 
 
 def test_what_waits_in_a_block_has_what_hidden_states_leave(tmp_path):

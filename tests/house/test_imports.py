@@ -88,7 +88,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.downloads.*",
         "qaudit.export.*",
         "qaudit.lab.*",
-        "qaudit.planning.pins",  # only where there is a GPU
+        "qaudit.planning.devices",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
