@@ -39,6 +39,7 @@ from qaudit.model.remote import is_remote
 from qaudit.model.skeleton import stored_names
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
+from qaudit.report.card import render as render_card
 from qaudit.saved.exports import ExportRecord, write_export
 from qaudit.saved.parts import OLD_LOCK, PLAN
 from qaudit.saved.signature import may_sign, signed_export
@@ -235,12 +236,17 @@ def _of_format(form: Format) -> dict[str, str]:
 
 
 def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
-    """Put the checkpoint's configuration, and the audit with card and lock, beside the weights."""
+    """Put the checkpoint's configuration, and the audit with card and plan, beside the weights.
+
+    The card has lines of text in place of the audit's plots, which are not copied.
+    """
     folder.mkdir()
     shutil.copyfile(folder_of(choice.subject.first) / CONFIGURATION, folder / CONFIGURATION)
-    if choice.audit_file is None:
+    if choice.record is None or choice.audit_file is None:
         return
-    for name in (choice.audit_file.name, "card.md", PLAN, OLD_LOCK):
+    card = render_card(choice.record, pictures_at=None)
+    (folder / "card.md").write_text(card, encoding="utf-8")
+    for name in (choice.audit_file.name, PLAN, OLD_LOCK):
         path = choice.audit_file.with_name(name)
         if path.is_file():
             shutil.copyfile(path, folder / name)

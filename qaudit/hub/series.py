@@ -79,7 +79,10 @@ def find_all(
 
 
 def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
-    """Look on the Hub; where that fails, say that no folder has this name either."""
+    """Look on the Hub; say that no folder has this name, where one may be meant or that fails."""
+    parent = Path(target).parent
+    if parent.name and parent.is_dir() and not target.startswith(_SCHEME):
+        listing.client.say(f"there is no folder `{target}`: looking for it on the Hub")
     try:
         return _look(listing, target, recipe)
     except QauditError as error:

@@ -52,6 +52,14 @@ def test_no_such_folder_and_none_like_it(scan: Run) -> None:
     refused(offline, 4, "there is no folder `runs/my-modle`, and on the Hub: ", "HF_HUB_OFFLINE")
 
 
+def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, scan: Run) -> None:
+    note = "there is no folder `runs/my-modle`: looking for it on the Hub"
+    assert note not in scan("runs/my-modle").err  # nothing says that a folder is meant
+    (place / "runs").mkdir()
+    said = scan("runs/my-modle").err
+    assert said.index(note) < said.index("error: ")
+
+
 def test_an_empty_folder(place: Path, scan: Run) -> None:
     (place / "nothing").mkdir()
     refused(scan("nothing"), 2, "`nothing` is empty", "name a folder with checkpoints")

@@ -161,6 +161,7 @@ def test_shards_have_an_index(qaudit: Run, place: Path) -> None:
     assert set(index["weight_map"]) == set(many)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) -> None:
     schemes = ("--schemes", "rtn-4bit:group=32,rtn-3bit:group=32", "--out", "out")
     assert qaudit("scan", "series", *TEXT, *schemes, "-q").code == 0
@@ -183,6 +184,9 @@ def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) ->
     assert record.audit_sha256 in card
     assert ships["status"] in card
     assert "the policy requires 30 documents" in card
+    assert "plots/" in (place / "out" / "card.md").read_text()
+    card = (place / "new" / "qaudit" / "card.md").read_text()
+    assert ("## " in card, "plots/" in card) == (True, False)  # which are not in the folder
 
 
 def test_a_soup_is_exported(qaudit: Run, scan: Run, place: Path) -> None:
