@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.arithmetic import (
-    from_awq_order,
-    in_awq_order,
-    in_order,
-    pack,
-    scaled,
-    unpack,
-)
+from qaudit.formats.arithmetic import from_awq_order, in_awq_order, in_order, pack, scaled, unpack
 from qaudit.formats.packing import (
     Document,
     Format,

@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.arithmetic import (
-    in_order,
-    indexed,
-    pack,
-    scaled,
-    unpack,
-)
+from qaudit.formats.arithmetic import in_order, indexed, pack, scaled, unpack
 from qaudit.formats.packing import (
     Document,
     Format,

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.arithmetic import (
-    WORD,
-    in_order,
-    pack,
-    unpack,
-    wide,
-)
+from qaudit.formats.arithmetic import WORD, in_order, pack, unpack, wide
 from qaudit.formats.packing import (
     Document,
     Format,

@@ -13,11 +13,7 @@ from qaudit.formats.gguf import reading as gguf
 from qaudit.formats.gguf.header import read_header
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.reading import contradiction
-from qaudit.formats.tokenizers import (
-    differing_part,
-    other_tokenizer,
-    read_tokenizer,
-)
+from qaudit.formats.tokenizers import differing_part, other_tokenizer, read_tokenizer
 from qaudit.formats.weights import QuantizedFolder, known_quantization
 
 _COMPARED = (

@@ -10,14 +10,7 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats.arithmetic import in_order
-from qaudit.formats.reading import (
-    Config,
-    Layout,
-    Reader,
-    most_bits,
-    open_linear,
-    refused,
-)
+from qaudit.formats.reading import Config, Layout, Reader, most_bits, open_linear, refused
 from qaudit.formats.registry import formats, reader_named, readers
 
 if TYPE_CHECKING:

@@ -18,12 +18,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
 from qaudit.formats.gguf.keys import UNKNOWN, differences, rope_factors
 from qaudit.formats.reading import refused
-from qaudit.formats.tokenizers import (
-    VOCABULARY,
-    merges_of,
-    other_tokenizer,
-    read_tokenizer,
-)
+from qaudit.formats.tokenizers import VOCABULARY, merges_of, other_tokenizer, read_tokenizer
 
 ARCHITECTURES = {
     "llama": ("llama", "mistral"),
