@@ -30,7 +30,7 @@ def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) 
     assert "3 checkpoints, 1 scheme and full precision" in done.err
     written = {path.relative_to(place / "out").parts[0] for path in (place / "out").rglob("*")}
     assert written - {".qaudit.lock"} == {
-        "audit.json", "card.md", "report.html", "evidence", "plots",
+        "audit.json", "card.md", "report.html", "evidence", "plots", "plan.json", "parts",
     }  # fmt: skip
     assert {path.suffix for path in (place / "out" / "plots").iterdir()} == {".png", ".svg"}
     assert done.code == 0

@@ -21,7 +21,7 @@ from qaudit.items.tokens import PADDED, ItemText
 from qaudit.model.blocks import BlockModel
 from qaudit.model.proven import BRANCHING, STREAMABLE, reads_trees
 from qaudit.types import FULL_PRECISION, Item, Window
-from tests.support import tiny
+from tests.support import released, tiny
 
 CPU = torch.device("cpu")
 WHOLE: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
@@ -67,7 +67,8 @@ def test_a_tree_gives_the_losses_of_its_sequences(
 def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
     family: str, tmp_path: Path
 ) -> None:
-    folder = tiny.make(tmp_path, family)
+    is_plain = family in tiny.FAMILIES
+    folder = tiny.make(tmp_path, family) if is_plain else released.save(tmp_path, family)
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     assert not model.takes_branches
     assert not reads_trees(read_configuration(tmp_path))
