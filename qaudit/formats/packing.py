@@ -138,7 +138,8 @@ def changed_inputs(scheme: Scheme) -> SchemeError:
 def _elsewhere(scheme: Scheme) -> str:
     """Name the format that holds what a scheme stores."""
     if scheme.layout is None:
-        return f"export {EXAMPLE_SCHEMES.replace(',', ', ')} or {schemes_of('integers')}"
+        names = [*EXAMPLE_SCHEMES.split(","), *schemes_of("integers").split(" or ")]
+        return f"export one of {', '.join(names)}"
     return f"export it as `{_HELD_BY.get(scheme.layout.codes, 'compressed-tensors')}`"
 
 

@@ -311,7 +311,7 @@ def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, plac
     refuses("awq-4bit:group=32:unfolded=true", 2, "a kernel applies", "unfolded=false")
     for changed in ("duquant-4bit", "atom-4bit", "quik-4bit", "mr-gptq"):
         refuses(changed, 2, f"`{changed}` ", "export ")
-    refuses("quarot-4bit", 2, "what its linears read", "rtn, gptq or int8")
+    refuses("quarot-4bit", 2, "what its linears read", "rtn-4bit, gptq-4bit")
     refuses("bnb-nf4", 2, "does not store integer codes", "bnb")
 
 
