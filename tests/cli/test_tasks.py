@@ -15,9 +15,11 @@ from qaudit.hub.publishing.plan import read_for_publishing
 from qaudit.saved.evidence import read_saved
 from tests.support import toys
 from tests.support.cli import Outcome, Run, audit_of, refused
+from tests.support.flat import must_be_close
 from tests.support.hub import Hub
 from tests.support.models import save_model, write_documents
 from tests.support.parts import same_audit
+from tests.support.pretended_device import pretended
 from tests.support.quantized import quantized_copy
 
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
@@ -92,6 +94,17 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_f
     again = scan("--tasks", TASKS)
     assert (again.code, fetched(hub)) == (0, [])
     assert rows(Path("out")) == found
+
+
+@pytest.mark.slow
+def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> None:
+    chosen = ("--tasks", "piqa,arc_easy", "--dtype", "float32", "--out")
+    assert scan(*chosen, "cpu", "--device", "cpu").code == 0
+    with pretended():
+        done = scan(*chosen, "gpu", "--device", "cuda")
+    assert done.code == 0, done.err
+    # The head takes other numbers of rows at once on a GPU, which rounds otherwise.
+    must_be_close(audit_of(Path("gpu"))["tasks"], audit_of(Path("cpu"))["tasks"], 1e-5)
 
 
 def test_a_task_whose_data_fail_is_skipped_and_costs_the_others_nothing_later(
