@@ -9,7 +9,7 @@ PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fuzz coverage check format readme slow everything slurm gpu kernels peers bench lock build clean
+.PHONY: help demo test quick fuzz coverage check format readme slow zoo everything slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -43,6 +43,9 @@ readme: $(VENV)/.dev ## bring the help in README.md and docs/options.md up to da
 
 slow: $(VENV)/.dev ## the tests that take minutes
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "slow and not gpu" $(PYTEST)
+
+zoo: $(VENV)/.dev ## try every type of transformers, tiny; writes docs/models.md
+	$(PY) -m tests.zoo
 
 everything: test slow kernels ## every test that needs no GPU, no network and no peer; run nightly
 

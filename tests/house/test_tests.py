@@ -9,10 +9,10 @@ from tests.house.source import PACKAGE, ROOT, imports
 
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("test_*.py"))
-OWN = {"contract", "golden", "house", "peers", "support"}
+OWN = {"contract", "golden", "house", "peers", "support", "zoo"}
 """Folders that hold no room of the package; CONTRIBUTING.md has them in a table."""
 
-SHARED = ("tests.support", "tests.house")
+SHARED = ("tests.support", "tests.house", "tests.zoo")
 
 
 def name_of(path: Path) -> str:

@@ -1,0 +1,86 @@
+"""Try every type, and write results.json and docs/models.md; `python -m tests.zoo [TYPE ...]`.
+
+Each result is appended to build/zoo.jsonl as it comes, so that a run that was cut goes on.
+Exits with 1 where a type is wrong, or ran before and does not any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+import torch
+import transformers
+
+from tests.zoo import tiny
+from tests.zoo.audit import result_of
+from tests.zoo.page import page
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs/models.md", Path(__file__).with_name("results.json")
+PARTIAL = ROOT / "build/zoo.jsonl"
+RIGHT = ("in blocks", "whole")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="try every type of the installed transformers")
+    parser.add_argument("types", nargs="*", help="only these, and write no page")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start none later")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if arguments.types:
+        for name in arguments.types:
+            sys.stdout.write(f"{name} {json.dumps(result_of(name))}\n")
+        return 0
+    results = {"transformers": transformers.__version__, "types": run_all(arguments.seconds)}
+    before = json.loads(RESULTS.read_text())["types"] if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(results))
+    PARTIAL.unlink()
+    return report_worse(before, results["types"])
+
+
+def run_all(seconds: float) -> dict[str, Any]:
+    PARTIAL.parent.mkdir(exist_ok=True)
+    PARTIAL.touch()
+    results = dict(json.loads(line) for line in PARTIAL.read_text().splitlines())
+    started = time.monotonic()
+    for name in (*tiny.decoders(), *tiny.wrappers()):
+        if name in results:
+            continue
+        if time.monotonic() - started > seconds:
+            results[name] = {"runs": "not tried", "reason": "the time of this run was up"}
+            continue
+        results[name] = result_of(name)
+        sys.stdout.write(f"{name}: {results[name]['runs']} {results[name].get('reason', '')}\n")
+        sys.stdout.flush()
+        with PARTIAL.open("a") as file:
+            file.write(json.dumps([name, results[name]]) + "\n")
+    return results
+
+
+def report_worse(before: dict[str, Any], after: dict[str, Any]) -> int:
+    worse = [
+        name
+        for name, row in after.items()
+        if row["runs"] == "wrong"
+        or (row["runs"] not in RIGHT and before.get(name, row)["runs"] in RIGHT)
+    ]
+    for name in worse:
+        sys.stderr.write(f"{name}: {after[name]['runs']}: {after[name]['reason']}\n")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""One type: made, saved, audited, and held against plain transformers."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
+from qaudit.engine.evidence import document_sums
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.route import Route
+from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
+from qaudit.errors import QauditError
+from qaudit.model.skeleton import must_open
+from qaudit.planning.sizes import Sizes
+from qaudit.types import FULL_PRECISION, Window
+from tests.zoo import reference, tiny
+
+TOLERANCE = 1e-5
+_CPU = torch.device("cpu")
+_LENGTHS, _LONGEST = (40, 33, 40), 40
+_RANDOM = np.random.default_rng(0)
+_WINDOWS = [
+    Window(i, _RANDOM.integers(20, 2000, n).astype(np.int32)) for i, n in enumerate(_LENGTHS)
+]
+
+
+def result_of(model_type: str, seconds: int = 60) -> dict[str, Any]:
+    """Return how a type runs; whatever goes wrong is part of the result."""
+    with tempfile.TemporaryDirectory() as temporary, _within(seconds):
+        folder = Path(temporary) / "model"
+        try:
+            plain = tiny.save(folder, model_type).from_pretrained(folder, dtype=torch.float32)
+            documents = [torch.from_numpy(w.tokens).long() for w in _WINDOWS]
+            wanted = reference.losses(plain.eval(), documents)
+            if not np.isfinite(wanted).all():
+                raise ValueError("plain transformers return no finite loss")
+        except Exception as error:  # noqa: BLE001 - a type that cannot be made is not tried
+            return {"runs": "not tried", "reason": _line(error, folder)}
+        early = ""
+        try:
+            early = _must_open(folder)
+            tallies = _audit(folder, Path(temporary))
+            result = _compared(plain, documents, wanted, tallies)
+        except QauditError as error:
+            late = "" if early else " (seen only once its weights are read)"
+            return {"runs": "refused", "reason": _line(error, folder) + late}
+        except Exception as error:  # noqa: BLE001 - nor does a crash end the others
+            return {"runs": "wrong", "reason": _line(error, folder)}
+        if early:
+            return {"runs": "wrong", "reason": f"runs, although the plan refuses it: {early}"}
+        return result
+
+
+def _must_open(folder: Path) -> str:
+    """Return why the plan would refuse a model from its headers, or nothing."""
+    Sizes.read(folder)
+    weights = WeightFolder(folder)
+    try:
+        must_open(folder, {name: weights.shape(name) for name in weights.names()})
+    except QauditError as error:
+        return _line(error, folder)
+    return ""
+
+
+def _audit(folder: Path, scratch: Path) -> Mapping[str, Tally]:
+    feed = Feed((), make_batches(_WINDOWS, _LONGEST, 160))
+    route = Route(folder, WeightFolder(folder), torch.float32, _CPU)
+    with HiddenStates(scratch, 10**9, _CPU) as states:
+        return route.follow(
+            feed, parse_schemes(["rtn-4bit"]), states, lambda *_: None, lambda *_: None, check=False
+        )
+
+
+def _compared(
+    plain: Any, documents: list[torch.Tensor], wanted: list[float], tallies: Mapping[str, Tally]
+) -> dict[str, Any]:
+    (spec,) = set(tallies) - {FULL_PRECISION}
+    linears = tallies[spec].linears
+    result: dict[str, Any] = {"runs": "in blocks"}
+    if any("run whole" in note for tally in tallies.values() for note in tally.notes):
+        result = {"runs": "whole", "reason": tallies[FULL_PRECISION].notes[-1]}
+    result["fp"] = _difference(tallies[FULL_PRECISION], wanted)
+    result["left"] = sorted({_short(name) for name in reference.left(plain, linears)})
+    result["quantized"], unknown = reference.round_in_place(plain, linears)
+    result["rtn"] = _difference(tallies[spec], reference.losses(plain, documents))
+    if unknown:
+        result |= {"runs": "wrong", "reason": f"no linear layer `{min(unknown)}` in transformers"}
+    elif not (result["fp"] <= TOLERANCE and result["rtn"] <= TOLERANCE):  # nor where one is NaN
+        result |= {"runs": "wrong", "reason": "losses differ"}
+    return result
+
+
+def _difference(tally: Tally, wanted: list[float]) -> float:
+    """Return the largest relative difference of a document's loss."""
+    pairs = [(w.document, w.scored_from) for w in _WINDOWS]
+    batches = make_batches(_WINDOWS, _LONGEST, 160)
+    losses = document_sums(batches, tally.nll, pairs, len(_WINDOWS))[0]
+    return float(f"{np.max(np.abs(losses - wanted) / np.abs(wanted)):.1e}")
+
+
+def _short(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _line(error: Exception, folder: Path) -> str:
+    """Return an error in a line, without the folder that the model was in."""
+    text = error.message if isinstance(error, QauditError) else f"{type(error).__name__}: {error}"
+    return textwrap.shorten(text.replace(str(folder), "MODEL"), 160, placeholder=" ...")
+
+
+@contextmanager
+def _within(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,62 @@
+"""The types that differ most; `make zoo` tries all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.zoo import audit, reference, tiny
+from tests.zoo.__main__ import PAGE, RESULTS, report_worse
+from tests.zoo.page import page
+
+TYPES = {
+    "dbrx": "in blocks",  # experts without flags
+    "deepseek_v3": "in blocks",  # latent attention, groups of experts
+    "gemma4_text": "whole",  # tensors of no dimension
+    "jamba": "in blocks",  # mamba, attention and experts
+    "longcat_flash": "in blocks",  # experts that do nothing
+    "qwen3_next": "in blocks",  # linear attention
+    "qwen3_vl_moe": "in blocks",  # a wrapper, experts stored as one tensor
+    "zamba": "refused",  # blocks that share weights
+}
+pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own, of rare types
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_losses_of_a_type_are_those_of_plain_transformers(model_type: str) -> None:
+    result = audit.result_of(model_type)
+    assert result["runs"] == TYPES[model_type], result
+    if result["runs"] != "refused":
+        assert max(result["fp"], result["rtn"]) <= audit.TOLERANCE and result["quantized"] > 0
+
+
+def test_another_rounding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "rounded", lambda weight_RC: weight_RC)
+    result = audit.result_of("llama")
+    assert result["runs"] == "wrong" and result["fp"] <= audit.TOLERANCE < result["rtn"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "runs"), [(tiny, "save", "not tried"), (audit, "_audit", "wrong")]
+)
+def test_a_crash_is_a_result(
+    module: Any, name: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyError("layers")
+
+    monkeypatch.setattr(module, name, crash)
+    assert audit.result_of("llama") == {"runs": runs, "reason": "KeyError: 'layers'"}
+
+
+def test_what_ran_before_and_is_refused_now_is_reported() -> None:
+    right, refused = {"runs": "in blocks"}, {"runs": "refused", "reason": "its blocks differ"}
+    assert report_worse({"llama": refused}, {"llama": right}) == 0
+    assert report_worse({"llama": right}, {"llama": refused}) == 1
+    assert report_worse({}, {"llama": {"runs": "wrong", "reason": "losses differ"}}) == 1
+
+
+def test_the_page_shows_the_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(json.loads(RESULTS.read_text(encoding="utf-8")))
