@@ -55,6 +55,13 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert audit_of(place / "out")["measurements"] == audit["measurements"]  # from disk
 
 
+def test_weights_are_diagnosed_beside_shipped_files(place: Path, scan: Run) -> None:
+    copy(place, "model-GPTQ")
+    assert scan(BASE, "--shipped", "model-GPTQ", "--diagnose", "weights").code == 0
+    rows = audit_of(place / "out")["diagnostics"]["weights"]
+    assert {name for row in rows for name in row["perturbation"]} == {"rtn-4bit"}
+
+
 def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ")
     copy(place, "model-torchao", "torchao")

@@ -19,6 +19,7 @@ import torch
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
+from qaudit.core.shipped import Shipped
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights.parameters import WeightStatistics
@@ -41,6 +42,8 @@ class WeightWatch:
 
     def __init__(self, case: Case) -> None:
         self._case = case
+        # Shipped files are quantized already: their weights are never seen beside the base's.
+        self._schemes = tuple(s for s in case.task.schemes if not isinstance(s, Shipped))
         self._parameters = cast(WeightStatistics, case.parameters)
         self._before = PreviousWeights(case)
         self._sums: dict[Tensor, RoleSums] = {}
@@ -58,7 +61,7 @@ class WeightWatch:
 
     @property
     def unseen(self) -> tuple[Scheme, ...]:
-        return tuple(s for s in self._case.task.schemes if s.spec not in self._moved)
+        return tuple(s for s in self._schemes if s.spec not in self._moved)
 
     def rows(self) -> list[WeightRow]:
         roles = {role_of(name): None for _, name in self._sums}
@@ -76,7 +79,7 @@ class WeightWatch:
         sums = together([self._sums[tensor] for tensor in tensors])
         squares = {
             scheme.short: sum(self._moved[scheme.spec][tensor] for tensor in tensors)
-            for scheme in self._case.task.schemes
+            for scheme in self._schemes
         }
         return WeightRow(
             subject=self._case.subject.label,
@@ -96,12 +99,12 @@ class WeightWatch:
 
     @property
     def _bits(self) -> tuple[int, ...]:
-        return bits_of(self._case.task.schemes)
+        return bits_of(self._schemes)
 
     def _read(self) -> None:
         """Read the sums on disk: of the weights, and of each scheme."""
         self._sums = dict(map(_sums_in, self._case.stored("weight-sums", self._key()) or ()))
-        for scheme in self._case.task.schemes if self._sums else ():
+        for scheme in self._schemes if self._sums else ():
             rows = self._case.stored("perturbations", self._key(scheme))
             if rows is not None:
                 self._moved[scheme.spec] = {(r["block"], r["name"]): r["square"] for r in rows}
@@ -117,7 +120,7 @@ class WeightWatch:
             {"block": block, "name": name, **asdict(s)} for (block, name), s in self._sums.items()
         ]
         self._case.write("weight-sums", self._key(), rows)
-        for scheme in self._case.task.schemes:
+        for scheme in self._schemes:
             if scheme.spec in self._moved:
                 moved = self._moved[scheme.spec].items()
                 rows = [{"block": b, "name": name, "square": square} for (b, name), square in moved]
