@@ -8,9 +8,8 @@ carry a note of it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,35 +18,46 @@ from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError, is_out_of_memory
 
-T = TypeVar("T")
 ON_HOST = "the GPU ran out of memory: hidden states waited on the host"
 
 
-def with_less_memory(label: str, machine: Machine, feed: Feed, run: Callable[..., T]) -> T:
-    """Return `run(machine, feed, notes)`, with less on the GPU each time that is too much."""
-    for tried, cheaper, notes in _ways(machine, feed):
-        try:
-            return run(tried, cheaper, notes)
-        except RuntimeError as error:
-            if machine.device.type == "cpu" or not is_out_of_memory(error):
-                raise
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One way to run a pass; a block inside of it may run out of a GPU's memory."""
+
+    machine: Machine
+    feed: Feed
+    notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        on_gpu = self.machine.device.type != "cpu"
+        return on_gpu and isinstance(error, RuntimeError) and is_out_of_memory(error)
+
+
+def attempts(machine: Machine, feed: Feed) -> Iterator[Attempt]:
+    """Yield ways to run a pass, each with less on the GPU than the one before."""
+    on_host = replace(machine, device_stream_limit_nbytes=0)
+    ways = [Attempt(machine, feed), Attempt(on_host, feed, (ON_HOST,))]
+    most = max((len(batch.windows) for batch in (*feed.calibration, *feed.evaluation)), default=1)
+    for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
+        note = f"{ON_HOST}, in batches of {windows}: last digits differ"
+        ways.append(Attempt(on_host, _narrower(feed, windows), (note,)))
+    for way in ways:
+        yield way
         gc.collect()  # the error had hold of the frames, and they of tensors
         torch.cuda.empty_cache()
-    raise ModelError(
+
+
+def out_of_memory(label: str) -> ModelError:
+    """Make the error for a subject that no attempt could measure."""
+    return ModelError(
         f"out of memory while measuring `{label}`, with hidden states on the host and one window "
         "at a time too",
         hint="lower `--context`, or use a `--device` with more memory",
     )
-
-
-def _ways(machine: Machine, feed: Feed) -> Iterator[tuple[Machine, Feed, tuple[str, ...]]]:
-    yield machine, feed, ()
-    on_host = replace(machine, device_stream_limit_nbytes=0)
-    yield on_host, feed, (ON_HOST,)
-    most = max((len(batch.windows) for batch in (*feed.calibration, *feed.evaluation)), default=1)
-    for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
-        note = f"{ON_HOST}, in batches of {windows}: last digits differ"
-        yield on_host, _narrower(feed, windows), (note,)
 
 
 def _narrower(feed: Feed, windows: int) -> Feed:

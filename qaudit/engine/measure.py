@@ -10,7 +10,7 @@ Hub are checked where they are fetched.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.less_memory import with_less_memory
+from qaudit.engine.less_memory import attempts, out_of_memory
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
@@ -135,26 +135,31 @@ def send(
     Where a GPU runs out of memory, once more with less on it.
     """
 
-    def run(machine: Machine, feed: Feed, notes: Sequence[str]) -> dict[str, Measurement]:
-        measured = _send(task, machine, progress, watch, feed)
-        return {spec: replace(m, notes=(*m.notes, *notes)) for spec, m in measured.items()}
-
-    return with_less_memory(task.subject.label, machine, feed or feed_of(task), run)
-
-
-def _send(
-    task: Task, machine: Machine, progress: Progress, watch: Observer | None, feed: Feed
-) -> dict[str, Measurement]:
-    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
-    feed = replace(feed, shipped=_openers(task, weights))
-
     def named(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
 
-    with opened_states(machine) as states, _observer(machine.cross_check, watch) as observe:
-        tallies = route_of(task, weights, machine).follow(
-            feed, task.schemes, states, named, observe, check=machine.self_check
-        )
+    for attempt in attempts(machine, feed or feed_of(task)):
+        with attempt:
+            weights = open_weights(
+                task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
+            )
+            fed = replace(attempt.feed, shipped=_openers(task, weights))
+            with (
+                opened_states(attempt.machine) as states,
+                _observer(machine.cross_check, watch) as observe,
+            ):
+                tallies = route_of(task, weights, attempt.machine).follow(
+                    fed, task.schemes, states, named, observe, check=machine.self_check
+                )
+            for tally in tallies.values():
+                tally.note(*attempt.notes)
+            return _measurements(task, weights, fed, tallies)
+    raise out_of_memory(task.subject.label)
+
+
+def _measurements(
+    task: Task, weights: Weights, feed: Feed, tallies: Mapping[str, Tally]
+) -> dict[str, Measurement]:
     if not feed.evaluation and not feed.items:
         return {}
     sizes = stored(task, weights)

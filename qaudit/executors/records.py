@@ -128,6 +128,7 @@ def _event(unit: WorkUnit, document: UnitDocument, out: Path) -> Event:
         error.code = document.exit_code
         return Failed(unit.name, error)
     if document.difference is not None:
+        must_be_complete(unit, document, [])
         return Compared(subject, difference_of(document.difference))
     results = [
         (result.perturbed, _filed(unit, document, result, out)) for result in document.results

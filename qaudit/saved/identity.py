@@ -51,7 +51,11 @@ def must_be_complete(unit: WorkUnit, document: UnitDocument, seeds: Sequence[int
 
     `seeds` are those of the calibration text of its results, in their order.
     """
-    if document.error or document.difference or unit.subject.is_release:
+    if document.error:
+        return
+    if (document.difference is not None) != unit.subject.is_release:
+        raise ValueError("only a release is compared, and a release is nothing else")
+    if unit.subject.is_release:
         return
     if document.search is not None and len(document.search.members) < 2:
         return  # one checkpoint is best, and it has results of its own
