@@ -208,7 +208,12 @@ class PackedWeights:
 
     def names(self) -> Sequence[str]:
         starts = tuple(f"{linear}." for linear in self._linears.values())
-        return [*self._linears, *(n for n in self._files.names() if not n.startswith(starts))]
+        rest = (  # no format packs a bias, which is a tensor of its own
+            name
+            for name in self._files.names()
+            if name.endswith(".bias") or not name.startswith(starts)
+        )
+        return [*self._linears, *rest]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._files.shape(name)

@@ -57,6 +57,7 @@ def decompressed(folder: Path) -> dict[str, torch.Tensor]:
     return dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_compressed_tensors_reads_the_weights_that_were_measured(
     qaudit: Run, place: Path, scheme: str
@@ -69,6 +70,7 @@ def test_compressed_tensors_reads_the_weights_that_were_measured(
         assert sha256_of(weight_RC) == record.dense[name.removesuffix(".weight")], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "scheme"),
     [
@@ -149,6 +151,7 @@ def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, pl
         assert torch.equal(ratio, ratio.round()), name
 
 
+@pytest.mark.slow
 def test_shards_have_an_index(qaudit: Run, place: Path) -> None:
     what = (*WHERE, "--scheme", SCHEMES[2], "-q")
     assert qaudit("export", *what, "--out", "one").code == 0
@@ -295,6 +298,7 @@ def test_files_of_others_where_unfinished_work_goes_stay(qaudit: Run, place: Pat
     assert [path.name for path in (place / "documents").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, place: Path) -> None:
     def refuses(scheme: str, code: int, sentence: str, hint: str) -> None:
         refused(qaudit("export", *WHERE, "--scheme", scheme, "--out", "new"), code, sentence, hint)
@@ -359,6 +363,7 @@ def test_a_disk_without_room_is_refused(
     assert not (place / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_leaves_no_folder(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

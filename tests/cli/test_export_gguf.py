@@ -35,6 +35,7 @@ def export(qaudit: Run, scheme: str, *more: object):
     return qaudit("export", *WHERE, "--scheme", scheme, "--out", "new", *ENDS["gguf"], *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "kind"),
     [
@@ -77,6 +78,7 @@ def test_the_file_holds_what_was_measured(
     assert verified.code == 3, verified.err  # no audit was named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("olmo2", True)])
 def test_rows_and_heads_are_where_llama_cpp_has_them(
     qaudit: Run, place: Path, family: str, tied: bool

@@ -196,6 +196,7 @@ def test_without_a_network_what_is_here_is_planned_and_what_is_not_is_named(
     assert asked_of(hub) == []
 
 
+@pytest.mark.slow
 def test_what_the_client_downloaded_is_planned_without_a_network(hub: Hub, online: Path) -> None:
     def run(offline: str, *command: object) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "HF_HUB_OFFLINE": offline}

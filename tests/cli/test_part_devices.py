@@ -27,6 +27,7 @@ def mixed(folder: Path) -> list[dict[str, object]]:
     return [one for one in audit_of(folder)["findings"] if one["rule"] == "QA044"]
 
 
+@pytest.mark.slow
 def test_one_subject_is_measured_on_each_kind_of_device(
     planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def of_scheme(audit: Path, text: str) -> tuple[dict[Any, bytes], list[tuple[str,
     return documents, sorted(tuple(str(row[name]) for name in NUMBERS) for row in rows)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_a_scan_that_was_interrupted_measures_nothing_twice(
     whole: tuple[Path, list[Stream]],
@@ -126,6 +127,7 @@ def test_a_scan_that_was_interrupted_measures_nothing_twice(
     assert of_scheme(resumed[0], text) == of_scheme(whole[0], text)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_parts_give_the_numbers_of_one_process(
     whole: tuple[Path, list[Stream]], collected: Path, text: str

@@ -133,6 +133,7 @@ def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
     assert "`arc_easy`" in Path("out/card.md").read_text()
 
 
+@pytest.mark.slow
 def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run) -> None:
     quantized_copy(place / "model", place / "model-GPTQ", "gptq", bits=2)
     data = ("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)

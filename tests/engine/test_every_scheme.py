@@ -11,6 +11,7 @@ from tests.support.awkward import NAMES, REFUSED, SHAPES, made, short
 from tests.support.passes import run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_scheme_works_alone_and_with_a_cache(shape, tmp_path):
     (tmp_path / "states").mkdir()

@@ -202,6 +202,7 @@ def test_a_model_that_runs_whole_learns_by_groups_and_says_so(checkpoint):
     assert np.isfinite(torch.cat([n.flatten() for n in tallies[scheme.spec].nll]).numpy()).all()
 
 
+@pytest.mark.slow
 def test_learning_on_blocks_brings_the_whole_model_nearer(checkpoint, tmp_path):
     text = "flatquant-3bit:steps=0,flatquant-3bit:steps=12,ostquant-3bit:steps=3:kv=int4"
     kept, tallies = run(checkpoint, text, tmp_path)

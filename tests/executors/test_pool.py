@@ -16,6 +16,7 @@ from tests.support.parts import demo, same_audit
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_audit_of_one_process(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
