@@ -169,6 +169,7 @@ class Route:
         model = load_whole(
             self._folder, self._weights, self._dtype, trust_remote_code=self._trust_remote_code
         ).to(self._device)
+        _must_be_causal(model, self._folder)
         return model, list(model.get_submodule(find_blocks(model, self._folder)))
 
     def _fits(self) -> bool:
@@ -178,6 +179,23 @@ class Route:
         if self._device.type == "cuda" and needed > free_nbytes(self._device):
             return False
         return needed < available_nbytes()
+
+
+@torch.no_grad()
+def _must_be_causal(model: Any, folder: Path) -> None:
+    """Refuse a model that sees tokens ahead: blocks are tried one by one, this one is not."""
+    tokens_BT = torch.arange(3, 11, device=model.device)[None]
+    other_BT = tokens_BT.clone()
+    other_BT[0, -1] = 2
+    before, after = (
+        model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        for tokens in (tokens_BT, other_BT)
+    )
+    if not torch.allclose(before, after, rtol=1e-2, atol=1e-2):
+        raise ModelError(
+            f"in the model in `{folder}` a token sees tokens after it",
+            hint="only decoder language models have a next-token loss to audit",
+        )
 
 
 def _not_whole(scheme: Scheme) -> Tally:

@@ -60,3 +60,9 @@ def test_what_ran_before_and_is_refused_now_is_reported() -> None:
 
 def test_the_page_shows_the_results() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(json.loads(RESULTS.read_text(encoding="utf-8")))
+
+
+def test_a_whole_model_that_sees_tokens_ahead_is_refused() -> None:
+    result = audit.result_of("cpmant")  # its blocks cannot stand alone, and it runs whole
+    assert result["runs"] == "refused"
+    assert "a token sees tokens after it" in result["reason"]
