@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Iterator
 
 BESIDE_EXPERTS = re.compile(
-    # Ignored in llm-compressor's examples of Mixtral, Qwen3-MoE and Llama 4, and not among the
-    # linears in GPTQModel's definitions of them.
+    # As llm-compressor's examples of Mixtral, Qwen3-MoE and Llama 4 ignore them, and GPTQModel's
+    # definitions leave them out; written from memory, not checked against these repositories.
     r"(^|\.)(gate|router|shared_expert_gate)"
     r"(\.(layer|wg|proj|classifier|router_mlp\.\d+|down_proj))?$"
 )
 ANYWHERE = re.compile(
-    # Listed as not converted in the FP8 files of Qwen3-Next and DeepSeek-V3.2.
+    # Not converted in the FP8 files of Qwen3-Next and DeepSeek-V3.2; from memory, not checked.
     r"(^|\.)(in_proj_(a|b|ba)|indexer\.weights_proj)$"
 )
 
