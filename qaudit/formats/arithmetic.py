@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qaudit.formats.reading import refused
+from qaudit.formats.reading import contradiction, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +118,15 @@ def scaled(name: str, centered_RC: Tensor, scales_RG: Tensor, group_of_C: Tensor
         if count := int(lost_RC.sum()):
             raise refused(name, f"has scales of zero over {count} codes that are not zero")
     return centered_RC.mul_(scales_RG.index_select(1, group_of_C))
+
+
+def must_be_symmetric(name: str, key: str, zeros_RG: Tensor) -> None:
+    """Refuse zero points, counted from the middle, of a configuration that has none.
+
+    Some runtimes leave them out, and others subtract them.
+    """
+    if bool(zeros_RG.any()):
+        raise contradiction(f"the quantization configuration has {key}, and `{name}` zero points")
 
 
 def in_order(columns: int, size: int) -> Tensor:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.arithmetic import from_awq_order, in_awq_order, in_order, pack, scaled, unpack
+from qaudit.formats.arithmetic import (
+    from_awq_order,
+    in_awq_order,
+    in_order,
+    must_be_symmetric,
+    pack,
+    scaled,
+    unpack,
+)
 from qaudit.formats.packing import (
     Document,
     Format,
@@ -60,20 +68,23 @@ def _awq(parts: StoredLinear) -> Layout:
         raise parts.refused("has no `qzeros`, and the configuration has zero points")
     size = group_size(parts, columns, groups)
     must_be_group(parts, columns, size, parts.config)
-    return Layout((rows, columns), _AWQ_BITS, partial(_from_awq, parts.name, size), size)
+    symmetric = parts.config.get("zero_point") is False
+    decode = partial(_from_awq, parts.name, size, symmetric)
+    return Layout((rows, columns), _AWQ_BITS, decode, size)
 
 
-def _from_awq(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
+def _from_awq(name: str, size: int, symmetric: bool, read: Mapping[str, Tensor]) -> Tensor:
     def codes(words_NW: Tensor) -> Tensor:
         in_words = unpack(words_NW, _AWQ_BITS, words_NW.shape[1] * _AWQ_PER_WORD)
         return from_awq_order(in_words).T.float()
 
-    centered_RC = codes(read[".qweight"])
+    centered_RC = codes(read[".qweight"]).sub_(2 ** (_AWQ_BITS - 1))
     group_of_C = in_order(centered_RC.shape[1], size)
     if ".qzeros" in read:
-        centered_RC.sub_(codes(read[".qzeros"]).index_select(1, group_of_C))
-    else:
-        centered_RC.sub_(2 ** (_AWQ_BITS - 1))
+        zeros_RG = codes(read[".qzeros"]).sub_(2 ** (_AWQ_BITS - 1))
+        if symmetric:
+            must_be_symmetric(name, "`zero_point: false`", zeros_RG)
+        centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
     return scaled(name, centered_RC.contiguous(), read[".scales"].T, group_of_C)
 
 

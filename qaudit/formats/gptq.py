@@ -14,12 +14,13 @@ that a `dynamic` configuration needs no rules. bfloat16 scales from 2^-17 up are
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.arithmetic import in_order, indexed, pack, scaled, unpack
+from qaudit.formats.arithmetic import in_order, indexed, must_be_symmetric, pack, scaled, unpack
 from qaudit.formats.packing import (
     Document,
     Format,
@@ -84,19 +85,54 @@ def _gptq(parts: StoredLinear) -> Layout:
         parts.must_be(".g_idx", (columns,), f"{bits}-bit `qweight`")
     if not parts.config.get("dynamic"):
         must_be_group(parts, columns, size, parts.config)
-    first = is_first_version(parts.config)
-    return Layout((rows, columns), bits, partial(_from_gptq, parts.name, bits, size, first), size)
+    how = _Stored(
+        parts.name,
+        bits,
+        size,
+        first=is_first_version(parts.config),
+        symmetric=parts.config.get("sym") is True and not _by_rules(parts.config, "sym"),
+        in_order=parts.config.get("desc_act") is False and not _by_rules(parts.config, "desc_act"),
+    )
+    return Layout((rows, columns), bits, partial(_from_gptq, how), size)
 
 
-def _from_gptq(name: str, bits: int, size: int, first: bool, read: Mapping[str, Tensor]) -> Tensor:
+def _by_rules(config: Config, key: str) -> bool:
+    """Return whether rules for single linears have a key, too."""
+    dynamic = config.get("dynamic")
+    rules = dynamic.values() if isinstance(dynamic, Mapping) else ()
+    return any(isinstance(rule, Mapping) and key in rule for rule in rules)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    name: str
+    bits: int
+    size: int  # of a group
+    first: bool  # zero points are one too low
+    symmetric: bool
+    in_order: bool  # groups are columns that follow one another
+
+
+def _from_gptq(how: _Stored, read: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
+    name, bits, size = how.name, how.bits, how.size
     words_CR, scales_GR = read[".qweight"], read[".scales"]
     columns, rows = words_CR.shape[0] * 32 // bits, words_CR.shape[1]
     zeros_RG = unpack(read[".qzeros"], bits, rows).T.float()
-    if first:
+    if how.first:
         zeros_RG = (zeros_RG + 1) % 2**bits
+    if how.symmetric:
+        must_be_symmetric(name, "`sym: true`", zeros_RG - 2 ** (bits - 1))
     group_of_C = in_order(columns, size)
     if ".g_idx" in read:
-        group_of_C = indexed(name, read[".g_idx"], len(scales_GR))
+        stored_C = indexed(name, read[".g_idx"], len(scales_GR))
+        if how.in_order and not torch.equal(stored_C, group_of_C):  # some runtimes leave it out
+            raise contradiction(
+                "the quantization configuration has `desc_act: false`, and the `g_idx` of "
+                f"`{name}` is in another order than its columns"
+            )
+        group_of_C = stored_C
     codes_RC = unpack(words_CR.T.contiguous(), bits, columns).float()
     centered_RC = codes_RC.sub_(zeros_RG.index_select(1, group_of_C))
     return scaled(name, centered_RC, scales_GR.T, group_of_C)

@@ -68,6 +68,7 @@ def test_old_gptq_has_a_file_of_its_own_and_no_index(
     file: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     one = Affine(3, 32, 64, 4, 32)
+    one.zeros_RG.fill_(8)
     write(tmp_path, gptq_tensors(one, NAME, first=True, index=False), None)
     (tmp_path / file).write_text(json.dumps(config))
     assert torch.equal(read(tmp_path), one.weight())
@@ -278,6 +279,46 @@ def test_a_configuration_that_its_tensors_contradict_is_refused(
     assert info.value.code == 2
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["gptq", "gptq_v2"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_symmetric_gptq_has_its_zero_points_in_the_middle(
+    bits: int, first: bool, tmp_path: Path
+) -> None:
+    one = Affine(15, 32, 96, bits, 32)
+    one.zeros_RG.fill_(2 ** (bits - 1))
+    kind = "gptq" if first else "gptq_v2"
+    config = {**GPTQ, "bits": bits, "checkpoint_format": kind, "sym": True}
+    tensors = gptq_tensors(one, NAME, first=first)
+    assert torch.equal(read(write(tmp_path, tensors, config)), one.weight())
+    one.zeros_RG[5, 1] -= 1
+    write(tmp_path, gptq_tensors(one, NAME, first=first), config)
+    with pytest.raises(ConfigurationError, match=f"has `sym: true`, and `{NAME}.weight` zero poi"):
+        read(tmp_path)
+    rules = {"+:.*down_proj": {"sym": False}}
+    write(tmp_path, gptq_tensors(one, NAME, first=first), {**config, "dynamic": rules})
+    assert torch.equal(read(tmp_path), one.weight())
+
+
+def test_awq_without_zero_points_has_them_in_the_middle(tmp_path: Path) -> None:
+    one = Affine(16, 32, 96, 4, 32)
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": False}
+    with pytest.raises(ConfigurationError, match=r"has `zero_point: false`, and `.*` zero points"):
+        read(write(tmp_path, awq_tensors(one, NAME), config))
+    one.zeros_RG.fill_(8)
+    tensors = awq_tensors(one, NAME)
+    assert torch.equal(read(write(tmp_path, tensors, config)), one.weight())
+    del tensors[f"{NAME}.qzeros"]
+    assert torch.equal(read(write(tmp_path, tensors, config)), one.weight())
+
+
+def test_columns_that_are_said_to_be_in_order_are(tmp_path: Path) -> None:
+    """Kernels leave out `g_idx` where `desc_act` is false."""
+    one = Affine(17, 32, 96, 4, 32)
+    one.group_of_C = one.group_of_C.roll(1)
+    with pytest.raises(ConfigurationError, match="has `desc_act: false`, and the `g_idx` of"):
+        read(write(tmp_path, gptq_tensors(one, NAME, first=True), GPTQ))
+
+
 ASYMMETRIC = {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 32}
 
 
@@ -291,7 +332,7 @@ def _packed(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"weights": {"symmetric": True}}, "is `symmetric`, and .* has zero points"),
+        ({"weights": {"symmetric": True}}, "has `symmetric: true`, and .* zero points"),
         ({"ignore": ["lm_head", NAME]}, f"`ignore` names `{NAME}`"),
         ({"ignore": ["re:.*down_proj"]}, f"`ignore` names `{NAME}`"),
         ({"group": {"targets": ["re:.*k_proj"]}}, "has `targets` for"),
@@ -317,6 +358,18 @@ def test_bytes_that_are_said_to_have_4_bits_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, tensors, ct_config({"num_bits": 4}, "int-quantized"))
     with pytest.raises(ConfigurationError, match=r"has 4 bits, and .* is stored in 8"):
         QuantizedFolder(folder)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8 of compressed-tensors"])
+def test_floats_have_no_zero_points(kind: str, tmp_path: Path) -> None:
+    tensors, config = _sample(kind)
+    zeros = torch.zeros(len(tensors[f"{NAME}.weight_scale"]), 1)
+    tensors[f"{NAME}.weight_zero_point"] = zeros
+    whole = read(write(tmp_path, tensors, config))
+    tensors[f"{NAME}.weight_zero_point"] = zeros.clone().index_fill_(0, torch.tensor([1]), 1)
+    with pytest.raises(SourceError, match="has zero points, and is stored as floats"):
+        read(write(tmp_path, tensors, config))
+    assert bool(torch.isfinite(whole).all())
 
 
 def test_a_table_that_bitsandbytes_does_not_decode_by_is_refused(tmp_path: Path) -> None:
@@ -393,16 +446,8 @@ def _other_sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return awq_tensors(one, NAME), {"quant_method": "awq", "bits": 4, "group_size": 32}
     if kind == "mlx":
         return mlx_tensors(one, NAME), {"mode": "affine", "bits": 4, "group_size": 32}
-    if kind == "fp8":
-        codes = one.codes_RC.to(torch.float8_e4m3fn)
-        return {
-            f"{NAME}.weight": codes,
-            f"{NAME}.weight_scale_inv": torch.ones(1, 1),
-        }, {"quant_method": "fp8"}
-    if kind == "fp8 fixed":
-        weight = {f"{NAME}.weight": one.codes_RC.to(torch.float8_e4m3fn)}
-        scales = {f"{NAME}.weight_scale": torch.ones(32, 1), f"{NAME}.input_scale": torch.ones(1)}
-        return {**weight, **scales}, {"quant_method": "fp8", "activation_scheme": "static"}
+    if kind.startswith("fp8"):
+        return _8_bit_floats(kind, one)
     if kind == "bnb int8":
         codes = (one.codes_RC - 8).to(torch.int8)
         tensors = {f"{NAME}.weight": codes, f"{NAME}.SCB": torch.ones(32)}
@@ -431,6 +476,18 @@ def _other_sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return ct_tensors(one, NAME, symmetric=False), ct_config(arguments)
 
 
+def _8_bit_floats(kind: str, one: Affine) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    weight = {f"{NAME}.weight": one.codes_RC.to(torch.float8_e4m3fn)}
+    if kind == "fp8":
+        return {**weight, f"{NAME}.weight_scale_inv": torch.ones(1, 1)}, {"quant_method": "fp8"}
+    scales = {f"{NAME}.weight_scale": torch.ones(32, 1)}
+    if kind == "fp8 of compressed-tensors":
+        config = ct_config({"num_bits": 8, "type": "float"}, "float-quantized")
+        return {**weight, **scales}, config
+    fixed = {"quant_method": "fp8", "activation_scheme": "static"}
+    return {**weight, **scales, f"{NAME}.input_scale": torch.ones(1)}, fixed
+
+
 def _nf4(one: Affine) -> dict[str, Tensor]:
     """Return what bitsandbytes stores of 32 x 64 codes with nested scales."""
     state = {
@@ -454,8 +511,8 @@ def _nf4(one: Affine) -> dict[str, Tensor]:
 
 
 _KINDS = (
-    "gptq", "awq", "compressed-tensors", "mlx", "fp8", "fp8 fixed", "bnb int8", "bnb nf4", "mxfp4",
-    "nvfp4", *(f"torchao {kind}" for kind in torchao.KINDS),
+    "gptq", "awq", "compressed-tensors", "mlx", "fp8", "fp8 fixed", "fp8 of compressed-tensors",
+    "bnb int8", "bnb nf4", "mxfp4", "nvfp4", *(f"torchao {kind}" for kind in torchao.KINDS),
 )  # fmt: skip
 
 

@@ -164,12 +164,17 @@ def renamed(folder: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
+def reordered(folder: Path) -> None:
+    changed(folder, ".g_idx", lambda t: t.roll(32))
+    renamed(folder, '"desc_act": false', '"desc_act": true')
+
+
 @pytest.mark.parametrize(
     ("bits", "breakage", "sign"),
     [
         (3, lambda f: renamed(f, '"desc_act"', '"checkpoint_format": "gptq_v2", "a"'), "zero"),
         (8, lambda f: renamed(f, '"desc_act"', '"checkpoint_format": "gptq_v2", "a"'), "zero"),
-        (4, lambda f: changed(f, ".g_idx", lambda t: t.roll(32)), "`g_idx` is lost or wrong"),
+        (4, reordered, "`g_idx` is lost or wrong"),
         (4, lambda f: changed(f, ".qweight", lambda t: t.flip(0)), "codes in another order"),
     ],
     ids=["zeros", "zeros-8bit", "groups", "codes"],

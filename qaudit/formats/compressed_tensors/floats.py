@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,17 @@ def read_floats(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
     else:
         block = (1, -(-columns // groups_of_rows(parts, rows)))
     decode = partial(from_floats, parts.name, block, (".weight", ".weight_scale"))
-    return Layout((rows, columns), 8, decode)
+    return Layout((rows, columns), 8, partial(_centered, parts.name, decode))
+
+
+def _centered(
+    name: str, decode: Callable[[Mapping[str, Tensor]], Tensor], read: Mapping[str, Tensor]
+) -> Tensor:
+    """Decode floats; refuse zero points beside them, which libraries subtract or leave out."""
+    zeros = read.get(".weight_zero_point")
+    if zeros is not None and bool(zeros.float().any()):
+        raise refused(name, "has zero points, and is stored as floats, which have none")
+    return decode(read)
 
 
 def read_fp4(parts: StoredLinear) -> Layout:
@@ -47,7 +57,8 @@ def read_fp4(parts: StoredLinear) -> Layout:
         parts.must_hold(".weight_global_scale", "F32")
         if prod(parts.infos[".weight_global_scale"].shape) != 1:
             raise parts.refused("has more than one `weight_global_scale`")
-    return Layout((rows, columns), 4, partial(_decode_fp4, parts.name, size), size)
+    decode = partial(_decode_fp4, parts.name, size)
+    return Layout((rows, columns), 4, partial(_centered, parts.name, decode), size)
 
 
 def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:

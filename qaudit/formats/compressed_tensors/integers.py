@@ -8,7 +8,15 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from qaudit.core.stored import IntegerCodes
-from qaudit.formats.arithmetic import in_order, indexed, pack, scaled, unpack, unpack_padded
+from qaudit.formats.arithmetic import (
+    in_order,
+    indexed,
+    must_be_symmetric,
+    pack,
+    scaled,
+    unpack,
+    unpack_padded,
+)
 from qaudit.formats.reading import (
     SCALES,
     Layout,
@@ -144,10 +152,8 @@ def _decoded(
 ) -> Tensor:
     """Return weights of codes and zero points that are counted from the middle."""
     if zeros_RG is not None:
-        if symmetric and bool(zeros_RG.any()):  # which libraries leave out
-            raise contradiction(
-                f"the quantization configuration is `symmetric`, and `{name}` has zero points"
-            )
+        if symmetric:
+            must_be_symmetric(name, "`symmetric: true`", zeros_RG)
         centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
     return scaled(name, centered_RC, scales_RG, group_of_C)
 
