@@ -137,6 +137,7 @@ def gate(
     from qaudit.judge.gate import GateInput
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
+    from qaudit.report.claims import must_claim_alike, must_claim_as
 
     def held(opened: Audit) -> GateInput:
         if signed:
@@ -145,10 +146,14 @@ def gate(
         return GateInput.of(saved.audit, saved.table, name, tuple(bits))
 
     rules, opened = policy_named(policy), _opened(audit)
+    before = None if baseline is None else _opened(baseline)
+    named = [(a.name or str(a.folder), a.record) for a in (opened, before) if a is not None]
+    must_claim_as(rules, *named[0])
+    must_claim_alike(*named)
     return judged(
         rules,
         held(opened),
-        None if baseline is None else held(_opened(baseline)),
+        None if before is None else held(before),
         today=datetime.now(UTC).date(),
         targets=opened.plan.recipe.targets,
     )
@@ -160,8 +165,10 @@ def pick(
     """Choose the one subject and scheme to ship from one or several audits."""
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import choose
+    from qaudit.report.claims import must_claim_alike
 
-    opened = map(_opened, audits)
+    opened = [*map(_opened, audits)]
+    must_claim_alike(*((str(audit.folder), audit.record) for audit in opened))
     joined = combine({str(audit.folder): audit.evidence for audit in opened})
     return choose(joined.table, parse_objective(objective), bits)
 
@@ -177,7 +184,8 @@ def decide(
 
     wanted, rules = parse_objective(objective), policy_named(policy)
     held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
-    return verdict_of(judged(rules, held, today=datetime.now(UTC).date()), str(wanted))
+    judgement = judged(rules, held, today=datetime.now(UTC).date())
+    return verdict_of(judgement, str(wanted), held.claim)
 
 
 def _opened(audit: Audit | str | Path) -> Audit:

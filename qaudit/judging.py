@@ -74,10 +74,11 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
         planned=plan.subjects,
         skipped={skip.subject: skip.reason for skip in skipped},
         bits=recipe.bits,
+        claim=plan.claim,
     )
     differences = [(event.release, event.difference) for event in compared]
     diagnostics, advice = _derived(
-        Measurements.of(subjects, measurements, recipe.confidence),
+        Measurements.of(subjects, measurements, recipe.confidence).of_claim(plan.claim),
         replace(
             _diagnosed(plan, records),
             greedy=tuple(search.row for search in searches),

@@ -158,9 +158,14 @@ class Recipe:
     repeats: int | None = setting(
         "Draws of calibration text, each measured: how much depends on the draw.",
         TEXT,
-        unset="one of everything, and two more of what decides",
+        unset="one; of a method, two more of what decides",
         at_least=1,
         at_most=16,
+    )
+    claim: Literal["file", "method"] | None = setting(
+        "What the verdict is about: file (the weights that are written) or method (any draw).",
+        TEXT,
+        unset="as the policy says: file",
     )
     device: str = setting(
         "auto (a CUDA GPU, else the CPU), cpu, cuda (the one with most free memory) or cuda:1.",

@@ -121,11 +121,14 @@ def _pick(
     from qaudit.audit import decide
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import pick_of
+    from qaudit.report.claims import must_claim_alike
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine
 
     wanted = None if objective == PARETO else parse_objective(objective)
-    saved = combine({name: _read(target, quiet) for name, target in _names(targets).items()})
+    audits = {name: _read(target, quiet) for name, target in _names(targets).items()}
+    must_claim_alike(*((name, each.audit) for name, each in audits.items()))
+    saved = combine(audits)
     audit = saved.audit
     if wanted is None:
         print_result(pick_to_json(audit, None) if as_json else render_pareto(audit))

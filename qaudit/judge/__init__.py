@@ -21,6 +21,7 @@ from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
 from qaudit.types import (
+    ClaimKind,
     Comparison,
     Finding,
     Measurement,
@@ -66,6 +67,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     planned: Sequence[Subject] = (),
     skipped: Mapping[str, str] | None = None,
     bits: Sequence[str] = (),
+    claim: ClaimKind = "method",
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
@@ -74,9 +76,11 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     another dtype does. Ignores of a policy expire as of `today`.
     Its rules read what was `planned`, and why it was `skipped`; `bits` are the classes to decide,
     by default all that were measured. `searched` has the labels of soups that a search made.
+    Draws that the `claim` is not about are scored and pooled, and decide nothing.
     """
-    table = Measurements.of(subjects, measurements, confidence)
-    scores = tuple(score(table, m, evidence) for m in table.measurements)
+    all_draws = Measurements.of(subjects, measurements, confidence)
+    table = all_draws.of_claim(claim)
+    scores = tuple(score(all_draws, m, evidence) for m in all_draws.measurements)
     comparisons = compare(table, searched)
     measured = {m.subject for m in table.measurements}
     held = GateInput(
@@ -86,11 +90,13 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         bits=tuple(bits),
         searched=frozenset(searched),
         objective=objective or LOSS,
+        claim=claim,
     )
     answer = gate(policy, held, today=today) if policy else None
-    over, made_of = pooled_scores(table), noise(table, floor, other_dtype)
-    case = RuleCase(table, scores, comparisons, held.pick, over, made_of)
+    over, made_of = pooled_scores(all_draws), noise(all_draws, floor, other_dtype, claim)
+    deciding = tuple(row for row in over if row.claim == claim)
+    case = RuleCase(table, scores, comparisons, held.pick, deciding, made_of)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
-    verdict = verdict_of(answer, str(held.objective)) if answer else None
+    verdict = verdict_of(answer, str(held.objective), claim) if answer else None
     tasks = tuple(score_tasks(table, evidence))
     return Judgement(scores, tasks, comparisons, findings, held.pick, over, made_of, verdict)

@@ -37,14 +37,17 @@ Row = tuple[str, Mapping[str, Any]]
 
 
 def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> None:
-    """Raise AuditError for the first number that disagrees with the evidence."""
-    same = audit.qaudit == version
+    """Raise AuditError for the first number that disagrees with the evidence.
+
+    `table` has every draw, also those that the claim is not about.
+    """
+    same, claimed = audit.qaudit == version, table.of_claim(audit.plan.claim)
     files: EvidenceFiles = {
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
         for s in audit.measurements
     }
     scores = [score(table, m, files) for m in table.measurements]
-    again = dict(_rows(scores, pooled_scores(table), score_tasks(table)))
+    again = dict(_rows(scores, pooled_scores(table), score_tasks(claimed)))
     for where, saved in _rows(audit.measurements, audit.pooled, audit.tasks):
         for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(
@@ -52,7 +55,7 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
                 hint="it was edited after it was written: scan again, or restore it",
             )
     if same:
-        _refuse_another_pick(audit, table)
+        _refuse_another_pick(audit, claimed)
 
 
 def _rows(

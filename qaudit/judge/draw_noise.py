@@ -144,7 +144,9 @@ def _damage(table: Measurements, cell: Cell, split: str | None, sums: Sums) -> f
 
 
 def without_draws(audit: AuditRecord) -> tuple[Cell, ...]:
-    """Return the cells whose intervals leave out the draw of their calibration text."""
+    """Return the cells whose intervals leave out the draw that a claim about a method needs."""
+    if audit.plan.claim == "file":
+        return ()
     pooled = {(row.subject, row.scheme) for row in audit.pooled}
     rows = {(row.subject, row.scheme): row for row in audit.measurements}
     return tuple(cell for cell, row in rows.items() if cell not in pooled and calibrates(row))

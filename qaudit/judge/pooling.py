@@ -22,7 +22,15 @@ from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_in, noise_of
 from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, Interval, Measurement, MeasurementRow, Noise, PooledRow
+from qaudit.types import (
+    FULL_PRECISION,
+    ClaimKind,
+    Interval,
+    Measurement,
+    MeasurementRow,
+    Noise,
+    PooledRow,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,33 +183,44 @@ class Moved:
 
 
 def noise(
-    table: Measurements, floor: Mapping[Cell, Moved], other_dtype: Mapping[Cell, Moved]
+    table: Measurements,
+    floor: Mapping[Cell, Moved],
+    other_dtype: Mapping[Cell, Moved],
+    claim: ClaimKind = "method",
 ) -> tuple[Noise, ...]:
     """Return what the width of each relative error is made of, where more than documents is known.
 
     `floor` holds how far rounding alone moves a measurement, and `other_dtype` how far another
-    dtype does, where they were measured.
+    dtype does, where they were measured. Of a file, the draw is in no width.
     """
     cells = dict.fromkeys((*_drawn(table), *floor, *other_dtype))
-    return tuple(_noise(table, cell, floor.get(cell), other_dtype.get(cell)) for cell in cells)
+    return tuple(
+        _noise(table, cell, floor.get(cell), other_dtype.get(cell), claim) for cell in cells
+    )
 
 
 def _noise(
-    table: Measurements, cell: Cell, floor: Moved | None, other_dtype: Moved | None
+    table: Measurements,
+    cell: Cell,
+    floor: Moved | None,
+    other_dtype: Moved | None,
+    claim: ClaimKind,
 ) -> Noise:
-    full = table.full(cell[0])
-    result = None
+    full, both = table.full(cell[0]), [cell, (cell[0], FULL_PRECISION)]
+    result = over_draws = None
     if cell[1] != FULL_PRECISION:
-        result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
+        over_draws = estimated(table, both, statistics.excess)
+        result = estimated(table.of_claim(claim), both, statistics.excess)
     finite = result if result is not None and np.isfinite(result.documents) else None
     draws = table.draws(*cell)
+    of_draw = over_draws.draw if finite and over_draws else None
     return Noise(
         subject=cell[0],
         scheme=cell[1],
         draws=len(draws),
         interval=finite.interval if finite else None,
         documents=finite.documents if finite else None,
-        draw=finite.draw * np.sqrt(len(draws)) if finite and finite.draw is not None else None,
+        draw=None if of_draw is None else of_draw * np.sqrt(len(draws)),
         share_of_draw=_share_of_draw(result, table.confidence) if result else None,
         numerical=_part_of_loss(floor, full),
         numerical_nats=floor.nats if floor else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qaudit.core.course import ends
 from qaudit.errors import AuditError
-from qaudit.types import FULL_PRECISION, Evidence, Measurement, Subject
+from qaudit.types import FULL_PRECISION, ClaimKind, Evidence, Measurement, Subject
 
 Cell = tuple[str, str]
 """A subject, and a scheme by its display name."""
@@ -56,6 +56,14 @@ class Measurements:
         _refuse_duplicates(measurements)
         _refuse_other_documents(measurements)
         return cls(tuple(subjects), tuple(measurements), confidence)
+
+    def of_claim(self, claim: ClaimKind) -> Measurements:
+        """Return what a claim is about: of a file, the first draw of each cell alone."""
+        first = tuple(draws[0] for draws in self._draws.values())
+        if claim == "method" or len(first) == len(self.measurements):
+            return self
+        kept = set(map(id, first))
+        return replace(self, measurements=tuple(m for m in self.measurements if id(m) in kept))
 
     @cached_property
     def _draws(self) -> dict[Cell, list[Measurement]]:

@@ -35,11 +35,12 @@ from qaudit.planning.traffic import (
     missing_budget,
     price_traffic,
 )
-from qaudit.policy import policy_named
+from qaudit.policy import claim_of
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
 from qaudit.types import (
     Checkpoint,
+    ClaimKind,
     Further,
     Pass,
     Perturbation,
@@ -111,6 +112,7 @@ def make_plan(
         diagnoses=work.diagnoses,
         passes=work.passes,
         further=work.further,
+        claim=work.claim,
         plugins=plugins,
         nbytes_disk=work.footprint.disk_nbytes,
         items=work.items,
@@ -140,7 +142,7 @@ def _chosen(
     refuse_classes(recipe, schemes, None)
     for scheme in schemes:
         scheme.must_be_installed()
-    policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
+    claim_of(recipe)  # a wrong policy is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
@@ -204,6 +206,7 @@ class _PlannedWork:
     items: tuple[tuple[str, int], ...]  # of each task
     passes: tuple[Pass, ...]
     further: Further | None
+    claim: ClaimKind
     diagnoses: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -216,7 +219,8 @@ def _work(
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
     item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
     protocol = make_protocol(recipe, context, item_context)
-    drawn = with_draws(recipe, schemes)
+    claim = claim_of(recipe)
+    drawn = with_draws(recipe, schemes, claim)
     text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
     device, dtype = choose_audited(recipe.device, recipe.dtype)
     diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)
@@ -249,6 +253,7 @@ def _work(
         further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
         if more
         else None,
+        claim=claim,
         diagnoses=tuple(work.text for work in diagnoses),
         notes=(*text.notes, *device_notes(recipe.device), *footprint.notes, *repeats_note),
     )

@@ -11,9 +11,13 @@ from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import ClassVerdict, Interval, Status, Verdict
+from qaudit.types import ClaimKind, ClassVerdict, Interval, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided")
+CLAIMS: dict[ClaimKind, str] = {
+    "file": "the file: the weights of one calibration",
+    "method": "the method: what any calibration would give",
+}
 SHOWN = 3  # of what may be as good, before it is counted
 ADVICE = {"warn": "the policy only warns about it", "off": "the policy does not ask for it"}
 
@@ -69,11 +73,12 @@ def what(one: ClassVerdict) -> str:
 def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
     """Return a line for each bit class, and what else keeps the whole from shipping."""
     bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
-    return (doc.Banner(tuple(map(_notice, verdict.classes))), *bullets)
+    notices = tuple(_notice(decision, verdict.claim) for decision in verdict.classes)
+    return (doc.Banner(notices), *bullets)
 
 
-def _notice(one: ClassVerdict) -> doc.Notice:
-    details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one), *_advice(one))
+def _notice(one: ClassVerdict, claim: ClaimKind) -> doc.Notice:
+    details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one, claim), *_advice(one))
     return doc.Notice(one.status, label(one), doc.prose(what(one)), tuple(map(doc.inline, details)))
 
 
@@ -99,14 +104,14 @@ def effect(error: Interval) -> str:
     return f"no detectable change ({percent(error, unit=' %')}) to"
 
 
-def _certainty(one: ClassVerdict) -> Iterator[str]:
+def _certainty(one: ClassVerdict, claim: ClaimKind) -> Iterator[str]:
     """Yield how sure the choice is: the rival, the documents, the draws."""
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
     parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
     calibrates = one.calibrates
     if calibrates is None:  # an earlier audit
         calibrates = one.scheme is not None and calibrates_by_name(one.scheme)
-    if one.draws > 1 or calibrates:
+    if claim == "method" and (one.draws > 1 or calibrates):
         parts.append(plural(one.draws, "calibration draw"))
     if parts:
         yield "; ".join(parts)
@@ -141,7 +146,7 @@ def coverage(view: View) -> str:
     tokens = max(score.tokens for score in view.audit.measurements)
     text = f"Measured: {plural(len(view.subjects), 'subject')} under "
     text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "
-    text += f"{plural(tokens, 'token')}."
+    text += f"{plural(tokens, 'token')}. The verdict is about {CLAIMS[view.audit.plan.claim]}."
     if missing := len(view.audit.skipped):
         text += f" Planned and not measured: {missing}."
     main = view.main

@@ -50,7 +50,7 @@ class View:
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], MeasurementRow]:
-        return over_draws(self.audit.measurements, self.audit.pooled)
+        return over_draws(self.audit.measurements, self.audit.deciding_rows)
 
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
         return self._scores.get((subject, scheme))

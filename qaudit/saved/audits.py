@@ -25,7 +25,7 @@ from qaudit.saved.documents import (
 from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
 from qaudit.whole import read_regular
 
-SCHEMA = "1"
+SCHEMA = "2"
 
 FILE = "audit.json"
 LARGEST_NBYTES = 256 * 2**20

@@ -88,9 +88,12 @@ class MeasuredPlanDocument(PlanDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditDocument:
-    """An audit; `measurements` are unique by subject, spec and calibration_seed."""
+    """An audit; `measurements` are unique by subject, spec and calibration_seed.
 
-    schema: Literal["1"]
+    Of version 1 every verdict is about a method: there was no `claim`.
+    """
+
+    schema: Literal["1", "2"]
     qaudit: str
     plan: MeasuredPlanDocument
     environment: dict[str, Any]

@@ -40,13 +40,19 @@ class SavedAudit:
         return all(measurement.identity is not None for measurement in self.measurements)
 
     @cached_property
-    def table(self) -> Measurements:
+    def every_draw(self) -> Measurements:
+        """All measurements, also those that the claim of the audit is not about."""
         confidence = self.audit.plan.recipe.confidence
         return Measurements.of(self.audit.subjects, self.measurements, confidence)
 
+    @cached_property
+    def table(self) -> Measurements:
+        """What the verdict is about."""
+        return self.every_draw.of_claim(self.audit.plan.claim)
+
     def checked(self) -> SavedAudit:
         """Return the audit, or refuse one whose numbers disagree with its evidence."""
-        refuse_edited(self.audit, self.table, version=__version__)
+        refuse_edited(self.audit, self.every_draw, version=__version__)
         return self
 
 

@@ -22,6 +22,7 @@ from qaudit.types.audit import (
 )
 from qaudit.types.codes import CODES, Code
 from qaudit.types.conclusions import (
+    ClaimKind,
     Comparison,
     Departure,
     Finding,

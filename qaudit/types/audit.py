@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.settings import Recipe
-from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
+from qaudit.types.conclusions import (
+    ClaimKind,
+    Comparison,
+    Finding,
+    MeasurementRow,
+    Pick,
+    PooledRow,
+    TaskRow,
+)
 from qaudit.types.diagnostics import Diagnostics
 from qaudit.types.plugins import Plugin
 from qaudit.types.policies import Verdict
@@ -116,6 +124,7 @@ class Plan:
     item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
+    claim: ClaimKind = "method"  # what the verdict is about; earlier versions did not say
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
     plugins: tuple[Plugin, ...] = ()  # of other distributions
     nbytes_disk: int = 0  # beside downloads: hidden states, and quantized weights between rounds
@@ -247,6 +256,11 @@ class AuditRecord:
     verdict: Verdict | None = None  # None: measured by a version that had none
     pooled: tuple[PooledRow, ...] = ()  # where calibration was drawn several times
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
-    schema: str = "1"
+    schema: str = "2"
     qaudit: str = ""
     signature: Signature | None = None
+
+    @property
+    def deciding_rows(self) -> tuple[PooledRow, ...]:
+        """The rows of `pooled` that decide: those of the claim."""
+        return tuple(row for row in self.pooled if row.claim == self.plan.claim)

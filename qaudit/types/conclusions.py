@@ -10,6 +10,9 @@ from typing import ClassVar, Literal
 
 from qaudit.types.rows import Interval, Row
 
+ClaimKind = Literal["file", "method"]
+"""`file`: the weights of one calibration, as written. `method`: those of any calibration."""
+
 _CODE = re.compile(r"[A-Z]{2}[0-9]{3}")
 
 
@@ -71,10 +74,12 @@ class PooledRow(Row):
     top1_agreement: Interval | None = None
     rms_dp: Interval | None = None
     draw_noise: str | None = None  # whose draws widen these intervals; None: its own, or none
+    claim: ClaimKind = "method"  # it decides where the verdict makes the same claim
 
     def over(self, score: MeasurementRow) -> MeasurementRow:
         """Return a draw's row with the numbers of all draws."""
-        values = {k: v for k, v in vars(self).items() if k not in ("draws", "draw_noise")}
+        of_draws = ("draws", "draw_noise", "claim")
+        values = {k: v for k, v in vars(self).items() if k not in of_draws}
         return replace(score, **values)
 
 

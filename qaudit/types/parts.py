@@ -91,7 +91,7 @@ def work_of(plan: Plan) -> tuple[object, ...]:
     """Identify the work of a plan and what judges it: everything but its price."""
     releases = tuple(release.label for release in plan.releases)
     units = tuple(unit.content for unit in units_of(plan.passes))
-    decides = (plan.device, plan.dtype, plan.context)
+    decides = (plan.device, plan.dtype, plan.context, plan.claim)
     return (decides, units, releases, plan.recipe, plan.further is None)
 
 

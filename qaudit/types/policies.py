@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal
 
-from qaudit.types.conclusions import Finding
+from qaudit.types.conclusions import ClaimKind, Finding
 from qaudit.types.metrics import METRICS, Metric, MetricRecord, Unit
 from qaudit.types.rows import Interval, Row
 
@@ -68,6 +68,7 @@ class Policy:
     known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
     classes: Mapping[str, Level] = field(default_factory=dict)  # bit classes that may ship
     verify: Tolerances = Tolerances()
+    claim: ClaimKind | None = None  # None: of the file, where a scan asks
     path: str | None = None  # of the file; None for a preset
     line_of_documents: int = 1  # of `minimum_documents`
     line_of_required: int = 1
@@ -155,7 +156,7 @@ class ClassVerdict(Row):
     subject: str | None  # None: nothing of this class was measured
     scheme: str | None
     objective: str
-    ce: Interval | None = None  # of all documents, pooled over draws, nats per token
+    ce: Interval | None = None  # of all documents, nats per token
     relative_error: Interval | None = None  # a fraction; where the rule bounds it, as it was judged
     kl: Interval | None = None  # of all documents, nats per token
     rule: str | None = None  # of the policy, the one that decides
@@ -190,3 +191,4 @@ class Verdict:
     classes: tuple[ClassVerdict, ...]
     status: Status  # the worst of the classes whose level is `error`, and of `others`
     others: tuple[str, ...] = ()  # errors of the policy that are about no class
+    claim: ClaimKind = "method"  # what is judged; earlier versions did not say

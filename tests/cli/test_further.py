@@ -1,4 +1,4 @@
-"""A scan by default: everything on one draw of calibration text, what decides on two more."""
+"""`--claim method`: everything on one draw of calibration text, what decides on two more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.models import write_documents
 LABELS = ["step10", "step200", "step1000"]
 GPTQ, RTN = "gptq-3bit:group=16", "rtn-3bit:group=16"
 SCHEMES = ("--schemes", f"{GPTQ},{RTN}")
-TINY = ("--calibration-documents", "2", "--context", "32")
+TINY = ("--calibration-documents", "2", "--context", "32", "--claim", "method")
 FURTHER = {1, 2}
 FIRST = len(LABELS) + 1
 """The passes of the first plan: the last checkpoint is perturbed, too."""

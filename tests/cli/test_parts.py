@@ -19,7 +19,7 @@ from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, losses, same_audit, s
 
 ASKED = (
     "series", *TEXT, "--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--soup",
-    "step10+step200", "--calibration-documents", 2, "--context", 32,
+    "step10+step200", "--calibration-documents", 2, "--context", 32, "--claim", "method",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
 from tests.support.models import write_documents
 
 LABELS = ["step10", "step200", "step1000"]
-TINY = ("--calibration-documents", "2", "--context", "32")
+TINY = ("--calibration-documents", "2", "--context", "32", "--claim", "method")
 SCHEMES = "gptq-3bit:group=16,rtn-3bit:group=16"
 GPTQ = "gptq-3bit:group=16"
 

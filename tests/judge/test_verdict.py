@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
+from qaudit.judge import judge
 from qaudit.judge.candidates import bit_class, candidates, classes_of
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
@@ -184,6 +185,26 @@ def test_the_order_of_measurements_changes_nothing(order: list[int], seed: int, 
 
 
 # ------------------------------------------------------------------------------- draws
+
+
+def test_a_verdict_about_a_file_is_that_of_its_draw_alone() -> None:
+    alone = measured({("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02})
+    rows = drawn(alone, ("a", "gptq-4bit"), [1.02, 0.97])
+    subjects = table_of(alone).subjects
+    files = {(m.subject, m.spec, m.calibration_seed): ("evidence/a.npz", "0" * 64) for m in rows}
+    first, over = (
+        judge(subjects, some, files, claim="file", policy=preset("release"))
+        for some in (alone, rows)
+    )
+    assert over.verdict == first.verdict
+    assert over.verdict is not None
+    assert over.verdict.claim == "file"
+    assert [row.calibration_seed for row in over.measurements] == [0, 0, 1, 2]
+    assert [(row.claim, row.draws) for row in over.pooled] == [("method", 3)]
+    (noise,) = over.noise
+    assert noise.interval == over.measurements[1].relative_error
+    assert noise.draw == pytest.approx(np.std([1.01, 1.01 * 1.02, 1.01 * 0.97], ddof=1), rel=0.01)
+    assert noise.share_of_draw is None
 
 
 def drawn(rows: list[Measurement], cell: tuple[str, str], losses: list[float]) -> list[Measurement]:

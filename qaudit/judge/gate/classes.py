@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from qaudit.judge.gate.audits import SHIPS, GateInput
-from qaudit.types import Check, ClassVerdict, Gate, Level, Policy, Status, Verdict
+from qaudit.types import Check, ClaimKind, ClassVerdict, Gate, Level, Policy, Status, Verdict
 
 UNANSWERED = "QA040"
 _STATUS: dict[str, Status] = {"pass": "ship", "fail": "hold"}
 _WORST = ("fail", "missing", "inconclusive", "pass")
 
 
-def verdict_of(gate: Gate, objective: str) -> Verdict:
+def verdict_of(gate: Gate, objective: str, claim: ClaimKind = "method") -> Verdict:
     """Return the answer of a gate as the verdict of an audit."""
     of_classes = [
         c for decision in gate.classes for c in _deciding(_covering(decision, gate.checks))
@@ -32,6 +32,7 @@ def verdict_of(gate: Gate, objective: str) -> Verdict:
         classes=gate.classes,
         status=_STATUS.get(gate.verdict, "undecided"),
         others=tuple(_with_hint(check) for check in further),
+        claim=claim,
     )
 
 

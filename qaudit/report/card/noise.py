@@ -107,6 +107,9 @@ def _documents_needed(view: View, one: ClassVerdict) -> Iterator[str]:
 
 def _draws(view: View) -> Iterator[str]:
     """Yield which intervals include another draw of calibration text."""
+    if view.audit.plan.claim == "file":
+        yield from _another_calibration(view)
+        return
     pooled = view.audit.pooled
     drawn = [row for row in pooled if row.draws > 1]
     widened = [row for row in pooled if row.draw_noise is not None]
@@ -123,6 +126,20 @@ def _draws(view: View) -> Iterator[str]:
             f"{plural(len(left_out), 'measurement')} of one draw: the interval leaves out what "
             f"another draw would change (`{NOT_MEASURED}`). `--repeats` measures it."
         )
+
+
+def _another_calibration(view: View) -> Iterator[str]:
+    """Yield by how much another calibration would move what ships, where draws tell."""
+    yield "Calibration: in no interval. Another calibration would write another file."
+    classes = view.verdict.classes if view.verdict else ()
+    cells = dict.fromkeys((decision.subject, decision.scheme) for decision in classes)
+    rows = {(row.subject, row.scheme): row for row in view.audit.diagnostics.noise}
+    for row in (rows[cell] for cell in cells if cell in rows):
+        if row.draw is not None:
+            yield (
+                f"It would move the added loss of `{row.subject}` at {row.scheme} by "
+                f"{points(row.draw)} points (the standard deviation of {row.draws} draws)."
+            )
 
 
 def _arithmetic(view: View) -> Iterator[str]:

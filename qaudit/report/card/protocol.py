@@ -10,7 +10,7 @@ from qaudit.report import document as doc
 from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
 from qaudit.settings import Entry, settings_of
-from qaudit.types import Recipe
+from qaudit.types import AuditRecord, Recipe
 
 PLAN = "plan.json"  # beside the audit: saved/parts.py
 PERMISSIONS = {
@@ -104,10 +104,7 @@ def _seconds(view: View) -> str:
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     """Return what to type: the version, and one command."""
     audit, plan = view.audit, view.audit.plan
-    sources = audit.protocol.get("sources")
-    needs = {"task_code"} & set(sources if isinstance(sources, dict) else ())
-    needs |= {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
-    again = command(plan.recipe, needs, device=plan.device, dtype=plan.dtype)
+    needs, again = _needs(audit), rescan(audit)
     lines = [_version(audit.qaudit)] if audit.qaudit else []
     if plan.traffic is None:
         return (_commands(*lines, again),)
@@ -120,6 +117,20 @@ def reproduce_section(view: View) -> tuple[doc.Block, ...]:
         ),
         _commands(again),
     )
+
+
+def rescan(audit: AuditRecord, **changed: str) -> str:
+    """Return the command line that measures an audit again, with some settings changed."""
+    used = {"device": audit.plan.device, "dtype": audit.plan.dtype}
+    return command(audit.plan.recipe, _needs(audit), **{**used, **changed})
+
+
+def _needs(audit: AuditRecord) -> set[str]:
+    """Return what a scan of the same has to permit."""
+    sources = audit.protocol.get("sources")
+    needs = {"task_code"} & set(sources if isinstance(sources, dict) else ())
+    members = [c for subject in audit.plan.subjects for c, _ in subject.members]
+    return needs | {need for checkpoint in members for need in checkpoint.requires}
 
 
 def _commands(*lines: str) -> doc.CodeBlock:

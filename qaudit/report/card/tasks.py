@@ -79,7 +79,7 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
 
 def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
     """Return what the intervals of calibrated schemes hold."""
-    calibrated = [(row.subject, row.scheme) for row in view.audit.pooled]
+    calibrated = [(row.subject, row.scheme) for row in view.audit.deciding_rows]
     alone = [scheme for subject, scheme in without_draws(view.audit) if (subject, scheme) in known]
     texts = ["Intervals hold other items of the same kind."]
     if any(cell in known for cell in calibrated):
