@@ -123,6 +123,19 @@ class WeightFolder:
         return tensor
 
 
+class Headers(WeightFolder):
+    """Tensors of which only the headers were read, as of files that are still on the Hub."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
+        self._folder, self._pickled, self._headers = Path(), None, dict(infos)
+
+    def raw(self, name: str) -> bytes:
+        raise SourceError(f"`{name}` is not on this machine", hint="download the weights first")
+
+    def read(self, name: str) -> Tensor:
+        raise SourceError(f"`{name}` is not on this machine", hint="download the weights first")
+
+
 def _safetensors_files(folder: Path) -> list[str]:
     """Return the files that hold the weights: a single file comes first, as in transformers."""
     _must_name_no_other(folder)

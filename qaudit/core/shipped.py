@@ -44,6 +44,14 @@ class Shipped(Scheme):
         raise NotImplementedError(f"`{self.file}` is quantized already")
 
 
+def shipped_reference(label: str, format_name: str, bits: int) -> str:
+    """Return the note of a base that is quantized already and that others are compared with."""
+    return (
+        f"`{label}` ships quantized ({format_name}, {bits}-bit): decoded, it is the reference; "
+        "added loss, KL divergence and sizes are against the base as it ships"
+    )
+
+
 def label_for(place: str) -> str:
     """Return a place as a part of a canonical form: letters, digits and `._@+-` alone."""
     return _NOT_IN_NAMES.sub("-", place).strip("-") or "file"

@@ -22,7 +22,7 @@ from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins, parse_merge
 from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.shipped import Shipped, shipped_reference
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
@@ -168,10 +168,15 @@ def _measurements(
         for spec, tally in tallies.items()
         if tally.error is not None
     )
-    for scheme in task.schemes:
-        if isinstance(weights, QuantizedFolder) and isinstance(scheme, Shipped):
-            tallies[scheme.spec].note(without_reference(scheme))
     full = tallies[FULL_PRECISION]
+    if isinstance(weights, QuantizedFolder):
+        if task.pass_.is_quantized:
+            for scheme in task.schemes:
+                if isinstance(scheme, Shipped):
+                    tallies[scheme.spec].note(without_reference(scheme))
+        else:
+            full.note(shipped_reference(task.subject.label, weights.format, weights.bits))
+            full.note(*weights.decoded_notes)
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     reference = tallies.get(REFERENCE, full)
     return {

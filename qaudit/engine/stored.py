@@ -7,6 +7,7 @@ is that of the subject, less its linears, plus what a scheme stores for these.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,13 +43,24 @@ class StoredStream:
         """Return what the linears of a tally take, found by name or by their one dtype."""
         if not self.nbytes:
             return round(self.total_nbytes * tally.weights / self.parameters)
-        ends = tuple(f".{linear}.weight" for linear in tally.linears)
+        ends = tuple(
+            end for linear in tally.linears for end in (f".{linear}.weight", *_joined(linear))
+        )
         names = [name for name in self.elements if name.endswith(ends)]
         if sum(self.elements[name] for name in names) == tally.weights:
             return sum(self.nbytes[name] for name in names)
         # The checkpoint has other names than the library's modules.
         sizes = {self.nbytes[name] / count for name, count in self.elements.items() if count > 1}
         return round(tally.weights * sizes.pop()) if len(sizes) == 1 else None
+
+
+def _joined(linear: str) -> tuple[str, ...]:
+    """Return the ends of names under which the experts of a linear are stored in one tensor."""
+    match = re.fullmatch(r"(.*experts)\.\d+\.(gate|up|down)_proj", linear)
+    if match is None:
+        return ()
+    role = "down_proj" if match[2] == "down" else "gate_up_proj"
+    return (f".{match[1]}.{role}", f".{match[1]}.{role}.weight")
 
 
 def stored(task: Task, weights: Weights) -> StoredStream:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.safetensors import WeightFolder, only_pickles, unread_shards
+from qaudit.checkpoints.header import TensorInfo
+from qaudit.checkpoints.safetensors import Headers, WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats.arithmetic import in_order
 from qaudit.formats.reading import Config, Layout, Reader, most_bits, open_linear, refused
@@ -64,16 +65,22 @@ def _name(config: Mapping[str, Any], default: str) -> str:
 class QuantizedFolder:
     """The weights of a folder that is quantized, as dense tensors under their dense names."""
 
-    def __init__(self, folder: Path, *, base: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        base: Collection[str] = (),
+        infos: Mapping[str, TensorInfo] | None = None,
+    ) -> None:
         """Check every linear's stored tensors against each other and the configuration.
 
         `base` names the tensors of the model that was quantized: what is there besides must be
-        of no consequence.
+        of no consequence. `infos` are the headers of files that are not on this machine.
         """
         self.format, reader, config = known_quantization(folder)
         _refuse_sparse(config, folder)
         _refuse_pickles(folder)
-        self._files = WeightFolder(folder)
+        self._files = WeightFolder(folder) if infos is None else Headers(infos)
         if reader.prepare is not None:
             config = reader.prepare(self._files, config)
         self._layouts: dict[str, Layout] = {}
@@ -101,6 +108,15 @@ class QuantizedFolder:
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
         return most_bits((one.bits, one.shape) for one in self._layouts.values())
+
+    @property
+    def decoded_notes(self) -> tuple[str, ...]:
+        """What is not run as it ships where weights alone are decoded."""
+        rounded = sum(layout.rounding is not None for layout in self._layouts.values())
+        if not rounded:
+            return self.notes
+        runtime = f"the file's runtime rounds activations of {rounded} linears"
+        return (*self.notes, f"weights only: {runtime}, and the reference does not")
 
     @property
     def nbytes(self) -> int:

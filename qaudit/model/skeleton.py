@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, initialization
 from transformers.utils.logging import disable_progress_bar
 
-from qaudit.checkpoints.configuration import must_be_held, read_configuration, unreadable
+from qaudit.checkpoints.configuration import must_be_held, unreadable
 from qaudit.errors import ModelError
 from qaudit.model.buffers import compute_buffers
 from qaudit.model.config import class_of, is_wrapper, read_config
@@ -252,11 +252,6 @@ def load_whole(
     if is_remote(folder):
         return load_remote(config, folder, weights, dtype)
     must_be_held(config.to_dict(), len(weights.names()), f"`{folder}`")
-    if "quantization_config" in read_configuration(folder):
-        raise ModelError(
-            f"the weights in `{folder}` are quantized already, so they are not loaded whole",
-            hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
-        )
     idle: set[str] = set()
     if is_wrapper(config):
         skeleton = build_skeleton(folder, weights, dtype)

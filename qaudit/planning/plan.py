@@ -97,6 +97,7 @@ def make_plan(
         notes=(
             *resolved.notes,
             *chosen.seen.notes,
+            *(chosen.seen.references if not any(p.is_quantized for p in work.passes) else ()),
             *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),

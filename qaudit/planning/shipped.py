@@ -19,7 +19,7 @@ from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.keys import nearest
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
-from qaudit.errors import ConfigurationError, HubError, SourceError, UsageError
+from qaudit.errors import HubError, SourceError, UsageError
 from qaudit.formats.gguf import base as gguf_base
 from qaudit.formats.gguf import reading as gguf
 from qaudit.formats.gguf.header import header_by, read_header
@@ -111,38 +111,17 @@ def _file_on_hub(listing: Listing, target: str) -> Checkpoint:
     )
 
 
-def quantized_base(subjects: Sequence[Subject], hub: Hub | None) -> Checkpoint | None:
-    """Return the one subject where it is quantized already; refuse it beside others."""
-    for subject in subjects:
-        base = subject.first
-        if base.commit is not None and hub is not None and len(subjects) == 1:
-            hub.fetcher.settings(base)
-        try:
-            if quantization_of(folder_of(base)) is None:
-                continue
-        except ConfigurationError:  # it is skipped by its name when its turn comes
-            continue
-        if len(subjects) > 1 or subject.merge is not None:
-            raise UsageError(
-                f"`{base.label}` is quantized already, and {len(subjects)} subjects are measured",
-                hint="name it alone with `--schemes none`, or beside its base: "
-                f"`qaudit scan BASE --shipped {base.ref}`",
-            )
-        return replace(base, label=label_for(base.label))
-    return None
-
-
-def _alone(base: Checkpoint, others: int) -> Shipped:
-    """Return what a quantized base is measured as, by itself."""
-    name, bits, act = format_of(folder_of(base))
-    if others:
+def _quantized_alone(subjects: Sequence[Subject], hub: Hub | None) -> tuple[Checkpoint, Shipped]:
+    """Return the one subject where it is quantized already, and what it is measured as."""
+    base = subjects[0].first
+    if base.commit is not None and hub is not None and len(subjects) == 1:
+        hub.fetcher.settings(base)
+    if len(subjects) > 1 or subjects[0].merge or quantization_of(folder_of(base)) is None:
         raise UsageError(
-            f"`{base.label}` is quantized already ({name}, {bits}-bit), and {others} schemes or "
-            "shipped files would be compared with it as with full precision",
-            hint="measure its loss with `--schemes none`, or measure it beside its base: "
-            f"`qaudit scan BASE --shipped {base.ref}`",
+            "no scheme is named, and no shipped file", hint=f"for example `{EXAMPLE_SCHEMES}`"
         )
-    return _identified(base, name, bits, act)
+    base = replace(base, label=label_for(base.label))
+    return base, _identified(base, *format_of(folder_of(base)))
 
 
 def all_shipped(
@@ -153,11 +132,11 @@ def all_shipped(
 ) -> tuple[tuple[Checkpoint, ...], tuple[Shipped, ...]]:
     """Return the files that are quantized already, and what each is measured as.
 
-    The base may be one itself: it is then the only one.
+    A base that is one itself is the only one where nothing is measured beside it.
     """
-    base = quantized_base(subjects, hub)
-    if base is not None:
-        return (base,), (_alone(base, len(schemes) + len(shipped)),)
+    if not shipped and not schemes:
+        base, scheme = _quantized_alone(subjects, hub)
+        return (base,), (scheme,)
     return tuple(shipped), shipped_schemes(subjects, shipped, hub, schemes)
 
 
@@ -169,10 +148,6 @@ def shipped_schemes(
 ) -> tuple[Shipped, ...]:
     """Return each file as what it is measured as; refuse those that are not of the one subject."""
     if not shipped:
-        if not schemes:
-            raise UsageError(
-                "no scheme is named, and no shipped file", hint=f"for example `{EXAMPLE_SCHEMES}`"
-            )
         return ()
     if len(subjects) != 1 or subjects[0].is_search:
         raise UsageError(
@@ -189,6 +164,11 @@ def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: se
         raise UsageError(
             f"the shipped file `{checkpoint.label}` has the name of a scheme",
             hint="rename its folder",
+        )
+    if (checkpoint.ref, checkpoint.files) == (base.ref, base.files):
+        raise UsageError(
+            f"`{checkpoint.label}` is the base itself, and not a file beside it",
+            hint="leave out `--shipped`; with `--schemes none` a quantized base is run as it ships",
         )
     folder = folder_of(checkpoint)
     place = weights_of(checkpoint, folder)

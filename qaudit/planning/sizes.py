@@ -31,6 +31,8 @@ from qaudit.text.texts import cut_texts, is_hub_text
 from qaudit.text.tokenizer import must_be_bounded, tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -56,6 +58,7 @@ class Sizes:
     @classmethod
     def of_config(cls, config: Mapping[str, Any], name: str) -> Sizes:
         """Estimate the sizes from a model's configuration, where no header can be read."""
+        config = {**config, **(config.get("text_config") or {})}
         names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
         sizes = [config.get(key) for key in names]
         if not all(isinstance(value, int) and value > 0 for value in sizes):
@@ -67,7 +70,9 @@ class Sizes:
         heads = config.get("num_attention_heads") or 1
         shared = config.get("num_key_value_heads") or heads
         attention = 2 * hidden**2 + 2 * hidden * hidden * shared // heads
-        block = attention + 3 * hidden * inner + 2 * hidden
+        experts = next((int(config[key]) for key in _EXPERTS if config.get(key)), 0)
+        of_expert = 3 * hidden * int(config.get("moe_intermediate_size") or inner)
+        block = attention + (experts * of_expert or 3 * hidden * inner) + 2 * hidden
         rest = (1 if config.get("tie_word_embeddings") else 2) * vocabulary * hidden + hidden
         return cls(
             parameters=rest + blocks * block,

@@ -12,9 +12,10 @@ read, there is nothing to plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,13 @@ from qaudit.checkpoints.configuration import (
     must_be_held,
     read_configuration,
 )
+from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.errors import SourceError
-from qaudit.formats.weights import quantization_of
+from qaudit.core.shipped import shipped_reference
+from qaudit.errors import SourceError, UsageError
+from qaudit.formats.repository import format_of
+from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
@@ -48,6 +52,7 @@ class Survey:
     longest_context: int  # that all of them can read
     reads_trees: bool  # all of them: contexts of items are fed once
     notes: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()  # notes of models that are quantized already
 
 
 def survey(
@@ -64,11 +69,13 @@ def survey(
             failures.append(_named(checkpoint, error))
     if not models:
         raise failures[0]
+    _refuse_merged(subjects)
     return Survey(
         largest=max((sizes for sizes, _, _ in models), key=lambda sizes: sizes.parameters),
         longest_context=min(context for _, context, _ in models),
         reads_trees=all(trees for _, _, trees in models),
         notes=tuple(surveyor.notes),
+        references=tuple(surveyor.references),
     )
 
 
@@ -80,12 +87,38 @@ def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
 
 
 def _sizes_if_quantized(
-    checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    folder: Path,
+    config: Mapping[str, Any],
+    headers: Callable[[], Mapping[str, TensorInfo]] | None = None,
 ) -> Sizes | None:
-    """Return the sizes of a quantized model, whose headers tell those of packed words."""
+    """Return the sizes of a quantized model once it is decoded; refuse one that cannot be opened.
+
+    `headers` reads those of files that are still on the Hub.
+    """
     if quantization_of(folder) is None:
         return None
-    return Sizes.of_config(config, str(checkpoint.ref))
+    try:
+        weights = QuantizedFolder(folder, infos=headers() if headers else None)
+    except SourceError:
+        if headers is None:
+            raise
+        return Sizes.of_config(config, str(checkpoint.ref))  # a shape is in the tensors themselves
+    shapes = {name: weights.shape(name) for name in weights.names()}
+    if not is_known(config):
+        must_open(folder, shapes)
+    return Sizes.of(shapes, str(checkpoint.ref))
+
+
+def _refuse_merged(subjects: Sequence[Subject]) -> None:
+    """Refuse soups of checkpoints that are quantized already."""
+    for subject in (subject for subject in subjects if subject.merge is not None):
+        for member, _ in subject.members:
+            if quantization_of(folder_of(member)) is not None:
+                raise UsageError(
+                    f"`{member.label}`, a member of `{subject.label}`, is quantized already",
+                    hint="merge the checkpoints before they are quantized: bf16, fp16 or fp32",
+                )
 
 
 class _Surveyor:
@@ -95,12 +128,14 @@ class _Surveyor:
         self._hub, self._allow_pickle, self._code = hub, allow_pickle, code
         self._known: dict[tuple[object, ...], Sizes] = {}
         self.notes: list[str] = []
+        self.references: list[str] = []
 
     def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int, bool]:
         """Return the sizes of one model, the longest context it reads, and if it reads trees."""
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
             config = read_configuration(folder)
+            self._note_quantized(checkpoint, folder)
             sizes = _sizes_if_quantized(checkpoint, folder, config) or Sizes.read(
                 folder, allow_pickle=self._allow_pickle
             )
@@ -115,13 +150,22 @@ class _Surveyor:
         self._must_be_allowed(checkpoint, config)
         files = tuple((file.name, file.nbytes) for file in checkpoint.files)
         key = (checkpoint.ref.location, checkpoint.ref.subfolder, files)
+        self._note_quantized(checkpoint, folder)
         if key not in self._known:
-            self._known[key] = _sizes_if_quantized(checkpoint, folder, config) or self._sizes(
-                self._hub, checkpoint, folder, config
-            )
+            hub = self._hub
+            missing = hub.fetcher.nbytes_missing(checkpoint)
+            headers = (lambda: _headers(hub, checkpoint)) if missing else None
+            self._known[key] = _sizes_if_quantized(
+                checkpoint, folder, config, headers
+            ) or self._sizes(hub, checkpoint, folder, config)
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
         context = longest_context(config, LONGEST_CONTEXT)
         return self._known[key], context, reads_trees(config)
+
+    def _note_quantized(self, checkpoint: Checkpoint, folder: Path) -> None:
+        if quantization_of(folder) is not None:
+            name, bits, _ = format_of(folder)
+            self.references.append(shipped_reference(checkpoint.label, name, bits))
 
     def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         """Refuse code that only the configuration tells of, unless it may be run."""
@@ -148,6 +192,15 @@ class _Surveyor:
         if not is_known(read_configuration(folder)):
             must_open(folder, by_name)
         return Sizes.of(by_name, name)
+
+
+def _headers(hub: Hub, checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    files = weights_on_hub(checkpoint)
+    shapes = hub.listing.shapes(checkpoint.ref.location, str(checkpoint.commit), files)
+    return {
+        tensor: TensorInfo(dtype, tuple(shape), "", 0, ITEMSIZE[dtype] * prod(shape))
+        for tensor, (dtype, shape) in shapes.items()
+    }
 
 
 def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

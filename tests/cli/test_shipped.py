@@ -250,22 +250,6 @@ def test_parts_measure_a_base_that_is_quantized_itself(
     assert (row["subject"], row["scheme"], row["kl"]) == ("model-Q", "model-Q", None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("model-GPTQ",), "`model-GPTQ` is quantized already (gptq, 4-bit), and "),
-        (("model-GPTQ", "--schemes", "none", "--shipped", "model-AWQ"), "and 1 schemes or shipped"),
-        (("model-GPTQ", BASE), "is quantized already, and 2 subjects are measured"),
-    ],
-)
-def test_nothing_is_compared_with_a_quantized_base(
-    arguments: tuple[str, ...], sentence: str, place: Path, qaudit: Run
-) -> None:
-    copy(place, "model-GPTQ")
-    copy(place, "model-AWQ", "awq")
-    refused(qaudit("scan", *TEXT, *arguments), 2, sentence, "--shipped model-GPTQ")
-
-
 # ------------------------------------------------------------------------------- GGUF files
 
 

@@ -68,6 +68,22 @@ RELEASED: dict[str, dict[str, Any]] = {
 # Not held bit-identical, or of rare layouts; some of them are refused.
 OTHERS: dict[str, dict[str, Any]] = {
     "llama4_text": {**EXPERTS, "num_local_experts": 8, "intermediate_size_mlp": 64},
+    "deepseek_v3": {
+        **TEXT,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "head_dim": 8,
+    },
     "jetmoe": {**TEXT, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
