@@ -39,6 +39,7 @@ from qaudit.formats.reading import (
     StoredLinear,
     contradiction,
     group_size,
+    matches,
     must_be_group,
     whole_number,
 )
@@ -59,6 +60,7 @@ def is_first_version(config: Config) -> bool:
 
 
 def _gptq(parts: StoredLinear) -> Layout:
+    _must_be_converted(parts)
     for suffix in (".qweight", ".qzeros"):
         parts.must_hold(suffix, "I32")
     parts.must_hold(".scales", *SCALES)
@@ -94,6 +96,17 @@ def _gptq(parts: StoredLinear) -> Layout:
         in_order=parts.config.get("desc_act") is False and not _by_rules(parts.config, "desc_act"),
     )
     return Layout((rows, columns), bits, partial(_from_gptq, how), size)
+
+
+def _must_be_converted(parts: StoredLinear) -> None:
+    """Refuse a linear that `dynamic` leaves dense."""
+    dynamic = parts.config.get("dynamic")
+    for rule in dynamic if isinstance(dynamic, Mapping) else ():
+        if rule.startswith("-:") and matches(rule[2:], parts.name.removesuffix(".weight")):
+            raise contradiction(
+                f"`dynamic` leaves `{parts.name}` dense by `{rule[:60]}`, and it is stored "
+                "quantized"
+            )
 
 
 def _by_rules(config: Config, key: str) -> bool:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 def _mlx(parts: StoredLinear) -> Layout:
     """Take bits and group from the configuration of this linear, or of all."""
     own = parts.config.get(parts.name.removesuffix(".weight"))
+    if own is False:
+        raise contradiction(f"`{parts.name}` is stored quantized, and the configuration denies it")
     config = {**parts.config, **(own if isinstance(own, dict) else {})}
     mode = str(config.get("mode") or "affine")
     if mode != "affine":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.patterns import slow_reason
 from qaudit.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
@@ -135,6 +137,34 @@ def bits_in(config: Config) -> int | None:
     return whole_number(config, "num_bits", "bits", "w_bit", low=1, high=16)
 
 
+_LONGEST_NAME = 255
+_LEFT_DENSE = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a pattern of a configuration matches a name from its beginning."""
+    try:
+        slow = slow_reason(pattern, most_wide=4)
+        if slow is None and len(name) <= _LONGEST_NAME:
+            return re.match(pattern, name) is not None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise contradiction(f"`{pattern[:60]}` is no pattern: {error}") from error
+    raise contradiction(
+        f"`{pattern[:60]}` could take hours on a name: {slow or 'the name is too long'}"
+    )
+
+
+def must_be_converted(config: Config, base: str) -> None:
+    """Refuse a linear whose name is in a list of those that runtimes leave dense."""
+    for key in _LEFT_DENSE:
+        names = config.get(key)
+        for name in names if isinstance(names, list) else ():
+            if f".{base}".endswith(f".{name}") or base.startswith(f"{name}."):
+                raise contradiction(
+                    f"`{key}` names `{str(name)[:60]}`, and `{base[:60]}` is stored quantized"
+                )
+
+
 @dataclass(frozen=True, eq=False)
 class Reader:
     """A way of storing quantized linears in safetensors files."""
@@ -183,6 +213,7 @@ def open_linear(
     """Return the layout of a linear, and its keys by their suffixes."""
     keys = {one: base + one for one in kind.suffixes if base + one in files.infos}
     infos = {one: files.infos[key] for one, key in keys.items()}
+    must_be_converted(config, base)
     parts = StoredLinear(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
     return kind.layout(parts), keys
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import ConfigurationError
 from qaudit.formats import torchao_config
 from qaudit.formats.activations import Rounding, of_torchao, of_torchao_tensor
-from qaudit.formats.arithmetic import in_order, scaled, wide
+from qaudit.formats.arithmetic import in_order, must_be_symmetric, scaled, wide
 from qaudit.formats.floats import FLOATS, from_floats, in_blocks
 from qaudit.formats.reading import (
     SCALES,
@@ -199,7 +199,8 @@ def _integers(parts: StoredLinear, data: Mapping[str, Any], bits: int) -> Layout
         parts.must_hold(suffix, "I8")
     shape, block = _in_blocks(parts, data, _SCALE, *zeros)
     size = block[1] if block[0] == 1 else 0
-    return Layout(shape, bits, partial(_affine, parts.name, block, bits), size=size)
+    symmetric = torchao_config.is_symmetric(parts.config)
+    return Layout(shape, bits, partial(_affine, parts.name, block, bits, symmetric), size=size)
 
 
 def _int4(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
@@ -221,7 +222,9 @@ def _int4(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
     return Layout(shape, 4, partial(_packed, parts.name, block[1]), size=block[1])
 
 
-def _affine(name: str, block: Block, bits: int, read: Mapping[str, Tensor]) -> Tensor:
+def _affine(
+    name: str, block: Block, bits: int, symmetric: bool, read: Mapping[str, Tensor]
+) -> Tensor:
     import torch
 
     lowest, highest = (int(one) for one in torch.aminmax(read[_QDATA]))
@@ -231,6 +234,8 @@ def _affine(name: str, block: Block, bits: int, read: Mapping[str, Tensor]) -> T
         raise refused(name, f"has a code of {wrong}, and {bits} bits")
     centered_RC = read[_QDATA].float()
     if _ZERO in read:
+        if symmetric:
+            must_be_symmetric(name, "a mapping that is `SYMMETRIC`", read[_ZERO])
         down, across = read[_ZERO].shape
         blocks = centered_RC.view(down, block[0], across, block[1])
         blocks -= read[_ZERO].float()[:, None, :, None]

@@ -91,6 +91,13 @@ def bits(config: Config) -> int:
     return number
 
 
+def is_symmetric(config: Config) -> bool:
+    """Return whether all linears are quantized without zero points."""
+    data = attributes(None if mixed(config) else main(config))
+    mapping = data.get("weight_mapping_type") or data.get("mapping_type")
+    return str(value_of(mapping)).startswith("SYMMETRIC")
+
+
 def _first(config: Config) -> Any:
     kinds = config.get("quant_type")
     return kinds.get("default") if isinstance(kinds, Mapping) else kinds

@@ -360,6 +360,90 @@ def test_bytes_that_are_said_to_have_4_bits_are_refused(tmp_path: Path) -> None:
         QuantizedFolder(folder)
 
 
+E4M3, NAN = torch.float8_e4m3fn, float("nan")
+EXPERTS = "model.layers.0.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "match"),
+    [
+        ("nvfp4", ".weight_scale", lambda t: t[:, :-1], r"groups of 16 needs \[4, 4\]"),
+        ("nvfp4", ".weight_scale", lambda t: t.float(), "stored as `F32`"),
+        ("nvfp4", ".weight_scale", lambda t: torch.full((4, 4), NAN).to(E4M3), "NaN or infinity"),
+        ("nvfp4", ".weight_scale", lambda t: torch.zeros(4, 4).to(E4M3), "scales of zero over"),
+        ("nvfp4", ".weight_scale", lambda t: None, "has no `weight_scale`"),
+        ("nvfp4", ".weight_scale", lambda t: t.view(torch.uint8), "`nvfp4-pack.*`mxfp4-pack"),
+        ("nvfp4", ".weight_global_scale", lambda t: None, "has no `weight_global_scale`"),
+        ("nvfp4", ".weight_global_scale", lambda t: t * 0, "`weight_global_scale` of zero"),
+        ("nvfp4", ".weight_global_scale", lambda t: t * NAN, "holds NaN or infinity"),
+        ("nvfp4", ".weight_global_scale", lambda t: t.half(), "stored as `F16`"),
+        ("nvfp4", ".weight_global_scale", lambda t: torch.ones(4), "more than one `weight_global"),
+        ("nvfp4", ".weight_packed", lambda t: t[:, :-1], "62 columns, which groups of 16"),
+        ("nvfp4", ".weight_packed", lambda t: t.view(torch.int32), "`nvfp4-.*`pack-quantized`"),
+        ("nvfp4", ".input_global_scale", lambda t: None, "has no `input_global_scale`"),
+        ("nvfp4", ".input_global_scale", lambda t: t * NAN, "which is no scale"),
+        ("nvfp4", ".input_global_scale", torch.neg, "which is no scale"),
+        ("mxfp4 of", ".weight_scale", lambda t: t.fill_(255), "scales that are not finite"),
+        ("mxfp4 of", ".weight_scale", lambda t: t[:, :1], r"groups of 32 needs \[4, 2\]"),
+        ("mxfp4 of", ".weight_scale", lambda t: t.to(torch.int8), "stored as `I8`"),
+        ("mxfp4 of", ".weight_scale", lambda t: None, "has no `weight_scale`"),
+        ("mxfp4", "_scales", lambda t: t.fill_(255), "scales that are not finite"),
+        ("mxfp4", "_scales", lambda t: t[:, :-1], r"`blocks` needs \[2, 6, 3\]"),
+        ("mxfp4", "_scales", lambda t: t.to(torch.int16), "stored as `I16`"),
+        ("mxfp4", "_scales", lambda t: None, "has no `scales`"),
+        ("mxfp4", "_blocks", lambda t: t[..., :8], "blocks of 8 bytes"),
+        ("mxfp4", "_blocks", lambda t: t.flatten(2), "where 4 dimensions are needed"),
+        ("mxfp4", "_blocks", lambda t: None, "holds no linear of it"),
+    ],
+)
+def test_4_bit_floats_that_no_library_wrote_are_refused(
+    kind: str, name: str, change: Any, match: str, tmp_path: Path
+) -> None:
+    tensors, config = _sample(kind)
+    key = (EXPERTS if kind == "mxfp4" else NAME) + name
+    new = change(tensors.pop(key))
+    tensors |= {} if new is None else {key: new}
+    with pytest.raises(QauditError, match=match) as info:
+        weights = QuantizedFolder(write(tmp_path, tensors, config))
+        for one in weights.names():
+            weights.read(one)
+    assert info.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "match"),
+    [
+        ("nvfp4", {"group_size": 32}, "groups of 32 columns, and .* groups of 16"),
+        ("nvfp4", {"type": "int"}, "has `int`, and .* is stored as `float`"),
+        ("nvfp4", {"num_bits": 8}, "has 8 bits, and .* is stored in 4"),
+        ("nvfp4", {"format": "mxfp4-pack-quantized"}, "`mxfp4-pack.*stored as `nvfp4-pack"),
+        ("mxfp4 of", {"group_size": 16}, "groups of 16 columns, and .* groups of 32"),
+        ("mxfp4 of", {"format": "nvfp4-pack-quantized"}, "`nvfp4-pack.*stored as `mxfp4-pack"),
+        ("mxfp4", {"modules_to_not_convert": [EXPERTS]}, "`modules_to_not_convert` names"),
+        ("mxfp4", {"modules_to_not_convert": ["model.layers.0"]}, "`modules_to_not_convert` names"),
+        ("awq", {"modules_to_not_convert": ["down_proj"]}, "`modules_to_not_convert` names"),
+        ("gptq", {"dynamic": {"-:.*down_proj": {}}}, "`dynamic` leaves"),
+        ("bnb int8", {"llm_int8_skip_modules": ["down_proj"]}, "`llm_int8_skip_modules` names"),
+        ("fp8", {"ignored_layers": [NAME]}, "`ignored_layers` names"),
+        ("mlx", {NAME: False}, "the configuration denies it"),
+        ("compressed-tensors", {"ignore": ["re:(a+)+b"]}, "could take hours"),
+        ("compressed-tensors", {"ignore": ["re:("]}, "is no pattern"),
+    ],
+)
+def test_what_is_stored_quantized_is_not_denied_by_the_configuration(
+    kind: str, changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    tensors, config = _sample(kind)
+    groups = config.get("config_groups", {"": {"weights": {}}})
+    for key, value in changes.items():
+        (group,) = groups.values()
+        inner = key in ("group_size", "type", "num_bits")
+        (group["weights"] if inner else config)[key] = value
+    with pytest.raises(ConfigurationError, match=match) as info:
+        read(write(tmp_path, tensors, config))
+    assert info.value.hint
+
+
 @pytest.mark.parametrize("kind", ["nvfp4", "fp8 of compressed-tensors"])
 def test_floats_have_no_zero_points(kind: str, tmp_path: Path) -> None:
     tensors, config = _sample(kind)
@@ -460,6 +544,12 @@ def _other_sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         scales = torch.randint(118, 130, (2, 6, 3), dtype=torch.uint8)
         stored = {f"{experts}_blocks": blocks, f"{experts}_scales": scales}
         return stored, {"quant_method": "mxfp4"}
+    if kind == "mxfp4 of":
+        scales = torch.full((4, 2), 120, dtype=torch.uint8)
+        packed = torch.randint(1, 7, (4, 32), dtype=torch.uint8)
+        arguments = {"num_bits": 4, "type": "float"}
+        tensors = {f"{NAME}.weight_packed": packed, f"{NAME}.weight_scale": scales}
+        return tensors, ct_config(arguments, "mxfp4-pack-quantized")
     if kind == "nvfp4":
         packed = torch.randint(0, 256, (4, 32), dtype=torch.uint8)
         tensors = {
@@ -512,7 +602,8 @@ def _nf4(one: Affine) -> dict[str, Tensor]:
 
 _KINDS = (
     "gptq", "awq", "compressed-tensors", "mlx", "fp8", "fp8 fixed", "fp8 of compressed-tensors",
-    "bnb int8", "bnb nf4", "mxfp4", "nvfp4", *(f"torchao {kind}" for kind in torchao.KINDS),
+    "bnb int8", "bnb nf4", "mxfp4", "mxfp4 of", "nvfp4",
+    *(f"torchao {kind}" for kind in torchao.KINDS),
 )  # fmt: skip
 
 

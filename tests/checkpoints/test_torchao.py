@@ -121,6 +121,55 @@ def test_codes_out_of_range_are_refused(tmp_path: Path) -> None:
         QuantizedFolder(folder).read(WEIGHT)
 
 
+def test_zero_points_that_the_mapping_denies_are_refused(tmp_path: Path) -> None:
+    write_as(tmp_path, "intx")
+    path = tmp_path / "config.json"
+    own = json.loads(path.read_text())
+    leaf = own["quantization_config"]["quant_type"]["default"]["_data"]
+    leaf["mapping_type"] = named("MappingType", "SYMMETRIC")
+    path.write_text(json.dumps(own))
+    with pytest.raises(ConfigurationError, match=r"`SYMMETRIC`, and .* zero points"):
+        QuantizedFolder(tmp_path).read(WEIGHT)
+    stored = tensors("intx", sample("intx"), NAME)
+    stored[f"{NAME}._weight_zero_point"].zero_()
+    text = json.dumps(description("intx", sample("intx")))
+    folder = write(tmp_path, stored, own["quantization_config"], {WEIGHT: text})
+    assert bool(QuantizedFolder(folder).read(WEIGHT).any())
+
+
+def _part(folder: Path, part: str, change: Any) -> Path:
+    """Write 4-bit codes of `int4` with one of their tensors changed, or left out."""
+    stored = tensors("int4", sample("int4"), NAME)
+    name = f"{NAME}._weight_{part}"
+    new = change(stored.pop(name))
+    stored |= {} if new is None else {name: new}
+    text = json.dumps(description("int4", sample("int4")))
+    return write(folder, stored, config("int4", 4), {WEIGHT: text})
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "match"),
+    [
+        ("scale", lambda t: t[:-1], r"a `weight_scale` of shape \[2, 32\] where .* \[3, 32\]"),
+        ("scale", lambda t: t.T, "a `weight_scale` of shape"),
+        ("scale", lambda t: t.to(torch.float64), "stored as `F64`"),
+        ("scale", lambda t: t.clone().fill_(float("nan")), "holds NaN or infinity"),
+        ("scale", torch.zeros_like, "scales of zero over"),
+        ("zero_point", lambda t: t.clone().fill_(float("inf")), "holds NaN or infinity"),
+        ("zero_point", lambda t: t.to(torch.int8), "stored as `I8`"),
+        ("zero_point", lambda t: None, "is stored as qdata, scale, and its description names"),
+        ("qdata", lambda t: t.to(torch.int32), "stored as `I32`"),
+        ("qdata", lambda t: t[:, :-1], "a shape of"),
+    ],
+)
+def test_parts_that_no_library_wrote_are_refused(
+    part: str, change: Any, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(QauditError, match=match) as info:
+        QuantizedFolder(_part(tmp_path, part, change)).read(WEIGHT)
+    assert info.value.hint
+
+
 def _rewrite(folder: Path, name: str, text: str | None, **more: Tensor) -> Path:
     kept = {} if text is None else {name: text}
     stored = {**tensors("int8", sample("int8"), NAME), **more}

@@ -299,6 +299,7 @@ def test_a_family_is_found_by_its_repository_only(tmp_path: Path) -> None:
         ("stages: [{name: a, pattern: '" + "a?" * 40 + "'}]", "could take hours", "write it"),
         ("stages: [{name: a, pattern: '" + "(a|aa)" * 40 + "'}]", "could take hours", "write it"),
         ("stages: [{name: a, pattern: '(a+)+b'}]", "could take hours", "write it without"),
+        ("stages: [{name: a, pattern: '(x)?(?(1)y|(a+)+b)'}]", "could take hours", "write it"),
         ("stages: [{name: a, pattern: '(a|aa)*b'}]", "repeats what already repeats", ""),
         ("stages: [{name: a, pattern: '(?:a?){30}a{30}'}]", "repeats what already repeats", ""),
         ("stages: [{name: a, pattern: 'a.*a.*a.*b'}]", "3 of its repeats match more", ""),

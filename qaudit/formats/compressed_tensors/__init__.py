@@ -15,8 +15,7 @@ Words run without gaps, as compressed-tensors 0.18 and later packs them; earlier
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +24,7 @@ from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats.activations import Rounding, of_group
 from qaudit.formats.compressed_tensors.floats import packed_floats, read_floats, read_fp4
+from qaudit.formats.compressed_tensors.groups import group_of, planned_bits, planned_rounding
 from qaudit.formats.compressed_tensors.integers import read_bytes, read_words, signed_bytes, words
 from qaudit.formats.floats import FLOATS
 from qaudit.formats.packing import (
@@ -37,11 +37,9 @@ from qaudit.formats.packing import (
     schemes_of,
 )
 from qaudit.formats.reading import (
-    Config,
     Layout,
     Reader,
     StoredLinear,
-    bits_in,
     contradiction,
     whole_number,
 )
@@ -50,88 +48,50 @@ from qaudit.settings import EXAMPLE_SCHEME
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CLASSES = frozenset({"Linear", "Embedding"})
-"""What a group's `targets` names for all modules that no other group names."""
+
+_READERS: Mapping[str, Callable[[StoredLinear, Mapping[str, Any]], Layout]] = {
+    "pack-quantized": read_words,
+    "int-quantized": read_bytes,
+    "float-quantized": read_floats,
+    "nvfp4-pack-quantized": read_fp4,
+    "mxfp4-pack-quantized": read_fp4,
+}
 
 
 def layout(parts: StoredLinear) -> Layout:
-    """Tell the formats apart by the dtypes of their tensors."""
-    group = _group(parts)
+    """Choose the reader by the dtypes of the tensors, and hold the configuration against both."""
+    group = group_of(parts)
+    weights, stored_form = group["weights"], _form(parts)
+    kind = "int" if stored_form in ("pack-quantized", "int-quantized") else "float"
+    for planned, stored in (
+        (group.get("format") or parts.config.get("format"), stored_form),
+        (weights.get("type"), kind),
+    ):
+        if planned != stored and planned in (*_READERS, "int", "float"):
+            raise contradiction(
+                f"the quantization configuration has `{planned}`, and `{parts.name}` is stored as "
+                f"`{stored}`"
+            )
     rounding = of_group(group)
     known = rounding.of(parts) if isinstance(rounding, Rounding) else None
-    stored = _stored(parts, group["weights"])
-    planned = whole_number(group["weights"], "num_bits", low=1, high=16)
-    if planned not in (None, stored.bits):
+    linear = _READERS[stored_form](parts, weights)
+    planned = whole_number(weights, "num_bits", low=1, high=16)
+    if planned not in (None, linear.bits):
         raise contradiction(
             f"the quantization configuration has {planned} bits, and `{parts.name}` is stored "
-            f"in {stored.bits}"
+            f"in {linear.bits}"
         )
-    return replace(stored, rounding=known)
+    return replace(linear, rounding=known)
 
 
-def _stored(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
+def _form(parts: StoredLinear) -> str:
     if ".weight_packed" not in parts.infos:
-        if parts.must_hold(".weight", "I8", *FLOATS) == "I8":
-            return read_bytes(parts, arguments)
-        return read_floats(parts, arguments)
-    if parts.must_hold(".weight_packed", "I32", "U8") == "U8":
-        return read_fp4(parts)
-    return read_words(parts, arguments)
-
-
-def _group(parts: StoredLinear) -> Mapping[str, Any]:
-    """Return the group that a linear belongs to, with its table of `weights`."""
-    base = parts.name.removesuffix(".weight")
-    tables = _groups_of(parts.config)
-    if not tables:
-        raise contradiction("the quantization configuration has no `config_groups`")
-    ignored = parts.config.get("ignore")
-    if any(_names(base, one) for one in (ignored if isinstance(ignored, list) else ())):
-        raise contradiction(f"`ignore` names `{base[:60]}`, whose weight is stored quantized")
-    named = [group for group in tables if any(_names(base, one) for one in _targets(group))]
-    of_class = [group for group in tables if _CLASSES.intersection(map(str, _targets(group)))]
-    for group in named or of_class:
-        if isinstance(group.get("weights"), Mapping):
-            return group
-    raise contradiction(
-        f"no group of the quantization configuration has `targets` for `{base[:60]}`, whose "
-        "weight is stored quantized"
-    )
-
-
-def _targets(group: Mapping[str, Any]) -> list[Any]:
-    targets = group.get("targets")
-    return targets if isinstance(targets, list) else []
-
-
-def _names(base: str, target: object) -> bool:
-    """Return whether a target is the name of a linear or a pattern of it, and no class."""
-    pattern = str(target).removeprefix("re:")
-    if pattern == str(target):
-        return pattern == base
-    try:
-        return re.match(pattern, base) is not None
-    except re.error as error:
-        raise contradiction(f"`{pattern[:60]}` is no pattern: {error}") from error
-
-
-def _groups_of(config: Config) -> list[Mapping[str, Any]]:
-    groups = config.get("config_groups")
-    tables = groups.values() if isinstance(groups, Mapping) else ()
-    return [table for table in tables if isinstance(table, Mapping)]
-
-
-def _planned_bits(config: Config) -> int | None:
-    """Return the bits of the first group that has any."""
-    weights = [table.get("weights") for table in _groups_of(config)]
-    counts = (bits_in(table if isinstance(table, Mapping) else config) for table in weights)
-    return next((bits for bits in counts if bits is not None), None)
-
-
-def _planned_rounding(config: Config) -> Rounding | str | None:
-    """Return the first rounding of activations that a group names."""
-    kinds = (of_group(table) for table in _groups_of(config))
-    return next((kind for kind in kinds if kind is not None), None)
+        of_bytes = parts.must_hold(".weight", "I8", *FLOATS) == "I8"
+        return "int-quantized" if of_bytes else "float-quantized"
+    if parts.must_hold(".weight_packed", "I32", "U8") == "I32":
+        return "pack-quantized"
+    scales = parts.must_hold(".weight_scale", "F8_E4M3", "U8", "F8_E8M0")
+    return "nvfp4-pack-quantized" if scales == "F8_E4M3" else "mxfp4-pack-quantized"
 
 
 FORMAT = Reader(
@@ -144,8 +104,8 @@ FORMAT = Reader(
     layout,
     ignored=(".input_zero_point", ".output_scale", ".k_scale", ".v_scale"),
     aliases=("compressed_tensors",),
-    bits=_planned_bits,
-    rounding=_planned_rounding,
+    bits=planned_bits,
+    rounding=planned_rounding,
 )  # fmt: skip
 
 

@@ -11,7 +11,15 @@ from qaudit.core.floats import MX_GROUP, NV_GROUP, Float8Codes, MxFloat4Codes, N
 from qaudit.formats.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
 from qaudit.formats.compressed_tensors.integers import groups_of_rows
 from qaudit.formats.floats import from_floats
-from qaudit.formats.reading import SCALES, Layout, StoredLinear, contradiction, refused
+from qaudit.formats.reading import (
+    SCALES,
+    Layout,
+    StoredLinear,
+    contradiction,
+    group_size,
+    must_be_group,
+    refused,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +39,9 @@ def read_floats(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
         needed = (-(-rows // block[0]), -(-columns // block[1]))
         parts.must_be(".weight_scale", needed, f"blocks of {block[0]} by {block[1]}")
     else:
-        block = (1, -(-columns // groups_of_rows(parts, rows)))
+        size = group_size(parts, columns, groups_of_rows(parts, rows))
+        must_be_group(parts, columns, size, arguments)
+        block = (1, size)
     decode = partial(from_floats, parts.name, block, (".weight", ".weight_scale"))
     return Layout((rows, columns), 8, partial(_centered, parts.name, decode))
 
@@ -46,13 +56,16 @@ def _centered(
     return decode(read)
 
 
-def read_fp4(parts: StoredLinear) -> Layout:
+def read_fp4(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
     """NVFP4 has 8-bit float scales below a scale of the tensor, MXFP4 exponents."""
     rows, nbytes = parts.shape(".weight_packed", 2)
     columns = 2 * nbytes
     kind = parts.must_hold(".weight_scale", "F8_E4M3", "U8", "F8_E8M0")
     size = NV_GROUP if kind == "F8_E4M3" else MX_GROUP
-    parts.must_be(".weight_scale", (rows, -(-columns // size)), f"groups of {size}")
+    if columns % size:
+        raise parts.refused(f"has {columns} columns, which groups of {size} do not fill")
+    parts.must_be(".weight_scale", (rows, columns // size), f"groups of {size}")
+    must_be_group(parts, columns, size, arguments)
     if kind == "F8_E4M3":
         parts.must_hold(".weight_global_scale", "F32")
         if prod(parts.infos[".weight_global_scale"].shape) != 1:
