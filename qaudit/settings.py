@@ -1,9 +1,10 @@
 """The one table of settings: name, type, bounds, default, help and panel of each.
 
-`Recipe` holds what decides numbers and choices, `RunOptions` what does not. From these fields
-come the options of every command and their environment variables, the keys of a recipe and
-their checks, the keyword arguments of the Python API, and docs/options.md. The name of a
-field is the key; the option is the name with hyphens, unless `flag` gives another.
+`Recipe` holds what decides numbers and choices, `RunOptions` what does not, and `Presets` has
+names for several keys of a recipe at once. From these fields come the options of every command and
+their environment variables, the keys of a recipe and their checks, the keyword arguments of the
+Python API, and docs/options.md. The name of a field is the key; the option is the name with
+hyphens, unless `flag` gives another.
 
 Imports nothing of qaudit and nothing heavy: `--help` is made from this file.
 """
@@ -182,6 +183,12 @@ class Recipe:
         COMPUTE,
         unset="none",
     )
+    noise_floor: bool = setting(
+        "Measure the last checkpoint and soup with other rounding too: what arithmetic moves.",
+        COMPUTE,
+        True,
+        flag="--noise-floor/--no-noise-floor",
+    )
     expert_floor: int = setting(
         "Calibration tokens below which an expert falls back.", COMPUTE, 1, at_least=1
     )
@@ -210,6 +217,35 @@ class Recipe:
     policy: str = setting(
         "Policy that judges findings: explore, release, strict or a file.", OUTPUT, "release"
     )
+
+
+@dataclass(frozen=True)
+class Presets:
+    """Several keys of a recipe at once, as `PRESETS` has them; an option beside one wins."""
+
+    quick: bool = setting(
+        "Minutes on a CPU: bfloat16, 512 tokens of a document, a scheme for 8, 4 and 3 bits.",
+        MEASURE,
+        False,
+    )
+    thorough: bool = setting(
+        "Narrower intervals: 256 evaluation and 128 calibration documents.", MEASURE, False
+    )
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "schemes": ("rtn-8bit", "gptq-4bit", "gptq-3bit"),
+        "dtype": "bfloat16",
+        "document_tokens": 512,
+        "evaluation_documents": 64,
+        "calibration_documents": 32,
+        "repeats": 1,
+        "noise_floor": False,
+    },
+    "thorough": {"evaluation_documents": 256, "calibration_documents": 128},
+}
+"""What each preset sets: the same on every machine."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +298,7 @@ class Entry:
 
 
 @cache
-def settings_of(group: type[Recipe] | type[RunOptions]) -> dict[str, Entry]:
+def settings_of(group: type[Recipe] | type[RunOptions] | type[Presets]) -> dict[str, Entry]:
     """Return the settings of a group by name, in the order of the table."""
     return {entry.name: entry for entry in _entries(group)}
 

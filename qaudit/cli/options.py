@@ -12,7 +12,16 @@ import typer
 
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.errors import UsageError
-from qaudit.settings import COMPUTE, OUTPUT, Entry, Nbytes, Recipe, RunOptions, settings_of
+from qaudit.settings import (
+    COMPUTE,
+    OUTPUT,
+    Entry,
+    Nbytes,
+    Presets,
+    Recipe,
+    RunOptions,
+    settings_of,
+)
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -56,7 +65,7 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
     They stand before its keyword-only parameters. Without names these are all settings that
     have an option.
     """
-    table = {**settings_of(Recipe), **settings_of(RunOptions)}
+    table = {**settings_of(Presets), **settings_of(Recipe), **settings_of(RunOptions)}
     entries = [table[name] for name in names] or [e for e in table.values() if e.setting.panel]
 
     def decorate(command: Command) -> Command:

@@ -112,6 +112,23 @@ def local(root: Path, data: Data) -> tuple[Path, files.Splits]:
     return folder, files.split_files(data.repo, data.name, data.splits, paths, about)
 
 
+def rows_here(leaf: Leaf, task_data: str | None) -> int | None:
+    """Count the documents of a task whose data are on this machine, if its files can be counted."""
+    data = Data.of(leaf)
+    if not data.splits:
+        return None
+    split = data.splits[0]
+    if not data.own_files:
+        if task_data is None:
+            return None
+        folder, splits = local(Path(task_data), data)
+        return files.rows_of(folder / path for path in splits[split])
+    named_files = (leaf.config.get("dataset_kwargs") or {}).get("data_files") or {}
+    of_split = named_files.get(split) if isinstance(named_files, dict) else named_files
+    paths = [of_split] if isinstance(of_split, str) else of_split or []
+    return files.rows_of(map(Path, paths)) if paths else None
+
+
 def own_stamp(leaf: Leaf) -> list[Any]:
     """Identify the files that a task names itself."""
     kwargs = leaf.config.get("dataset_kwargs") or {}

@@ -7,12 +7,13 @@ Sizes of splits are exact. Characters are means over documents, so that a price 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DEFAULT_SHOTS = 5
 DEFAULT_ITEMS = 500
 ALL_ITEMS = "all"
+NOT_COUNTED: Mapping[str, int | None] = {}
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,27 @@ def descriptions() -> dict[str, str]:
     return lines
 
 
-def items_of(requested: Sequence[str], most: int | None) -> dict[str, int]:
-    """Return about how many items each task has."""
-    sizes = {name: KNOWN.get(name, _UNKNOWN).items for name in named(requested)}
+def items_of(
+    requested: Sequence[str], most: int | None, counted: Mapping[str, int | None] = NOT_COUNTED
+) -> dict[str, int]:
+    """Return about how many items each task has; `counted` are those on this machine."""
+    sizes = {
+        name: size if (size := counted.get(name)) is not None else KNOWN.get(name, _UNKNOWN).items
+        for name in named(requested)
+    }
     return {name: count if most is None else min(count, most) for name, count in sizes.items()}
 
 
 def bound(
-    requested: Sequence[str], most: int | None, shots: int | None, *, trees: bool = True
+    requested: Sequence[str],
+    most: int | None,
+    shots: int | None,
+    *,
+    trees: bool = True,
+    counted: Mapping[str, int | None] = NOT_COUNTED,
 ) -> tuple[int, int]:
     """Return about how many items tasks have, and how many tokens these take."""
-    items, tokens = items_of(requested, most), 0
+    items, tokens = items_of(requested, most, counted), 0
     for name, count in items.items():
         task = KNOWN.get(name, _UNKNOWN)
         tokens += count * task.tokens(DEFAULT_SHOTS if shots is None else shots, trees=trees)

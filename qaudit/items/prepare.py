@@ -29,7 +29,16 @@ from qaudit.errors import (
     UsageError,
 )
 from qaudit.items import files, harness
-from qaudit.items.data import Data, NotPinnedError, files_sha256, find, local, own_stamp, pinned
+from qaudit.items.data import (
+    Data,
+    NotPinnedError,
+    files_sha256,
+    find,
+    local,
+    own_stamp,
+    pinned,
+    rows_here,
+)
 from qaudit.items.foreign import code_in, must_be_trusted
 from qaudit.items.harness import Definition, Leaf
 from qaudit.items.names import most_items, named
@@ -194,6 +203,18 @@ def counted(reading: Reading) -> ItemText | None:
                 continue
         return None
     return ItemText.together(built)
+
+
+def sizes_here(recipe: Recipe) -> dict[str, int | None]:
+    """Return how many documents each task has; None where its data are not on this machine."""
+    sizes: dict[str, int | None] = {}
+    for task in tasks_of(recipe):
+        rows: list[int | None] = [None]
+        with suppress(QauditError, OSError):
+            rows = [rows_here(leaf, recipe.task_data) for leaf in task.leaves]
+        counts = [count for count in rows if count is not None]
+        sizes[task.name] = sum(counts) if len(counts) == len(rows) else None
+    return sizes
 
 
 def read_items(

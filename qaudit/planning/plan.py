@@ -24,6 +24,7 @@ from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import price_further
 from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
+from qaudit.planning.presets import preset_times
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
 from qaudit.planning.shipped import all_shipped, reading_shipped, with_shipped
@@ -45,6 +46,7 @@ from qaudit.types import (
     Pass,
     Perturbation,
     Plan,
+    PresetTime,
     Price,
     Protocol,
     Recipe,
@@ -117,6 +119,7 @@ def make_plan(
         plugins=plugins,
         nbytes_disk=work.footprint.disk_nbytes,
         items=work.items,
+        presets=work.presets,
     )
 
 
@@ -166,7 +169,8 @@ def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
             f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
             hint=f"use {' or '.join(choices)}",
         )
-    return ("rounding", *([recipe.compare_dtype] if recipe.compare_dtype else ()))
+    floor: tuple[Perturbation, ...] = ("rounding",) if recipe.noise_floor else ()
+    return (*floor, *([recipe.compare_dtype] if recipe.compare_dtype else ()))
 
 
 # ------------------------------------------------------------------------------- fetching
@@ -210,6 +214,7 @@ class _PlannedWork:
     claim: ClaimKind
     diagnoses: tuple[str, ...]
     notes: tuple[str, ...]
+    presets: tuple[PresetTime, ...]
 
 
 def _work(
@@ -257,4 +262,5 @@ def _work(
         claim=claim,
         diagnoses=tuple(work.text for work in diagnoses),
         notes=(*text.notes, *device_notes(recipe.device), *footprint.notes, *repeats_note),
+        presets=tuple(preset_times(recipe, chosen.subjects, schemes, pricing, (device, dtype))),
     )

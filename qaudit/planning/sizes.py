@@ -24,7 +24,7 @@ from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ModelError
 from qaudit.items.names import bound, items_of, most_items
-from qaudit.items.prepare import Reading, counted
+from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
 from qaudit.text.corpus import ONE_DRAW
 from qaudit.text.texts import cut_texts, is_hub_text
@@ -195,9 +195,9 @@ def _with_tasks(
     if built is not None:
         items, tokens = built.counts, built.tokens(trees=trees)
     else:
-        most = most_items(recipe.task_items)
-        items = items_of(recipe.tasks, most)
-        _, tokens = bound(recipe.tasks, most, recipe.task_shots, trees=trees)
+        most, here = most_items(recipe.task_items), sizes_here(recipe)
+        items = items_of([*here], most, here)
+        _, tokens = bound([*here], most, recipe.task_shots, trees=trees, counted=here)
     return replace(
         text,
         item_tokens=text.item_tokens + tokens,

@@ -28,7 +28,15 @@ from qaudit.core.schedules import build
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
-from qaudit.settings import Entry, Nbytes, Recipe, RunOptions, settings_of
+from qaudit.settings import (
+    PRESETS,
+    Entry,
+    Nbytes,
+    Presets,
+    Recipe,
+    RunOptions,
+    settings_of,
+)
 
 DEMO = "demo"
 _MOST_NBYTES = 2.0**63
@@ -251,8 +259,8 @@ def recipe_and_options(*targets: str | Path, **settings: Any) -> tuple[Recipe, R
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
     """Return the keys of a recipe, unchecked, and the run options, checked."""
-    recipe, run = settings_of(Recipe), settings_of(RunOptions)
-    keys, options = {}, {}
+    recipe, run, presets = settings_of(Recipe), settings_of(RunOptions), settings_of(Presets)
+    keys, options, preset = {}, {}, []
     for name, value in settings.items():
         if value is None:
             continue
@@ -260,9 +268,15 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOpti
             keys[name] = value
         elif name in run:
             options[name] = _option(run[name], value)
+        elif name in presets:
+            preset += [name] * _option(presets[name], value)
         else:
-            raise UsageError(f"there is no setting `{name}`", hint=nearest(name, [*recipe, *run]))
-    return keys, RunOptions(**options)
+            raise UsageError(
+                f"there is no setting `{name}`", hint=nearest(name, [*recipe, *run, *presets])
+            )
+    if len(preset) > 1:
+        raise UsageError("`--quick` and `--thorough` exclude each other", hint="leave one out")
+    return {**(PRESETS[preset[0]] if preset else {}), **keys}, RunOptions(**options)
 
 
 def _option(entry: Entry, value: Any) -> Any:

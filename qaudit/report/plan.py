@@ -17,6 +17,7 @@ from qaudit.types import Further, Plan, Subject, Traffic
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
 _USUAL_FLIPS = (0.02, 0.1)  # of 4-bit and of 3-bit schemes, about
+LONG = 600.0  # seconds, after which a CPU is better used with `--quick`
 SHOWN = 12  # checkpoints before the list is folded
 
 
@@ -120,6 +121,19 @@ def _disk(traffic: Traffic) -> str:
 
 
 def _time(plan: Plan) -> str:
+    """Return the time of the plan and of presets; the quick one first where it is needed."""
+    text = _compute(plan)
+    presets = {
+        time.name: f"with --{time.name} {_seconds(time.seconds_low)} to "
+        f"{_seconds(time.seconds_high)}"
+        for time in plan.presets
+    }
+    if "quick" in presets and plan.device == "cpu" and plan.seconds_high > LONG:
+        return "; ".join([presets.pop("quick"), f"as planned {text}", *presets.values()])
+    return "; ".join([text, *presets.values()])
+
+
+def _compute(plan: Plan) -> str:
     text = f"{_seconds(plan.seconds_low)} to {_seconds(plan.seconds_high)}"
     if plan.device.startswith("cuda"):
         low, high = plan.seconds_low / 3600, plan.seconds_high / 3600

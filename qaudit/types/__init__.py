@@ -14,6 +14,7 @@ from qaudit.types.audit import (
     Perturbation,
     Plan,
     Positions,
+    PresetTime,
     Price,
     Signature,
     Skipped,

@@ -96,6 +96,15 @@ class Further:
 
 
 @dataclass(frozen=True)
+class PresetTime:
+    """What the same subjects would take with other settings."""
+
+    name: str  # of a preset, as `quick`
+    seconds_low: float
+    seconds_high: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """The recipe resolved and priced, before the first byte of weights is read."""
 
@@ -132,6 +141,7 @@ class Plan:
     flips: float | None = (
         None  # the median share of answers that changed marks, by what is measured
     )
+    presets: tuple[PresetTime, ...] = ()  # what `--quick` and `--thorough` would take
 
 
 @dataclass(frozen=True, eq=False)

@@ -315,6 +315,8 @@ def test_a_folder_of_yaml_files_is_a_list_of_tasks(scan: Run, place: Path) -> No
         'doc_to_text: "{{q}}"\ndoc_to_choice: options\ndoc_to_target: gold\nnum_fewshot: 0\n'
         "metric_list:\n  - metric: acc\n"
     )
+    planned = json.loads(scan("--tasks", "mine", "--dry-run", "--json").out)["items"]
+    assert planned == [["mine", 8]]  # counted before the prompts are built
     done = scan("--tasks", "mine")
     assert done.code == 0, done.err
     assert rows(Path("out"))["fp", "mine"]["items"] == 8

@@ -131,7 +131,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),
-    "pyarrow": ("qaudit.text.*",),
+    "pyarrow": ("qaudit.text.*", "qaudit.items.files"),
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.
     "lm_eval": ("qaudit.items.harness", "qaudit.items.foreign"),

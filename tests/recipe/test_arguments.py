@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.errors import RecipeError, UsageError
 from qaudit.recipe.table import parse_nbytes, recipe_and_options
-from qaudit.settings import Recipe, RunOptions, settings_of
+from qaudit.settings import PRESETS, Presets, Recipe, RunOptions, settings_of
 
 
 def test_settings_are_split_into_what_to_measure_and_how() -> None:
@@ -53,8 +53,21 @@ def test_a_size_has_a_unit(text: str, nbytes: float) -> None:
 
 
 def test_every_setting_has_help_and_a_default_to_show() -> None:
-    for group in (Recipe, RunOptions):
+    for group in (Recipe, RunOptions, Presets):
         assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
         for entry in settings_of(group).values():
             assert entry.setting.help.endswith(".")
             assert entry.shown_default not in ("", "None", "()")
+
+
+def test_a_preset_sets_several_keys_and_an_argument_beside_it_wins() -> None:
+    recipe, _ = recipe_and_options("a", quick=True, calibration_documents=48, thorough=False)
+    assert recipe == Recipe(("a",), **{**PRESETS["quick"], "calibration_documents": 48})
+    assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("bfloat16", 512, 1)
+    with pytest.raises(UsageError, match="exclude each other"):
+        recipe_and_options("a", quick=True, thorough=True)
+
+
+def test_presets_are_keys_of_a_recipe() -> None:
+    assert PRESETS.keys() == settings_of(Presets).keys()
+    assert all(keys.keys() <= settings_of(Recipe).keys() for keys in PRESETS.values())

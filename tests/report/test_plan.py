@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.report.plan import render_plan
-from qaudit.types import Finding, Plan, Subject, Traffic
+from qaudit.types import Finding, Plan, PresetTime, Subject, Traffic
 from tests.support import sample
 
 GB = 10**9
@@ -59,6 +59,23 @@ def test_fetching_is_priced_in_bytes_and_at_a_rate_that_is_named() -> None:
 def test_a_plan_for_a_gpu_counts_its_hours() -> None:
     text = render_plan(plan(device="cuda", seconds_low=1800.0, seconds_high=7200.0))
     assert row(text, "time") == "30 min to 2.0 h, 0.5 to 2 GPU hours"
+
+
+PRESETS = (PresetTime("quick", 120.0, 480.0), PresetTime("thorough", 36000.0, 144000.0))
+
+
+def test_a_plan_says_what_presets_would_take() -> None:
+    short = row(render_plan(plan(presets=PRESETS)), "time")
+    assert short == "40 s to 2 min; with --quick 2 min to 8 min; with --thorough 10.0 h to 40.0 h"
+
+
+def test_a_long_plan_on_a_cpu_names_the_quick_one_first() -> None:
+    hours = {"presets": PRESETS, "seconds_low": 7200.0, "seconds_high": 28800.0}
+    assert row(render_plan(plan(**hours)), "time") == (
+        "with --quick 2 min to 8 min; as planned 2.0 h to 8.0 h; with --thorough 10.0 h to 40.0 h"
+    )
+    on_gpu = row(render_plan(plan(**hours, device="cuda")), "time")
+    assert on_gpu.startswith("2.0 h to 8.0 h, 2 to 8 GPU hours; with --quick 2 min")
 
 
 def test_what_is_here_already_is_not_fetched() -> None:
