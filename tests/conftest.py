@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -58,6 +59,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
     counted.counted = True  # type: ignore[attr-defined]
     test.hypothesis.inner_test = counted
+
+
+def pytest_collection_finish() -> None:
+    """Take libraries and collected tests out of every later search for garbage."""
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import torch
@@ -218,23 +219,25 @@ def refuse_bad_device(device: torch.device, dtype: torch.dtype) -> None:
 
 def wrong_products(device: torch.device, dtype: torch.dtype) -> int:
     """Return how many entries of a product differ from their integers, rounded once."""
-    a, b = (matrix.to(dtype).to(device) for matrix in _matrices())
-    exact = torch.matmul(*(matrix.double() for matrix in _matrices()))  # below 2**53: exact
+    a_cpu, b_cpu, exact = _product(SIZE)
+    a, b = (matrix.to(dtype).to(device) for matrix in (a_cpu, b_cpu))
     product = torch.matmul(a, b).cpu()
     return int((product != exact.float().to(dtype)).sum())
 
 
 def softmax_error(device: torch.device) -> float:
     """Return how far probabilities are from those in double precision on the CPU."""
-    logits = torch.matmul(*(matrix.double() for matrix in _matrices()))[:64] / 16
+    logits = _product(SIZE)[2][:64] / 16
     found = logits.float().to(device).softmax(-1).cpu().double()
     return float((found - logits.softmax(-1)).abs().max())
 
 
-def _matrices() -> tuple[torch.Tensor, torch.Tensor]:
+@cache
+def _product(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return two matrices and their product in double precision: below 2**53, so exact."""
     generator = torch.Generator().manual_seed(SEED)
-    a, b = (torch.randint(-1, 2, (SIZE, SIZE), generator=generator) for _ in range(2))
-    return a, b
+    a, b = (torch.randint(-1, 2, (size, size), generator=generator) for _ in range(2))
+    return a, b, torch.matmul(a.double(), b.double())
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -52,7 +52,7 @@ def _task_arrays(one: TaskEvidence) -> dict[str, np.ndarray]:
     }
 
 
-def evidence_in(arrays: np.lib.npyio.NpzFile) -> Evidence:
+def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
     """Read evidence; ValueError for what cannot be."""
     documents = _column(arrays, "document_sha256", "U")
     count = len(documents)
@@ -65,15 +65,15 @@ def evidence_in(arrays: np.lib.npyio.NpzFile) -> Evidence:
         nbytes=_whole(arrays, "bytes", count),
         split=tuple(map(str, _column(arrays, "split", "U", count))),
         strata=_strata(arrays, count),
-        tasks=(_task_evidence(arrays),) if "choice_nll" in arrays.files else (),
+        tasks=(_task_evidence(arrays),) if "choice_nll" in arrays else (),
         fidelity=fidelity,
         positions=_positions(arrays, tokens, compared=fidelity is not None),
         expert_tokens=_expert_tokens(arrays),
     )
 
 
-def _expert_tokens(arrays: np.lib.npyio.NpzFile) -> Tokens | None:
-    if "expert_tokens" not in arrays.files:
+def _expert_tokens(arrays: Mapping[str, Array]) -> Tokens | None:
+    if "expert_tokens" not in arrays:
         return None
     counts = arrays["expert_tokens"]
     if counts.ndim != 2 or counts.dtype.kind not in "iu" or (counts < -1).any():
@@ -81,7 +81,7 @@ def _expert_tokens(arrays: np.lib.npyio.NpzFile) -> Tokens | None:
     return counts.astype(np.int64)
 
 
-def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:
+def _task_evidence(arrays: Mapping[str, Array]) -> TaskEvidence:
     """Return the options of a task; the first version had one task and one right option."""
     nll = _column(arrays, "choice_nll", "f")
     count = len(nll)
@@ -89,7 +89,7 @@ def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:
     answers = _column(arrays, "choice_answers", "iu")
     if items.tolist() != sorted(items.tolist()) or set(items.tolist()) != set(range(len(answers))):
         raise ValueError("its choices are not those of its items")
-    if "choice_task" not in arrays.files:
+    if "choice_task" not in arrays:
         place = np.arange(count) - np.searchsorted(items, items)
         right, greedy = place == answers[items], np.zeros(count, dtype=np.bool_)
         return TaskEvidence(CHOICES, nll, items, right, greedy)
@@ -98,14 +98,16 @@ def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:
     return TaskEvidence(str(name), nll, items, *marks)
 
 
-def _strata(arrays: np.lib.npyio.NpzFile, count: int) -> tuple[str, ...]:
-    if "strata" not in arrays.files:
+def _strata(arrays: Mapping[str, Array], count: int) -> tuple[str, ...]:
+    if "strata" not in arrays:
         return ()
     return tuple(map(str, _column(arrays, "strata", "U", count)))
 
 
-def _column(arrays: np.lib.npyio.NpzFile, name: str, kinds: str, count: int | None = None) -> Array:
+def _column(arrays: Mapping[str, Array], name: str, kinds: str, count: int | None = None) -> Array:
     """Return a column of the right kind and length; statistics take it as it is."""
+    if name not in arrays:
+        raise ValueError(f"it lacks `{name}`")
     column = arrays[name]
     if column.ndim != 1 or (column.size and column.dtype.kind not in kinds):
         raise ValueError(f"its `{name}` is no column of such values")
@@ -114,7 +116,7 @@ def _column(arrays: np.lib.npyio.NpzFile, name: str, kinds: str, count: int | No
     return column
 
 
-def _whole(arrays: np.lib.npyio.NpzFile, name: str, count: int) -> Array:
+def _whole(arrays: Mapping[str, Array], name: str, count: int) -> Array:
     return _not_negative(_column(arrays, name, "iu", count), name)
 
 

@@ -19,7 +19,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, make_dataclass, replace
@@ -198,20 +198,21 @@ def _read(content: bytes) -> tuple[Measurement, Any]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(part.file_size for part in archive.infolist()) > LARGEST_NBYTES:
                 raise ValueError("it unpacks to more than evidence can be")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            about = decode(_About, parse(str(arrays["about"])), "about")
-            values = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
-            seed = int(arrays["calibration_seed"])
-            evidence = evidence_in(arrays)
-            _must_be_as_written(about, arrays)
-            return Measurement(**values, evidence=evidence, calibration_seed=seed), about
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}  # each is unpacked once
+        about = decode(_About, parse(str(arrays["about"])), "about")
+        values = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
+        seed = int(arrays["calibration_seed"])
+        evidence = evidence_in(arrays)
+        _must_be_as_written(about, arrays)
+        return Measurement(**values, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
         raise ValueError(f"it does not name what was measured: {error.message}") from error
     except _DAMAGED as error:
         raise ValueError(f"it is damaged: {error}") from error
 
 
-def _must_be_as_written(about: Any, arrays: np.lib.npyio.NpzFile) -> None:
+def _must_be_as_written(about: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError for another content than was sealed, or another identity than the key's."""
     if about.identity is not None and digest(about.identity) != about.key:
         raise ValueError("its identity is not that of its key")
@@ -219,7 +220,7 @@ def _must_be_as_written(about: Any, arrays: np.lib.npyio.NpzFile) -> None:
         return
     text = json.loads(str(arrays["about"]))
     del text[SEAL]
-    columns = {name: arrays[name] for name in arrays.files if name != "about"}
+    columns = {name: array for name, array in arrays.items() if name != "about"}
     if about.sha256 != seal_of(text, columns):
         raise ValueError("it is not as it was written")
 

@@ -27,7 +27,7 @@ from qaudit.saved.writer import one_writer
 from tests.support.cli import TEXT, Run, refused
 from tests.support.models import save_model
 
-WHERE = ("series/step200", "--calibration", TEXT[1])
+WHERE = ("series/step200", *TEXT)
 GPTQ = "gptq-4bit:group=32"
 SCHEMES = (
     "rtn-4bit:group=32",

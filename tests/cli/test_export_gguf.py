@@ -20,7 +20,7 @@ from tests.support.cli import TEXT, Run, refused
 from tests.support.gguf import write_gguf
 from tests.support.models import save_model, save_tokenizer
 
-WHERE = ("series/step200", "--calibration", TEXT[1])
+WHERE = ("series/step200", *TEXT)
 ENDS = {"gguf": ("--format", "gguf", "--converter", "template.gguf", "-q")}
 
 
@@ -88,7 +88,7 @@ def test_rows_and_heads_are_where_llama_cpp_has_them(
     meant = write_gguf(folder, place / "meant.gguf", lambda n: "Q4_0" if "_proj" in n else "F32")
     write_gguf(folder, place / "template.gguf")
     done = qaudit(
-        "export", "own", "--calibration", TEXT[1], "--scheme", "gguf-q4_0", "--out", "new",
+        "export", "own", *TEXT, "--scheme", "gguf-q4_0", "--out", "new",
         *ENDS["gguf"],
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -13,7 +13,7 @@ from tests.support.hub import Hub
 from tests.support.hub.fixtures import Serve
 
 TOKEN = "hf_bobs_own_secret"
-WHAT = ("export", "series/step200", "--calibration", "calibration.jsonl")
+WHAT = ("export", "series/step200", *TEXT)
 OURS = (*WHAT, "--scheme", "rtn-4bit:group=32", "--out", "new")
 
 

@@ -188,7 +188,7 @@ def swapped(path, **columns):
         ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
         ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
         ({"split": np.array(["selection"])}, "columns of different lengths"),
-        ({"split": None}, "'split is not a file in the archive'"),
+        ({"split": None}, "it lacks `split`"),
         ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
         ({"about": np.array("[1]")}, "`about` is not an object"),
         ({"about": np.array("{}")}, "`about.key` is missing"),
