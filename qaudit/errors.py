@@ -16,7 +16,7 @@
     |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, results stay
     +-- TrainingError      4    a training run that cannot go on: its loss is not finite
     +-- MissingParts       3    parts of a plan are not measured yet
-    +-- NotShipping        3    the verdict on a class is HOLD or UNDECIDED
+    +-- NotShipping        3    the verdict on a class is not SHIP
     +-- Stopped           75    a part was stopped: run it again
     +-- Interrupted      130    stopped by the user; the hint is the way to go on
 
@@ -115,7 +115,7 @@ class MissingParts(QauditError):
 
 
 class NotShipping(QauditError):
-    """The verdict on what is to be exported is HOLD or UNDECIDED."""
+    """The verdict on what is to be exported is not SHIP."""
 
     code = 3
 

@@ -145,12 +145,13 @@ def _pick(
     print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
     gated = any(decision.level == "error" for decision in verdict.classes)
     ships = gated and verdict.status == "ship"  # the same as for `gate`
-    return 0 if best and (ships or all(map(_is_sure, verdict.classes))) else 3
+    judged = [decision for decision in verdict.classes if decision.status != "unjudged"]
+    return 0 if best and (ships or all(map(_is_sure, judged or verdict.classes))) else 3
 
 
 def _is_sure(one: ClassVerdict) -> bool:
-    """Whether a choice is confirmed, or the only one, and its class decided if it is asked for."""
-    is_decided = one.status != "undecided" or one.level == "off"
+    """Whether a choice is confirmed, or the only one, and its class decided if it is judged."""
+    is_decided = one.status in ("ship", "hold", "unjudged") or one.level == "off"
     return is_decided and one.subject is not None and (not one.lead or one.confirmed_on is not None)
 
 

@@ -18,8 +18,8 @@ _CONTROL = re.compile(
 )
 """Moves a cursor, colours, rings, or turns text around; and halves of characters."""
 
-_VERDICT = re.compile(r"^(SHIP|HOLD|UNDECIDED)\b", re.MULTILINE)
-_COLOURS = {"SHIP": "1;32", "HOLD": "1;31", "UNDECIDED": "1;33"}
+_VERDICT = re.compile(r"^(SHIP|HOLD|UNDECIDED|INCOMPLETE)\b", re.MULTILINE)
+_COLOURS = {"SHIP": "1;32", "HOLD": "1;31", "UNDECIDED": "1;33", "INCOMPLETE": "1;33"}
 
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)", re.MULTILINE)
 

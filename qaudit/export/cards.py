@@ -22,6 +22,7 @@ from qaudit.report.document import (
     name_cell,
     paragraph,
     row,
+    status_in_words,
     words,
 )
 from qaudit.report.format import percent, spread
@@ -89,9 +90,9 @@ def _measured(choice: ExportChoice) -> list[Block]:
     )
     blocks: list[Block] = [table]
     if choice.ships is not None:
-        line = f"The verdict on {choice.ships.bit_class} bits: {choice.ships.status}."
-        blocks.append(paragraph(line))
         ships = choice.ships
+        status = status_in_words(ships.status)
+        blocks.append(paragraph(f"The verdict on {ships.bit_class} bits: {status}."))
         if notes := (*ships.breaches, *ships.needs, *ships.warnings):
             blocks.append(bullets(*notes))
     return blocks

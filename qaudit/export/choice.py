@@ -14,6 +14,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.prepare import prepare
+from qaudit.report.document import status_in_words
 from qaudit.saved.audits import FILE, read_audit
 from qaudit.saved.results import sha256_of
 from qaudit.settings import SEARCHED_AT, RunOptions
@@ -128,7 +129,7 @@ def _shipped(record: AuditRecord, bits: str | None) -> tuple[str, str]:
     if one.status != "ship":
         named = f"--subject {shlex.quote(one.subject)} --scheme {one.scheme}"
         raise NotShipping(
-            f"nothing of {name} bits ships: the verdict is {one.status.upper()}, "
+            f"nothing of {name} bits ships: the verdict is {status_in_words(one.status).upper()}, "
             f"{'; '.join((*one.breaches, *one.needs)) or 'by the policy'}",
             hint=f"name it to export it all the same: `{named}`",
         )

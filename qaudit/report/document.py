@@ -71,6 +71,10 @@ class Figure:
     lines: tuple[str, ...] = ()
 
 
+def status_in_words(status: Status) -> str:
+    return "not judged" if status == "unjudged" else status
+
+
 @dataclass(frozen=True)
 class Notice:
     """One line of a banner: a status, what it is about, and sentences on it."""
@@ -79,6 +83,11 @@ class Notice:
     label: str
     title: Inline
     details: tuple[Inline, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """The status in capitals."""
+        return status_in_words(self.status).upper()
 
 
 @dataclass(frozen=True)

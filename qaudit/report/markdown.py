@@ -151,7 +151,7 @@ def _banner(banner: doc.Banner) -> str:
 def _notice(notice: doc.Notice) -> str:
     details = "<br>".join(_runs(line, in_table=True) for line in notice.details)
     title = _runs(notice.title, in_table=True)
-    status = f"{_inactive(notice.label)}: **{notice.status.upper()}**"
+    status = f"{_inactive(notice.label)}: **{notice.word}**"
     return f"| {status}<br>{title} | {details} |"
 
 

@@ -70,7 +70,7 @@ def _lines(lines: Sequence[str], width: int) -> str:
 
 def _banner(banner: doc.Banner, width: int) -> str:
     """Return each status with what it is about beside it, or beneath it if that is too narrow."""
-    heads = [printable(f"{n.status.upper()} {n.label}") for n in banner.notices]
+    heads = [printable(f"{n.word} {n.label}") for n in banner.notices]
     wide = max(map(width_of, heads), default=0) + 2
     indent = " " * (wide if wide <= width // 3 else 2)
     lines = []

@@ -13,7 +13,9 @@ from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
 from qaudit.types import ClaimKind, ClassVerdict, Interval, Status, Verdict
 
-STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided")
+STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
+"""Of the classes in the headline: those that the policy does not ask for are not in it."""
+
 CLAIMS: dict[ClaimKind, str] = {
     "file": "the file: the weights of one calibration",
     "method": "the method: what any calibration would give",
@@ -50,7 +52,7 @@ def _classes(status: Status, classes: Sequence[ClassVerdict]) -> str:
     if status == "ship":
         return f"ship {listing([what(decision) for decision in classes])}"
     bits = listing([label(decision) for decision in classes])
-    return f"hold {bits}" if status == "hold" else f"{bits} undecided"
+    return f"hold {bits}" if status == "hold" else f"{bits} {status}"
 
 
 def label(one: ClassVerdict) -> str:

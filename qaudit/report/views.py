@@ -101,7 +101,8 @@ class View:
     @cached_property
     def main(self) -> ClassVerdict | None:
         """The class that a reader sees first: that ships, with the fewest bits."""
-        statuses, levels = ("ship", "undecided", "hold"), ("error", "warn", "off")
+        statuses = ("ship", "undecided", "incomplete", "unjudged", "hold")
+        levels = ("error", "warn", "off")
         classes = [
             decision
             for decision in (self.verdict.classes if self.verdict else ())

@@ -142,8 +142,9 @@ class Gate:
         return codes.get(self.verdict, 3)
 
 
-Status = Literal["ship", "hold", "undecided"]
-"""`hold`: a rule is breached. `undecided`: a rule, or a measurement, is missing or inconclusive."""
+Status = Literal["ship", "hold", "undecided", "incomplete", "unjudged"]
+"""`hold`: a rule is breached. `undecided`: a rule is missing or inconclusive. `incomplete`: a
+measurement that is asked for is missing. `unjudged`: the policy does not ask for this class."""
 
 
 @dataclass(frozen=True)

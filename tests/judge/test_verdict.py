@@ -322,18 +322,32 @@ def test_a_class_that_was_not_measured_is_asked_for_by_name_alone() -> None:
     rows = of_errors({"gptq-4bit": 0.01})
     assert gated(rows)[0].exit_code == 0
     answer, verdict = gated(rows, bits=("8", "4"))
-    assert told(verdict) == [("8", "error", "undecided"), ("4", "error", "ship")]
-    assert (answer.exit_code, verdict.status) == (3, "undecided")
+    assert told(verdict) == [("8", "error", "incomplete"), ("4", "error", "ship")]
+    assert (answer.exit_code, verdict.status) == (3, "incomplete")
     assert verdict.classes[0].needs == ("add a scheme to `--schemes`",)
     answer, verdict = gated(rows, bits=("3",))  # which only warns unless it is named
-    assert told(verdict) == [("3", "error", "undecided")]
-    assert (answer.exit_code, verdict.status) == (3, "undecided")
+    assert told(verdict) == [("3", "error", "incomplete")]
+    assert (answer.exit_code, verdict.status) == (3, "incomplete")
 
 
 def test_where_no_class_that_counts_was_measured_the_answer_is_incomplete() -> None:
     answer, verdict = gated(of_errors({"gptq-3bit": 0.01}))
-    assert (answer.verdict, verdict.status) == ("incomplete", "undecided")
+    assert (answer.verdict, verdict.status) == ("incomplete", "incomplete")
     assert "nothing was measured at 8 or 4 bits" in verdict.others[0]
+
+
+def test_a_class_that_is_not_asked_for_changes_no_answer() -> None:
+    rows = of_errors({"gptq-4bit": 0.01, "rtn-6bit": 0.3})
+    answer, verdict = gated(rows)
+    assert told(verdict) == [("6", "off", "unjudged"), ("4", "error", "ship")]
+    assert (answer.exit_code, verdict.status) == (0, "ship")
+    assert verdict.classes[0].needs == ()
+
+
+def test_a_class_that_the_command_names_and_no_rule_covers_is_inconclusive() -> None:
+    answer, verdict = gated(of_errors({"gptq-4bit": 0.01, "rtn-6bit": 0.3}), bits=("6", "4"))
+    assert told(verdict) == [("6", "error", "undecided"), ("4", "error", "ship")]
+    assert (answer.exit_code, verdict.status) == (3, "undecided")
 
 
 def test_a_class_that_no_rule_covers_is_undecided() -> None:
@@ -344,7 +358,7 @@ def test_a_class_that_no_rule_covers_is_undecided() -> None:
     assert (check.rule, check.scheme) == ("QA040", "gptq-4bit")
     off = replace(preset("release"), rules=rules, classes={"8": "error"})
     answer, verdict = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.0}), off)
-    assert (answer.exit_code, told(verdict)[1]) == (0, ("4", "off", "undecided"))
+    assert (answer.exit_code, told(verdict)[1]) == (0, ("4", "off", "unjudged"))
 
 
 @pytest.mark.parametrize("classes", [{"4": "off"}, {"8": "off"}, {"8": "warn"}])
@@ -354,7 +368,7 @@ def test_a_rule_about_what_ships_that_no_class_is_left_for_is_not_a_pass(
     rule = PolicyRule("x", "relative_error", 0.02, subjects=("@ships",))
     policy = Policy("ours", (rule,), classes=classes)
     answer, verdict = gated(of_errors({"gptq-4bit": 0.3}), policy)
-    assert (answer.exit_code, verdict.status) == (3, "undecided")
+    assert (answer.exit_code, verdict.status) == (3, "incomplete")
     assert "leaves out 4 bits" in verdict.others[0]
     both = {"gptq-4bit": 0.3, "bnb-int8": 0.001}
     answer, _ = gated(of_errors(both), replace(policy, classes={"4": "off", "8": "error"}))
@@ -368,7 +382,7 @@ def test_a_rule_on_the_pick_covers_what_ships_of_its_class() -> None:
     rows = of_errors({"gptq-4bit": 0.01, "rtn-4bit": 0.3, "gptq-3bit": 0.1})
     answer, verdict = gated(rows, plain)
     assert {check.scheme for check in answer.checks} == {"gptq-4bit", "rtn-4bit"}
-    assert told(verdict) == [("4", "error", "ship"), ("3", "off", "undecided")]
+    assert told(verdict) == [("4", "error", "ship"), ("3", "off", "unjudged")]
     # Another error of the policy, that of a scheme that does not ship, decides beside the classes.
     assert (answer.exit_code, verdict.status) == (1, "hold")
     assert "rtn-4bit raises the loss" in verdict.others[0]
@@ -442,7 +456,7 @@ def test_the_verdict_and_the_gate_have_one_answer(
     losses = {(s, "fp"): 2.0 + k for k, s in enumerate(("a", "b"))}
     losses |= {(s, q): losses[s, "fp"] * (1 + e) for q, e in errors.items() for s in ("a", "b")}
     answer, verdict = gated(measured(losses, seed=seed), policy)
-    exits = {"ship": 0, "hold": 1, "undecided": 3}
+    exits = {"ship": 0, "hold": 1, "undecided": 3, "incomplete": 3}
     assert exits[verdict.status] == answer.exit_code
     statuses = {one.status for one in verdict.classes if one.level == "error"}
     for one in verdict.classes:  # an error of a class is an error of the gate

@@ -418,7 +418,7 @@ def test_a_step_summary_fits_and_says_what_is_missing_in_it() -> None:
         ({"8": "ship", "4": "undecided"}, [sample.INCONCLUSIVE], "8-bit ship | 4-bit undecided"),
         ({"4": "hold"}, [sample.FAILS], "4-bit hold"),
         ({"4": "ship"}, [sample.PASSES, sample.IGNORED], "4-bit ship | 1 ignored"),
-        ({"4": "ship"}, [sample.MISSING], "4-bit ship | overall undecided"),
+        ({"4": "ship"}, [sample.MISSING], "4-bit ship | overall incomplete"),
         ({}, [sample.FAILS], "hold"),
     ],
 )

@@ -38,7 +38,7 @@ def class_verdict(bits: str, status: Status = "ship", **more: Any) -> ClassVerdi
 
 def verdict(*classes: ClassVerdict, status: Status | None = None) -> Verdict:
     """Return a verdict under the policy `release`."""
-    order: tuple[Status, ...] = ("hold", "undecided", "ship")
+    order: tuple[Status, ...] = ("hold", "incomplete", "undecided", "ship")
     held = [one.status for one in classes if one.level == "error"]
     worst = status or min(held, key=order.index, default="ship")
     return Verdict("release", "loss", 0.95, classes, worst)

@@ -1,9 +1,9 @@
-"""What ships of each bit class, by the checks of a policy: ship, hold or undecided.
+"""What ships of each bit class, by the checks of a policy: ship, hold, undecided, or not judged.
 
 The rules about it decide: those of level `error`, or the warnings where there are no others.
-`classes` of a policy names the classes that are asked for, and the level of one that no rule
-covers. A class that was not measured is not asked for, unless `--bits` names it, or none of the
-classes that count was measured.
+`classes` of a policy and `--bits` name the classes that are asked for. One that no rule covers is
+inconclusive where it is asked for, and not judged elsewhere. A class that was not measured is not
+asked for, unless `--bits` names it, or none of the classes that count was measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from qaudit.judge.gate.audits import SHIPS, GateInput
 from qaudit.types import Check, ClaimKind, ClassVerdict, Gate, Level, Policy, Status, Verdict
 
 UNANSWERED = "QA040"
-_STATUS: dict[str, Status] = {"pass": "ship", "fail": "hold"}
+_STATUS: dict[str, Status] = {
+    "pass": "ship",
+    "fail": "hold",
+    "inconclusive": "undecided",
+    "missing": "incomplete",
+    "incomplete": "incomplete",
+}
 _WORST = ("fail", "missing", "inconclusive", "pass")
 
 
@@ -30,7 +36,7 @@ def verdict_of(gate: Gate, objective: str, claim: ClaimKind = "method") -> Verdi
         objective=objective,
         confidence=gate.policy.confidence,
         classes=gate.classes,
-        status=_STATUS.get(gate.verdict, "undecided"),
+        status=_STATUS[gate.verdict],
         others=tuple(_with_hint(check) for check in further),
         claim=claim,
     )
@@ -41,6 +47,7 @@ def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Ite
     measured = {chosen.bit_class for chosen in audit.choices if _is_measured(audit, chosen)}
     for chosen in audit.choices:
         name, level = chosen.bit_class, policy.classes.get(chosen.bit_class, "off")
+        level = "error" if name in audit.bits else level
         if name not in measured:
             yield _check(policy, name, "error", "missing")  # `--bits` names it
         elif level != "off" and not any(map(_answers, _covering(chosen, checks))):
@@ -48,8 +55,12 @@ def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Ite
     required = [name for name, level in policy.classes.items() if level == "error"]
     if required and not audit.bits and not measured & {*required}:
         yield _check(policy, " or ".join(required), "error", "missing")
-    elif measured and all(policy.classes.get(name, "off") == "off" for name in measured):
+    elif measured and not audit.bits and not any(_is_named(policy, name) for name in measured):
         yield from _without_classes(policy, sorted(measured), checks)
+
+
+def _is_named(policy: Policy, name: str) -> bool:
+    return policy.classes.get(name, "off") != "off"
 
 
 def _without_classes(
@@ -107,11 +118,7 @@ def class_verdicts(
     """Yield what ships of each class, and whether it may."""
     for chosen in audit.choices:
         covering = _covering(chosen, checks)
-        if covering:
-            yield _judged(chosen, covering)
-        else:
-            needs = f"no rule of the policy `{policy.name}` is about {chosen.bit_class} bits"
-            yield replace(chosen, needs=(needs,))
+        yield _judged(chosen, covering) if covering else replace(chosen, status="unjudged")
 
 
 def _covering(chosen: ClassVerdict, checks: Sequence[Check]) -> list[Check]:
@@ -148,15 +155,13 @@ def _nearness(check: Check) -> float:
 
 def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
     deciding = _deciding(covering)
-    outcomes = {check.outcome for check in deciding}
-    status: Status = "hold" if "fail" in outcomes else "undecided"
     worst = next(iter(deciding), None)
     further = [c for c in covering if c not in deciding and c.outcome != "pass" and not c.ignored]
     errors = (c.interval for c in deciding if c.metric == "relative_error" and c.against is None)
     return replace(
         chosen,
         level=_level(covering),
-        status=status if outcomes - {"pass"} else "ship",
+        status=_STATUS[worst.outcome] if worst else "ship",
         relative_error=next((i for i in errors if i is not None), chosen.relative_error),
         rule=worst.name if worst else None,
         margin=worst.margin if worst else None,

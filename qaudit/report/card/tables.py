@@ -140,7 +140,7 @@ def _evenly(labels: list[str], count: int) -> list[str]:
 
 
 MOST_CANDIDATES = 5
-STATUSES = {"ship": "ships", "hold": "held", "undecided": "undecided"}
+STATUSES = {"ship": "ships", "hold": "held"}
 CANDIDATE_COLUMNS = (
     *doc.columns("subject", "scheme", "loss", "added, %", "KL"),
     doc.Column("agreement, %", short="agree, %"),
@@ -173,7 +173,7 @@ def _roles(
     view: View, one: ClassVerdict, subject: str, scheme: str
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield roles, the most important first, each with its subject and scheme."""
-    yield STATUSES[one.status], (subject, scheme)
+    yield STATUSES.get(one.status, doc.status_in_words(one.status)), (subject, scheme)
     if one.runner_up is not None:
         yield "runner-up", (one.runner_up, one.runner_up_scheme or scheme)
     if view.last is not None:
