@@ -27,6 +27,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import percent, spread
 from qaudit.report.markdown import render_blocks
+from qaudit.report.views import judged
 from qaudit.saved.exports import FILE, ExportRecord
 from qaudit.types import Checkpoint, Subject
 from qaudit.version import __version__
@@ -75,7 +76,7 @@ def _measured(choice: ExportChoice) -> list[Block]:
     ]
     if not rows:
         return [paragraph("No audit measured these weights.")]
-    first = rows[0]
+    first = judged(rows[0], choice.ships) if choice.ships else rows[0]
     table = TableBlock(
         (Column("measured"), Column("value", "right")),
         (

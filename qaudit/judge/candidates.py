@@ -8,8 +8,9 @@ so that the order of `--schemes` changes nothing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.older import class_of
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, SELECTION, Interval, Measurement
+from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement
 
 UNQUANTIZED = "fp"
 """The class of full precision, which only an objective that names it chooses."""
@@ -37,13 +38,32 @@ def classes_of(table: Measurements) -> tuple[str, ...]:
     return tuple(sorted(names, key=most_bits_first))
 
 
-def candidates(table: Measurements, name: str, objective: Objective = LOSS) -> list[Measurement]:
+def candidates(
+    table: Measurements, name: str, objective: Objective = LOSS, split: str | None = SELECTION
+) -> list[Measurement]:
     """Return the first draw of every candidate of a class, the best first, without twins."""
-    ranked = _ranked(table, list(_finite(table, name, objective.scheme)))
+    ranked = _ranked(table, list(_finite(table, name, objective.scheme)), split)
     if objective.kind == "kl" and ranked:
         same = [m for m in ranked if m.subject == ranked[0].subject]
-        return _ranked(table, [m for m in same if m.evidence.fidelity], divergences)
+        return _ranked(table, [m for m in same if m.evidence.fidelity], split, divergences)
     return ranked
+
+
+def cross_fitted(
+    table: Measurements, name: str, objective: Objective
+) -> tuple[list[Measurement], str | None]:
+    """Return the candidates of a class, and the documents to judge the best on.
+
+    These are all of them where both halves choose the same, and otherwise those that did not
+    choose: the winner of many looks better than it is on the documents that it won on.
+    """
+    ranked = candidates(table, name, objective)
+    if len(ranked) < 2 or not table.is_split:
+        return ranked, None
+    every = candidates(table, name, objective, None)
+    if ranked[0] is candidates(table, name, objective, HELD_OUT)[0] is every[0]:
+        return every, None
+    return ranked, HELD_OUT
 
 
 def _finite(table: Measurements, name: str, scheme: str | None) -> Iterator[Measurement]:
@@ -57,12 +77,12 @@ def _finite(table: Measurements, name: str, scheme: str | None) -> Iterator[Meas
 
 
 def _ranked(
-    table: Measurements, cells: Sequence[Measurement], sums: Sums = losses
+    table: Measurements, cells: Sequence[Measurement], split: str | None, sums: Sums = losses
 ) -> list[Measurement]:
     """Order cells by the draws that all have, and the first two by all of theirs."""
     if not cells:
         return []
-    scored = table.scored(SELECTION)
+    scored = table.scored(split)
     every = {id(m): table.draws(m.subject, m.scheme) for m in cells}
     common = min((len(every[id(m)]) for m in cells if calibrates(m)), default=1)
 
@@ -97,19 +117,38 @@ class Cheapest:
     reference: Measurement
     ranked: tuple[Measurement, ...]
     changes: tuple[str, ...] = ()
+    split: str | None = None  # of documents to judge the first on
+
+    @property
+    def choice(self) -> tuple[Measurement, Measurement]:
+        return self.reference, self.ranked[0]
 
 
 def cheapest(table: Measurements, margin: float, classes: Sequence[str] = ()) -> Cheapest | None:
-    """Rank what is within a margin on the documents to choose on; None where nothing is."""
-    full = candidates(table, UNQUANTIZED)
+    """Rank what is within a margin, cross-fitted; None where nothing is."""
+    chosen = _cheapest_on(SELECTION, table, margin, classes)
+    if chosen is None or not table.is_split:
+        return chosen
+    other = _cheapest_on(HELD_OUT, table, margin, classes)
+    if other is not None and all(map(operator.is_, chosen.choice, other.choice)):
+        every = _cheapest_on(None, table, margin, classes)
+        if every is not None and all(map(operator.is_, chosen.choice, every.choice)):
+            return every
+    return replace(chosen, split=HELD_OUT)
+
+
+def _cheapest_on(
+    split: str | None, table: Measurements, margin: float, classes: Sequence[str]
+) -> Cheapest | None:
+    full = candidates(table, UNQUANTIZED, split=split)
     if not full:
         return None
     reference = full[0]
     names = classes or (*classes_of(table), UNQUANTIZED)
     every = [
-        _Candidate(m, excess(table, m, reference, SELECTION))
+        _Candidate(m, excess(table, m, reference, split))
         for name in names
-        for m in candidates(table, name)
+        for m in candidates(table, name, split=split)
     ]
     within = _cheapest_first([c for c in every if c.excess.high <= margin])
     if not within:
@@ -119,7 +158,7 @@ def cheapest(table: Measurements, margin: float, classes: Sequence[str] = ()) ->
 
 
 def excess(
-    table: Measurements, measured: Measurement, reference: Measurement, split: str
+    table: Measurements, measured: Measurement, reference: Measurement, split: str | None
 ) -> Interval:
     """Return the loss over that of a reference in full precision, as a fraction."""
     cells = [(measured.subject, measured.scheme), (reference.subject, FULL_PRECISION)]

@@ -37,6 +37,7 @@ def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:
         reference=chosen.reference,
         contenders=tuple(label for label in subjects if label != chosen.subject),
         changes=chosen.changes,
+        held_out=chosen.held_out,
     )
 
 

@@ -71,7 +71,8 @@ def pick_is_a_tie(case: RuleCase) -> Iterator[Finding]:
         f"`{pick.subject}` at {pick.scheme} is indistinguishable from `{pick.runner_up}` "
         f"at {pick.runner_up_scheme}"
     )
-    hint = settling(case.table, cells, statistics.change, split=HELD_OUT)
+    split = HELD_OUT if pick.held_out else None
+    hint = settling(case.table, cells, statistics.change, split=split)
     yield Finding("QA002", "warn", *cells[0], message, hint, pick.interval, 0.0, "inconclusive")
 
 

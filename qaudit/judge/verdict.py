@@ -1,9 +1,10 @@
 """What ships of each bit class: a subject and a scheme, and how sure that is.
 
 The winner of many looks better than it is on the documents it was chosen on. So it is chosen on
-one half of them and compared with the runner-up on the other half, which is free of that bias;
-`confirmed_on` names it, and is None where all documents served for both. Contenders, which may be
-as good, are those not worse with all comparisons at once (Bonferroni), so that none of many
+one half of them. Where the other half chooses the same pair, all documents judge it; otherwise
+the other half alone does (`held_out`). Every number of a class is of the documents that judge it;
+`confirmed_on` names them, and is None where all documents served for both. Contenders, which may
+be as good, are those not worse with all comparisons at once (Bonferroni), so that none of many
 is ruled out by luck alone.
 
 Whether it may ship is for a policy: `judge.gate` fills in `level`, `status` and what they rest on.
@@ -11,7 +12,7 @@ Whether it may ship is for a policy: `judge.gate` fills in `level`, `status` and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from qaudit.core import statistics
@@ -22,6 +23,7 @@ from qaudit.judge.candidates import (
     candidates,
     cheapest,
     classes_of,
+    cross_fitted,
     excess,
 )
 from qaudit.judge.draw_noise import calibrates
@@ -32,16 +34,21 @@ from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measu
 
 
 def choices(
-    table: Measurements, objective: Objective = LOSS, classes: Sequence[str] = ()
+    table: Measurements,
+    objective: Objective = LOSS,
+    classes: Sequence[str] = (),
+    searched: Collection[str] = (),
 ) -> tuple[ClassVerdict, ...]:
     """Choose in each bit class, by default in all that were measured; no policy is applied.
 
-    An objective that compares classes chooses once.
+    An objective that compares classes chooses once. Soups in `searched` were made for the documents
+    to choose on, and are judged on the others.
     """
     fewest = _cheapest(table, objective, classes)
     if fewest is not None:
-        return (_of_cheapest(table, objective, fewest),)
-    return tuple(_choice(table, objective, name) for name in _classes(table, objective, classes))
+        return (_of_cheapest(table, objective, fewest, searched),)
+    names = _classes(table, objective, classes)
+    return tuple(_choice(table, objective, name, searched) for name in names)
 
 
 def _cheapest(table: Measurements, objective: Objective, classes: Sequence[str]) -> Cheapest | None:
@@ -62,17 +69,21 @@ def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) 
 # ------------------------------------------------------------------------------ one class
 
 
-def _choice(table: Measurements, objective: Objective, name: str) -> ClassVerdict:
-    ranked = candidates(table, name, objective)
+def _choice(
+    table: Measurements, objective: Objective, name: str, searched: Collection[str]
+) -> ClassVerdict:
+    ranked, split = cross_fitted(table, name, objective)
     title = _title(objective, name)
     if not ranked:
         return ClassVerdict(name, "off", "undecided", None, None, title)
     best, *rivals = ranked
     second = rivals[0] if rivals else None
-    lead = _lead(table, objective, best, second, table.confidence) if second else None
+    split = _judging(table, best, split, searched)
+    lead = _lead(table, objective, best, second, table.confidence, split) if second else None
     return _measured(
         table,
         best,
+        split,
         ClassVerdict(
             bit_class=name,
             level="off",
@@ -83,8 +94,8 @@ def _choice(table: Measurements, objective: Objective, name: str) -> ClassVerdic
             runner_up=second.subject if second else None,
             runner_up_scheme=second.scheme if second else None,
             lead=lead,
-            confirmed_on=_confirmed(table, lead is not None and lead.high < 0),
-            contenders=tuple(_contenders(table, objective, ranked)),
+            confirmed_on=_confirmed(table, split) if lead and lead.high < 0 else None,
+            contenders=tuple(_contenders(table, objective, ranked, split)),
             changes=tuple(_changes(table, objective, best, ranked)),
         ),
     )
@@ -98,13 +109,17 @@ def _title(objective: Objective, name: str) -> str:
     return f"lowest quantized loss at {where}"
 
 
-def _of_cheapest(table: Measurements, objective: Objective, fewest: Cheapest) -> ClassVerdict:
+def _of_cheapest(
+    table: Measurements, objective: Objective, fewest: Cheapest, searched: Collection[str]
+) -> ClassVerdict:
     best, *rivals = fewest.ranked
     margin = objective.margin or 0.0
-    above = excess(table, best, fewest.reference, HELD_OUT)
+    split = _judging(table, best, fewest.split, searched)
+    above = excess(table, best, fewest.reference, split)
     return _measured(
         table,
         best,
+        split,
         ClassVerdict(
             bit_class=bit_class(best),
             level="off",
@@ -117,23 +132,33 @@ def _of_cheapest(table: Measurements, objective: Objective, fewest: Cheapest) ->
             runner_up_scheme=rivals[0].scheme if rivals else None,
             lead=above,
             reference=fewest.reference.subject,
-            confirmed_on=_confirmed(table, above.high <= margin),
+            confirmed_on=_confirmed(table, split) if above.high <= margin else None,
             changes=fewest.changes,
         ),
     )
 
 
-def _measured(table: Measurements, best: Measurement, chosen: ClassVerdict) -> ClassVerdict:
-    """Return a choice with what was measured of it, on all documents and over all draws."""
+def _judging(
+    table: Measurements, best: Measurement, split: str | None, searched: Collection[str]
+) -> str | None:
+    return HELD_OUT if table.is_split and best.subject in searched else split
+
+
+def _measured(
+    table: Measurements, best: Measurement, split: str | None, chosen: ClassVerdict
+) -> ClassVerdict:
+    """Return a choice with what was measured of it, on the documents that judge it."""
     cell, full = (best.subject, best.scheme), (best.subject, FULL_PRECISION)
     relative = None
     if best.scheme != FULL_PRECISION:
-        relative = interval_of(table, [cell, full], statistics.excess)
+        relative = interval_of(table, [cell, full], statistics.excess, split=split)
     return replace(
         chosen,
-        ce=interval_of(table, [cell], statistics.per_token),
+        documents=int(table.scored(split).sum()),
+        held_out=split == HELD_OUT,
+        ce=interval_of(table, [cell], statistics.per_token, split=split),
         relative_error=relative,
-        kl=interval_of(table, [cell], statistics.per_token, sums=divergences),
+        kl=interval_of(table, [cell], statistics.per_token, split=split, sums=divergences),
         draws=len(table.draws(*cell)),
         calibrates=calibrates(best),
     )
@@ -155,7 +180,7 @@ def _lead(
     a: Measurement,
     b: Measurement,
     confidence: float,
-    split: str | None = HELD_OUT,
+    split: str | None,
 ) -> Interval:
     cells = [(a.subject, a.scheme), (b.subject, b.scheme)]
     sums = divergences if objective.kind == "kl" else losses
@@ -163,15 +188,18 @@ def _lead(
     return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
 
 
-def _confirmed(table: Measurements, holds: bool) -> str | None:
+def _confirmed(table: Measurements, split: str | None) -> str | None:
+    """Name the documents that judge a choice; None where all of them served for both, or few."""
     held_out = int(table.scored(HELD_OUT).sum())
-    if not holds or not table.is_split or held_out < statistics.MINIMUM_DOCUMENTS:
+    if not table.is_split or held_out < statistics.MINIMUM_DOCUMENTS:
         return None
-    return f"{held_out} documents that it was not chosen on"
+    if split == HELD_OUT:
+        return f"{held_out} documents that it was not chosen on"
+    return f"{table.documents} documents, each half of which chooses it"
 
 
 def _contenders(
-    table: Measurements, objective: Objective, ranked: Sequence[Measurement]
+    table: Measurements, objective: Objective, ranked: Sequence[Measurement], split: str | None
 ) -> Iterator[str]:
     """Yield what is not significantly worse than the best, all compared at once."""
     best, *rivals = ranked
@@ -179,7 +207,7 @@ def _contenders(
     # On too few documents nothing is ruled out, however far apart two losses are.
     few = int(table.scored(HELD_OUT).sum()) < statistics.MINIMUM_DOCUMENTS
     for other in rivals:
-        if few or _lead(table, objective, best, other, level).high >= 0:
+        if few or _lead(table, objective, best, other, level, split).high >= 0:
             yield named(other)
 
 

@@ -127,7 +127,7 @@ def _rivalry(one: ClassVerdict) -> str:
     if one.lead.high < 0:
         return f"ahead of {rival}"
     if one.lead.low > 0:
-        return f"behind {rival} on documents that it was not chosen on"
+        return f"behind {rival} on the documents that did not choose it"
     return f"no detectable difference from {rival}"
 
 
@@ -154,9 +154,9 @@ def coverage(view: View) -> str:
     main = view.main
     if main is None or main.subject is None or main.scheme is None or main.relative_error is None:
         return text
-    if main.relative_error != view.error(main.subject, main.scheme):
-        text += f" The table is of all {view.unit}s; the verdict judges a cost on those that did "
-        text += "not choose it, at the level of the policy."
+    if main.held_out:
+        text += f" Verdict and first row are of the {main.documents} {view.unit}s that did not "
+        text += "choose what ships; the other rows are of all."
     return text
 
 
@@ -183,9 +183,13 @@ def evidence(view: View) -> tuple[doc.Section, ...]:
 
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     """Yield sentences on one class."""
-    loss = f", {spread(one.ce)} nats per token" if one.ce else ""
+    loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
     best = one.objective.removesuffix(f" at {one.scheme}")
-    yield f"{what(one)} has the {best}{loss}."
+    if one.held_out:
+        yield f"{what(one)} has the {best} on the {view.unit}s to choose on."
+        yield f"On the {one.documents} others, which judge it, its loss is {loss}."
+    else:
+        yield f"{what(one)} has the {best}, {loss}."
     if one.lead is not None and one.reference is not None:
         yield f"Its loss is {percent(one.lead, unit=' %')} above that of `{one.reference}`."
     elif one.lead is not None and one.runner_up is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from qaudit.core.course import ends
@@ -217,3 +217,19 @@ def is_ignored(finding: Finding) -> bool:
     """Return whether a check did not pass and is ignored, with a reason."""
     bad = finding.rule in ABOUT_A_POLICY and finding.outcome != "pass"
     return bad and finding.level == "info"
+
+
+def judged(score: MeasurementRow, one: ClassVerdict) -> MeasurementRow:
+    """Return a row with the verdict's own numbers, if it is of what that names."""
+    if (score.subject, score.scheme) != (one.subject, one.scheme) or one.documents is None:
+        return score
+    assert one.ce is not None
+    return replace(
+        score,
+        ce=one.ce,
+        relative_error=one.relative_error,
+        kl=one.kl,
+        documents=one.documents,
+        # Agreement is no part of a verdict: `-` where other documents judge.
+        top1_agreement=None if one.held_out else score.top1_agreement,
+    )

@@ -153,11 +153,12 @@ class Pick(Row):
     objective: str
     runner_up: str | None
     interval: Interval | None  # against the runner-up, or against `reference`
-    confirmed_on: str | None  # the documents that it was not chosen on, if they agree
+    confirmed_on: str | None  # the documents that judge it, if they agree
     runner_up_scheme: str | None = None
     reference: str | None = None  # the full-precision subject that the margin is counted from
     contenders: tuple[str, ...] = ()  # that may be as good, with all compared at once
     changes: tuple[str, ...] = ()  # what would make it another
+    held_out: bool = False  # judged by the documents that did not choose it, and not by all
 
 
 # ----------------------------------------------------------------------------- what to measure next

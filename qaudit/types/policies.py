@@ -157,17 +157,17 @@ class ClassVerdict(Row):
     subject: str | None  # None: nothing of this class was measured
     scheme: str | None
     objective: str
-    ce: Interval | None = None  # of all documents, nats per token
+    ce: Interval | None = None  # nats per token
     relative_error: Interval | None = None  # a fraction; where the rule bounds it, as it was judged
-    kl: Interval | None = None  # of all documents, nats per token
+    kl: Interval | None = None  # nats per token
     rule: str | None = None  # of the policy, the one that decides
     margin: float | None = None  # of that rule, in its unit
     unit: Literal["fraction", "nats"] | None = None  # of the margin
     runner_up: str | None = None
     runner_up_scheme: str | None = None
-    lead: Interval | None = None  # loss minus the runner-up's, on documents it was not chosen on
+    lead: Interval | None = None  # loss minus the runner-up's
     reference: str | None = None  # in full precision; then `lead` is the excess over its loss
-    confirmed_on: str | None = None  # those documents, if they agree
+    confirmed_on: str | None = None  # the documents that judge it, if the lead holds
     contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
     changes: tuple[str, ...] = ()  # what would make it another
     draws: int = 1  # of calibration text
@@ -175,6 +175,8 @@ class ClassVerdict(Row):
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
     warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
+    documents: int | None = None  # that judge it: all intervals here are of these
+    held_out: bool = False  # they are those that did not choose it; else each half chooses it
 
     def __post_init__(self) -> None:
         """Refuse a subject under no scheme: no card can name it."""

@@ -13,7 +13,7 @@ from benchmarks.gate import false_alarms, flaps
 from qaudit.core import statistics
 from qaudit.core.histogram import counts_of
 from qaudit.errors import UsageError
-from qaudit.judge.gate import findings_of, gate
+from qaudit.judge.gate import GateInput, findings_of, gate
 from qaudit.types import Fidelity, Ignore, Metric, Policy
 from tests.support.gated import (
     PROTOCOL,
@@ -31,6 +31,7 @@ from tests.support.gated import (
     one,
     policy,
     rule,
+    worse_on_held_out,
 )
 from tests.support.items import items_of
 
@@ -262,8 +263,34 @@ def test_no_policy_gets_a_verdict_out_of_fewer_documents_than_an_interval_needs(
     assert {c.outcome for c in found.checks} == {"inconclusive"}
 
 
-def test_the_pick_is_judged_on_documents_that_it_was_not_chosen_on() -> None:
+def halves_that_disagree() -> GateInput:
+    """Return an audit whose soup is the best on the documents to choose on alone."""
+    errors = {(label, scheme): 0.01 for label in (A, B, SOUP) for scheme in SCHEMES}
+    return of(worse_on_held_out(measured(errors, split=True), SOUP))
+
+
+def test_where_both_halves_choose_the_same_all_documents_judge_it() -> None:
     audit = held(0.01, split=True)
+    found = check(judged(only("@pick"), audit), SOUP)
+    nll, full = (sums(audit, SOUP, scheme) for scheme in (GPTQ, "fp"))
+    assert (found.interval, found.documents) == (statistics.relative_error(nll, full), 64)
+    assert "was not chosen on" not in found.message
+
+
+def test_every_number_of_a_class_is_of_the_documents_that_judge_it() -> None:
+    for audit, documents in ((held(0.01, split=True), 64), (halves_that_disagree(), 32)):
+        (chosen,) = audit.choices
+        judging = audit.table.scored("held-out" if documents == 32 else None)
+        found = audit.table.find(chosen.subject or "", chosen.scheme or "")
+        assert found is not None
+        assert chosen.ce is not None
+        nll, tokens = found.evidence.nll_sum[judging], found.evidence.tokens[judging]
+        assert (chosen.documents, chosen.held_out) == (documents, documents == 32)
+        assert chosen.ce.estimate == pytest.approx(nll.sum() / tokens.sum())
+
+
+def test_a_pick_of_one_half_is_judged_on_documents_that_it_was_not_chosen_on() -> None:
+    audit = halves_that_disagree()
     found = check(judged(only("@pick"), audit), SOUP)
     kept = audit.table.scored("held-out")
     alone = statistics.relative_error(sums(audit, SOUP, GPTQ)[kept], sums(audit, SOUP, "fp")[kept])
@@ -275,7 +302,7 @@ def test_the_pick_is_judged_on_documents_that_it_was_not_chosen_on() -> None:
 
 def test_half_the_documents_ask_for_twice_as_many() -> None:
     asked = replace(only("@pick"), minimum_documents=50)
-    found = judged(asked, held(0.01, split=True))
+    found = judged(asked, halves_that_disagree())
     (few,) = [c for c in found.checks if c.rule == "QA026"]
     assert few.hint == "evaluate on at least 100 documents"
 

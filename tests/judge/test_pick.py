@@ -12,6 +12,7 @@ from qaudit.judge.candidates import candidates
 from qaudit.judge.objectives import Objective, parse_objective
 from qaudit.judge.pick import choose
 from qaudit.judge.table import Measurements
+from qaudit.judge.verdict import choices
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.support import sample
 
@@ -89,17 +90,17 @@ def test_what_is_no_objective_is_refused(text: str, sentence: str) -> None:
 # ------------------------------------------------------------------------------- lowest loss
 
 
-def test_the_winner_is_chosen_on_one_half_and_its_lead_told_on_the_other() -> None:
+def test_the_lead_of_a_winner_is_of_the_documents_that_judge_it() -> None:
     found = table()
     pick, ranked = picked("loss"), candidates(found, "4")
     assert (pick.subject, pick.scheme) == (ranked[0].subject, ranked[0].scheme)
     assert (pick.runner_up, pick.runner_up_scheme) == (ranked[1].subject, ranked[1].scheme)
-    held = found.scored("held-out")
     a, b = (m.evidence for m in ranked[:2])
-    lead = (a.nll_sum[held].sum() - b.nll_sum[held].sum()) / a.tokens[held].sum()
+    judging = found.scored("held-out" if pick.held_out else None)
+    lead = (a.nll_sum[judging].sum() - b.nll_sum[judging].sum()) / a.tokens[judging].sum()
     assert pick.interval is not None
     assert pick.interval.estimate == pytest.approx(lead)
-    assert pick.confirmed_on is None  # half of these documents cannot tell the two apart
+    assert (pick.confirmed_on is not None) == (pick.interval.high < 0)
 
 
 def test_a_lead_that_holds_on_the_other_half_is_confirmed() -> None:
@@ -107,7 +108,18 @@ def test_a_lead_that_holds_on_the_other_half_is_confirmed() -> None:
     assert pick is not None
     assert pick.interval is not None
     assert pick.interval.high < 0
-    assert pick.confirmed_on == "30 documents that it was not chosen on"
+    assert pick.confirmed_on == "60 documents, each half of which chooses it"
+
+
+def test_a_winner_of_one_half_alone_is_judged_on_the_other() -> None:
+    found = drawn({("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.1}, LADDER)
+    first, second = found.measurements
+    nll = first.evidence.nll_sum * np.where(found.scored("held-out"), 1.2, 1.0)
+    first = replace(first, evidence=replace(first.evidence, nll_sum=nll))
+    (only,) = choices(Measurements.of(found.subjects, (first, second), 0.95))
+    assert (only.subject, only.held_out, only.documents, only.confirmed_on) == ("a", True, 30, None)
+    assert only.lead is not None
+    assert only.lead.low > 0
 
 
 def test_documents_that_served_for_both_confirm_nothing() -> None:

@@ -150,7 +150,7 @@ def test_subject_and_scheme_are_chosen_together() -> None:
     (only,) = choices(table_of(measured(losses)))
     assert (only.subject, only.scheme) == ("b", "bnb-nf4")
     assert (only.runner_up, only.runner_up_scheme) == ("a", "gptq-4bit")
-    assert only.confirmed_on == "30 documents that it was not chosen on"
+    assert only.confirmed_on == "60 documents, each half of which chooses it"
     assert only.contenders == ()
     assert only.changes == ("without bnb-nf4 it would be `a` at gptq-4bit",)
 

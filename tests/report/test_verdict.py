@@ -80,7 +80,7 @@ def test_a_cost_has_a_direction_where_its_interval_has_one(error: Interval, word
     [
         (Interval(-0.05, -0.07, -0.03), f"ahead of `{RIVAL}`"),
         (Interval(-0.01, -0.07, 0.03), f"no detectable difference from `{RIVAL}`"),
-        (Interval(0.05, 0.03, 0.07), f"behind `{RIVAL}` on documents that it was not chosen on"),
+        (Interval(0.05, 0.03, 0.07), f"behind `{RIVAL}` on the documents that did not choose it"),
     ],
 )
 def test_a_lead_that_noise_explains_is_none(lead: Interval, words: str) -> None:
@@ -111,6 +111,25 @@ def test_a_choice_that_was_not_confirmed_says_so() -> None:
     of = dict(re.findall(r"#### (\d) bits\n\n(.*?)(?=\n\n|\Z)", text, re.DOTALL))
     assert "It was chosen and measured on the same documents" in of["4"]
     assert "same documents" not in of["8"]
+
+
+def test_what_one_half_alone_chose_is_not_said_to_be_lowest_elsewhere() -> None:
+    ahead, behind = (Interval(-0.02, -0.03, -0.01), Interval(0.02, 0.01, 0.03))
+    of_half = class_verdict("4", held_out=True, documents=32, lead=behind)
+    text = section(render(with_verdict(verdict(of_half))), WHY)
+    assert "lowest quantized loss on the documents to choose on." in text
+    assert "On the 32 others, which judge it, its loss is" in text
+    both = class_verdict("4", documents=64, lead=ahead)
+    assert "has the lowest quantized loss, " in section(render(with_verdict(verdict(both))), WHY)
+
+
+def test_the_row_of_what_ships_has_the_numbers_of_the_verdict() -> None:
+    error = Interval(0.0123, 0.0101, 0.0145)
+    of_half = class_verdict("4", held_out=True, documents=32, relative_error=error)
+    text = render(with_verdict(verdict(of_half)))
+    (row,) = [line for line in text.splitlines() if line.endswith("| ships |")]
+    assert "1.23<br>" in row
+    assert "Verdict and first row are of the 32 documents that did not choose what ships" in text
 
 
 def test_losing_least_and_being_best_are_told_apart() -> None:

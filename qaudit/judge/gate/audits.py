@@ -94,16 +94,11 @@ class GateInput:
     @cached_property
     def choices(self) -> tuple[ClassVerdict, ...]:
         """The subject and scheme of each bit class, before a policy is applied."""
-        return choices(self.table, self.objective, self.bits)
+        return choices(self.table, self.objective, self.bits, self.searched)
 
     @cached_property
     def pick(self) -> Pick | None:
         return pick_of(self.choices)
-
-    def split_of(self, chosen: ClassVerdict | Pick | None) -> str | None:
-        """Return the documents to judge a choice on: those it was not chosen on, if it was."""
-        contested = chosen is not None and chosen.runner_up is not None
-        return HELD_OUT if contested and self.table.is_split else None
 
     @cached_property
     def class_of(self) -> Mapping[str, str]:
@@ -122,9 +117,7 @@ class GateInput:
             of_class = [cell for cell in self.table.cells if self.class_of[cell[1]] == name]
             if chosen.subject is not None and chosen.scheme is not None:
                 of_class = [(chosen.subject, chosen.scheme)]
-            split = self.split_of(chosen)
-            if chosen.subject in self.searched and self.table.is_split:
-                split = HELD_OUT
+            split = HELD_OUT if chosen.held_out else None
             cells |= {cell: split for cell in of_class if _is_any(cell[1], rule.schemes)}
         return cells
 
@@ -133,7 +126,8 @@ class GateInput:
         splits: dict[str, str | None] = {}
         for selector in selectors:
             for label in self._labels(selector):
-                split = self.split_of(self.pick) if selector == PICK else None
+                chosen = selector == PICK and self.pick is not None and self.pick.held_out
+                split = HELD_OUT if chosen else None
                 # A subject that is also named otherwise is judged on all documents.
                 splits[label] = split if label not in splits else (splits[label] and split)
                 if label in self.searched and self.table.is_split:

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, loss, percent, plural, shown, size, spread
-from qaudit.report.views import View
+from qaudit.report.views import View, judged
 from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
 
 MOST_ROWS = 16
 CAPTION = "Added loss of every subject under every scheme, in %, with its interval"
 LEGEND = (
-    "What quantization adds to the loss, in % of it, with its interval; "
+    "What quantization adds to the loss, in % of it, on all documents, each with its own interval; "
     f"`{NOT_MEASURED}` not measured, `0` no change at all."
 )
 SHOWN = (
@@ -185,6 +185,7 @@ def _roles(
 
 
 def _candidate(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> doc.TableRow:
+    score = judged(score, one)
     error, agreement = score.relative_error, score.top1_agreement
     cells = (
         doc.name_cell(score.subject),
