@@ -195,6 +195,11 @@ class Recipe:
     expert_fallback: Literal["rtn", "all-tokens"] = setting(
         "What such an expert is calibrated on: rtn (nothing) or all-tokens.", COMPUTE, "rtn"
     )
+    routing: Literal["own", "reference"] = setting(
+        "Who chooses experts: own (each stream's routers) or reference (full precision's choice).",
+        COMPUTE,
+        "own",
+    )
     quantize_routers: bool = setting(
         "Quantize routers and other small gates too, which toolchains leave.", COMPUTE, False
     )

@@ -92,6 +92,11 @@ class Audit:
         return Table(self.record.diagnostics.positions)
 
     @property
+    def routing(self) -> Table:
+        """One row for each subject, scheme and layer of experts."""
+        return Table(self.record.diagnostics.routing)
+
+    @property
     def findings(self) -> Table:
         """Rules applied to measurements."""
         return Table(self.record.findings)

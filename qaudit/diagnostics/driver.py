@@ -193,6 +193,7 @@ class Diagnoses:
             "schemes": [(s.spec, s.version) for s in diagnostic.schemes(task.schemes)],
             "previous": None if previous is None else previous.content,
             "confidence": self._confidence,
+            **({"experts": text} if (text := self._machine.experts.text) else {}),
             **({} if (plugin := origin(diagnostic.name)) is None else {"plugin": str(plugin)}),
         })  # fmt: skip
 

@@ -27,11 +27,17 @@ class Batch:
     tokens_BT: Tensor
     windows: tuple[int, ...]
     lengths: tuple[int, ...]
+    starts: tuple[int, ...]  # the first scored position of each
 
     def valid_BT(self) -> Tensor:
         """Mark the positions that hold a token of a window."""
         positions_T = torch.arange(self.tokens_BT.shape[1])
         return positions_T < torch.tensor(self.lengths)[:, None]
+
+    def scored_BT(self) -> Tensor:
+        """Mark the positions whose token is scored."""
+        positions_T = torch.arange(self.tokens_BT.shape[1])
+        return self.valid_BT() & (positions_T >= torch.tensor(self.starts)[:, None])
 
 
 def make_batches(
@@ -53,7 +59,7 @@ def make_batches(
 def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Return the same windows, last batch first and last row first: sums round otherwise."""
     return tuple(
-        Batch(batch.tokens_BT.flip(0), batch.windows[::-1], batch.lengths[::-1])
+        Batch(batch.tokens_BT.flip(0), batch.windows[::-1], batch.lengths[::-1], batch.starts[::-1])
         for batch in reversed(batches)
     )
 
@@ -68,4 +74,5 @@ def _batch(windows: Sequence[Window], chosen: tuple[int, ...], width: int) -> Ba
     for row, w in enumerate(chosen):
         tokens = torch.from_numpy(windows[w].tokens.astype("int64"))
         tokens_BT[row, : len(tokens)] = tokens
-    return Batch(tokens_BT, chosen, tuple(len(windows[w].tokens) for w in chosen))
+    lengths = tuple(len(windows[w].tokens) for w in chosen)
+    return Batch(tokens_BT, chosen, lengths, tuple(windows[w].scored_from for w in chosen))

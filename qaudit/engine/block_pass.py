@@ -18,6 +18,7 @@ from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.read_out import read_out
+from qaudit.engine.routing import REPLAYED, RoutingWatch
 from qaudit.engine.shipped import ShippedStream
 from qaudit.engine.streams import FullPrecision, Observer, SchemeStream, Stream
 from qaudit.engine.tally import Tally, timed
@@ -42,38 +43,26 @@ def run_blocks(
     """Send everything through the model once; return a tally for `fp` and for each spec."""
     share_one_arena()
     kinds = {scheme.calibration for scheme in schemes}
-    compared = feed.compared and bool(schemes)
-    full = FullPrecision(
-        evaluated=feed.full_precision or (compared and not feed.perturbed),
-        captures=Calibration.FULL_PRECISION in kinds,
-        lends=Calibration.BOTH_STREAMS in kinds,
-        teaches=Calibration.WHOLE_BLOCK in kinds,
-        surrounds=any(scheme.compares_modules for scheme in schemes),
-    )
-    streams: list[Stream] = [
-        full,
-        *(
-            SchemeStream(scheme, full, observe)
-            for scheme in schemes
-            if not isinstance(scheme, Shipped)
-        ),
-    ]
-    files, unopened = _opened(schemes, model, feed, states)
+    calibrates = bool(kinds - {Calibration.NONE})
+    replays = model.experts.replays and model.has_experts
+    routes = RoutingWatch(feed.evaluation, replays=replays)
+    streams = _computed(schemes, feed, observe, replays=replays, calibrates=calibrates)
+    files, unopened = _opened(schemes, model, feed, states, routes)
     streams += files
-    if feed.perturbed and feed.compared:
-        streams.insert(0, FullPrecision(evaluated=True, name=REFERENCE))
-    tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
+    tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states, routes), routes)
     if any(scheme.rotates_outputs for scheme in schemes):
         model.prove_rotations()
-    tokens.embed(calibration=bool(kinds - {Calibration.NONE}))
+    tokens.embed(calibration=calibrates)
     if Calibration.WHOLE_BLOCK in kinds:
         tokens.embed_mini_batches()
     for block in model.blocks():
         for stream in streams:
             progress(block.index, model.num_blocks, stream.label)
             if stream.tally.error is None:
-                with timed(stream.tally, model.device):
+                is_full = stream is streams[0]
+                with timed(stream.tally, model.device), routes.of(stream.tally, is_full=is_full):
                     _through(stream, block, tokens)
+        routes.forget()
         if block.index == 0:
             tokens.drop_embedded()
     states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
@@ -83,11 +72,37 @@ def run_blocks(
     for scheme in schemes:
         tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()), *model.notes_of_left)
         tallies[scheme.spec].note_experts(model.experts)
+        tallies[scheme.spec].note(*([REPLAYED] if replays else ()))
     return tallies
 
 
+def _computed(
+    schemes: Sequence[Scheme], feed: Feed, observe: Observer, *, replays: bool, calibrates: bool
+) -> list[Stream]:
+    """Return full precision and every scheme; first what the others are compared with."""
+    kinds = {scheme.calibration for scheme in schemes}
+    compared, routes = feed.compared and bool(schemes), replays and calibrates
+    full = FullPrecision(
+        evaluated=feed.full_precision or ((compared or replays) and not feed.perturbed),
+        captures=Calibration.FULL_PRECISION in kinds,
+        lends=Calibration.BOTH_STREAMS in kinds,
+        teaches=Calibration.WHOLE_BLOCK in kinds,
+        surrounds=any(scheme.compares_modules for scheme in schemes),
+        routes=routes,
+    )
+    computed = [scheme for scheme in schemes if not isinstance(scheme, Shipped)]
+    streams: list[Stream] = [full, *(SchemeStream(scheme, full, observe) for scheme in computed)]
+    if feed.perturbed and (feed.compared or replays):
+        streams.insert(0, FullPrecision(evaluated=True, routes=routes, name=REFERENCE))
+    return streams
+
+
 def _opened(
-    schemes: Sequence[Scheme], model: BlockModel, feed: Feed, states: HiddenStates
+    schemes: Sequence[Scheme],
+    model: BlockModel,
+    feed: Feed,
+    states: HiddenStates,
+    routes: RoutingWatch,
 ) -> tuple[list[ShippedStream], dict[str, Tally]]:
     """Return the streams of quantized files, and the tallies of those that cannot be opened."""
     streams: list[ShippedStream] = []
@@ -99,16 +114,18 @@ def _opened(
             except SourceError as error:
                 unopened[scheme.spec] = Tally(error=error)
             else:
-                streams.append(ShippedStream(scheme, opened, feed, states))
+                streams.append(ShippedStream(scheme, opened, feed, states, routes))
     return streams, unopened
 
 
 def _through(stream: Stream, block: Block, tokens: Tokens) -> None:
     """Send a stream through a block; a file that cannot be read ends its own stream alone."""
     try:
-        entered = stream.enter(block, tokens)
+        with tokens.routes.watched(block):
+            entered = stream.enter(block, tokens)
         if stream.evaluated:
-            stream.tokens(tokens).evaluate(stream.name, entered)
+            with tokens.routes.watched(entered):
+                stream.tokens(tokens).evaluate(stream.name, entered)
         stream.leave(block)
     except SourceError as error:
         if not isinstance(stream, ShippedStream):

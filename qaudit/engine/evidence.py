@@ -14,7 +14,7 @@ from qaudit.core import histogram
 from qaudit.engine.batches import Batch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
-from qaudit.types import Corpus, Evidence, Fidelity, Positions, TaskEvidence
+from qaudit.types import Corpus, Evidence, Fidelity, Positions, Routing, TaskEvidence
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -37,7 +37,22 @@ def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = N
         fidelity=fidelity,
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
         expert_tokens=_expert_tokens(tally),
+        routing=_routing(corpus, tally),
     )
+
+
+def _routing(corpus: Corpus, tally: Tally) -> Routing | None:
+    """Return the choices of experts by layer and document."""
+    if not tally.routing:
+        return None
+    sums = np.zeros((len(tally.routing), 2, len(corpus.documents)))
+    for layer, windows in enumerate(tally.routing.values()):
+        documents = [corpus.evaluation[w].document for ids, _ in windows for w in ids]
+        of_windows = torch.cat([sums_2B for _, sums_2B in windows], dim=1).cpu().numpy()
+        for total_D, of_window in zip(sums[layer], of_windows, strict=True):
+            np.add.at(total_D, documents, of_window)
+    blocks = np.array([block for block, _ in tally.routing], dtype=np.int64)
+    return Routing(blocks, sums[:, 0].round().astype(np.int64), sums[:, 1])
 
 
 def _expert_tokens(tally: Tally) -> Ints | None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.items.tokens import PADDED
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.tape import Arguments
@@ -203,11 +204,12 @@ class ItemStream:
         model: BlockModel,
         parts: Sequence[Sequence[Window]],
         states: HiddenStates,
+        routes: RoutingWatch,
         *,
         embedded: str = "items/embedded",
     ) -> None:
         """Hold items of one model; before the first block all of its streams are the same."""
-        self._embedded = embedded
+        self._embedded, self._routes = embedded, routes
         self._model, self._states, self._count = model, states, sum(map(len, parts))
         self.batches = make_item_batches(parts, branches=model.takes_branches)
         self._called: dict[int, dict[int, Arguments]] = {}  # by batch, then by block
@@ -230,7 +232,8 @@ class ItemStream:
         source = self._embedded if block.index == 0 else f"items/{stream}"
         for k, batch in enumerate(self.batches):
             called = self._arguments(k, batch)[block.index] if batch.branched else None
-            hidden_BTD = block.forward(self._states.get(source, k), called)
+            entering_BTD = self._routes.marked(self._states.get(source, k), BatchPlace("items", k))
+            hidden_BTD = block.forward(entering_BTD, called)
             self._states.put(f"items/{stream}", k, hidden_BTD)
 
     def read_out(self, stream: str, tally: Tally) -> None:

@@ -74,6 +74,7 @@ def _split(batches: Sequence[Batch], windows: int) -> tuple[Batch, ...]:
             batch.tokens_BT[k : k + windows],
             batch.windows[k : k + windows],
             batch.lengths[k : k + windows],
+            batch.starts[k : k + windows],
         )
         for batch in batches
         for k in range(0, len(batch.windows), windows)

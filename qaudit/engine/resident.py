@@ -12,7 +12,7 @@ goes through the model twice, with its weights as they were and quantized: two m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from qaudit.engine.gathering import Captured, Read, capture_inputs, visited
 from qaudit.engine.items import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
+from qaudit.engine.routing import EVALUATION, BatchPlace, RoutingWatch
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import REFERENCE, Feed
@@ -61,8 +62,15 @@ def run_resident(
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     for scheme in schemes:
         _must_have_plain_cache(scheme)
+    if feed.experts.replays:
+        raise ModelError(
+            "`--routing reference` replays the choice of experts block by block, and this model "
+            "runs whole",
+            hint="leave `--routing reference` out for this model",
+        )
     wrapped = tuple(_wrap(model, i, blocks, feed.experts) for i in range(len(blocks)))
-    whole = _Whole(model, wrapped, feed)
+    routes = RoutingWatch(feed.evaluation)
+    whole = _Whole(model, wrapped, feed, routes)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     if feed.compared and feed.perturbed:
         tallies[REFERENCE] = Tally()
@@ -91,24 +99,39 @@ class _Whole:
     model: Any
     blocks: tuple[Block, ...]
     feed: Feed
+    routes: RoutingWatch
 
     def evaluate(self, tally: Tally, *, compared: bool = False, original: bool = False) -> None:
         """Read out every evaluation batch, one window at a time."""
         logits = self._original_logits if original else self._logits
-        for batch in self.feed.evaluation:
-            count, length = batch.tokens_BT.shape
-            windows = [
-                self._window(tokens_T, logits(tokens_T[None])[0, :-1], tally, compared=compared)
-                for tokens_T in batch.tokens_BT
-            ]
-            tally.read((count, length), [rows for window in windows for rows in window])
+        with ExitStack() as stack:
+            for block in self.blocks if compared else ():
+                stack.enter_context(self.routes.watched(block))
+            for k, batch in enumerate(self.feed.evaluation):
+                count, length = batch.tokens_BT.shape
+                windows = []
+                for row, tokens_T in enumerate(batch.tokens_BT):
+                    with self.routes.at(BatchPlace(EVALUATION, k, row)):
+                        windows += self._window(tokens_T, logits, tally, compared=compared)
+                tally.read((count, length), windows)
         tally.options = self._options()
 
     def _window(
-        self, tokens_T: Tensor, logits_TV: Tensor, tally: Tally, *, compared: bool
+        self,
+        tokens_T: Tensor,
+        logits: Callable[[Tensor], Tensor],
+        tally: Tally,
+        *,
+        compared: bool,
     ) -> list[ComparedRows]:
+        original_TV = None
+        if compared:
+            with self.routes.of(tally, is_full=True):
+                original_TV = self._original_logits(tokens_T[None])[0, :-1]
+        with self.routes.of(tally, is_full=False):
+            logits_TV = logits(tokens_T[None])[0, :-1]
+        self.routes.forget()
         targets_T = tokens_T[1:].to(logits_TV.device, torch.long)
-        original_TV = self._original_logits(tokens_T[None])[0, :-1] if compared else None
         rows = chunk_rows(logits_TV.shape[1], logits_TV.device)
         read = []
         for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):

@@ -20,6 +20,7 @@ from torch import Tensor
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
+from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
@@ -169,7 +170,14 @@ class ShippedStream(Stream):
 
     evaluated = True
 
-    def __init__(self, scheme: Shipped, opened: Opened, feed: Feed, states: HiddenStates) -> None:
+    def __init__(
+        self,
+        scheme: Shipped,
+        opened: Opened,
+        feed: Feed,
+        states: HiddenStates,
+        routes: RoutingWatch,
+    ) -> None:
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
         self._bits, self._linears = scheme.bits, 0
@@ -177,8 +185,9 @@ class ShippedStream(Stream):
         self._rounded: set[str] = set()  # linears whose activations are
         self._model, self._weights = opened
         self._count(self._weights)
-        items = ItemStream(self._model, feed.items, states, embedded=f"items/{scheme.spec}/first")
-        self._tokens = Tokens(self._model, feed, states, items, embedded=f"{scheme.spec}/first")
+        first = f"{scheme.spec}/first"
+        items = ItemStream(self._model, feed.items, states, routes, embedded=f"items/{first}")
+        self._tokens = Tokens(self._model, feed, states, items, routes, embedded=first)
         self._own: Block | None = None
 
     def _count(self, weights: QuantizedWeights) -> None:

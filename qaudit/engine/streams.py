@@ -63,7 +63,7 @@ class Stream:
 class FullPrecision(Stream):
     """The stream that is never quantized; others may calibrate on what it sees."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is what a kind of scheme needs of full precision
         self,
         *,
         evaluated: bool,
@@ -71,17 +71,19 @@ class FullPrecision(Stream):
         lends: bool = False,
         teaches: bool = False,
         surrounds: bool = False,
+        routes: bool = False,
         name: str = FULL_PRECISION,
     ) -> None:
         """Keep what schemes need of the full-precision model's calibration.
 
         `captures`: statistics of what each group reads; `lends`: what it reads, token by token;
-        `teaches`: what each block returns; `surrounds`: what runs the modules around groups.
+        `teaches`: what each block returns; `surrounds`: what runs the modules around groups;
+        `routes`: which experts tokens are sent to, which `RoutingWatch` sees as they pass.
         """
         self.name = self.label = name
         self.tally, self.evaluated = Tally(), evaluated
         self._captures, self._lends, self._teaches = captures, lends or surrounds, teaches
-        self._surrounds = surrounds
+        self._surrounds, self._routes = surrounds, routes
         self._surroundings: Surroundings | None = None  # of the block that is passed
         self._captured: Captured | None = None  # of the block that is passed
         self._lent: set[str] = set()  # doors of that block
@@ -93,7 +95,7 @@ class FullPrecision(Stream):
         self._routed.clear()
         while self._lent:
             tokens.states.drop(f"inputs/{self._lent.pop()}")
-        if not (self._captures or self._lends or self._teaches):
+        if not (self._captures or self._lends or self._teaches or self._routes):
             return block
         stream = f"calibration/{self.name}"
         batches, read = tokens.calibration(self.name, block), not tokens.is_last(block)

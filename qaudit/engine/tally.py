@@ -37,6 +37,11 @@ class Tally:
     error: SourceError | None = None  # why there is nothing to measure
     # Tokens that each expert was calibrated on, by block and module.
     expert_tokens: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
+    # By block and module of experts: windows, and (2, B) sums over their scored tokens: how many
+    # have full precision's experts, and the mass that moved.
+    routing: dict[tuple[int, str], list[tuple[tuple[int, ...], Tensor]]] = field(
+        default_factory=dict
+    )
 
     @property
     def seconds(self) -> float:

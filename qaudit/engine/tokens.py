@@ -15,6 +15,7 @@ from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
+from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.engine.whole_block import shapes, whole_block
 from qaudit.formats.repository import QuantizedWeights
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
@@ -50,6 +51,7 @@ class Tokens:
     feed: Feed
     states: HiddenStates
     items: ItemStream
+    routes: RoutingWatch
     embedded: str = "embedded"  # before the first block, all streams of a model are the same
 
     def embed(self, *, calibration: bool) -> None:
@@ -126,5 +128,5 @@ class Tokens:
         """Return a batch of a stream at the entrance of a block."""
         hidden_BTD = self.states.get(f"{part}/{self.embedded if block.index == 0 else stream}", k)
         if self.feed.perturbed and stream != REFERENCE:
-            return perturbed(hidden_BTD, block.index)
-        return hidden_BTD
+            hidden_BTD = perturbed(hidden_BTD, block.index)
+        return self.routes.marked(hidden_BTD, BatchPlace(part, k))

@@ -144,6 +144,7 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
             floor=plan.recipe.expert_floor,
             on_all_tokens=plan.recipe.expert_fallback == "all-tokens",
             gates=plan.recipe.quantize_routers,
+            replays=plan.recipe.routing == "reference",
         ),
     )
 

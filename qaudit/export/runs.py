@@ -25,6 +25,7 @@ from qaudit.engine.items import ItemStream
 from qaudit.engine.measure import open_weights, opened_states
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.route import Route
+from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, is_out_of_memory
@@ -110,7 +111,9 @@ def _reference(
         except LinkedBlocksError:
             tokens = None
         else:
-            tokens = Tokens(model, feed, states, ItemStream(model, (), states))
+            routes = RoutingWatch(feed.evaluation)
+            items = ItemStream(model, (), states, routes)
+            tokens = Tokens(model, feed, states, items, routes)
             with torch.no_grad():
                 tokens.embed(calibration=False)
                 for block in model.blocks():

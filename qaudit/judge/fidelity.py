@@ -17,16 +17,16 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
-from qaudit.types import Evidence, Fidelity, Interval
+from qaudit.types import Evidence, Fidelity, Interval, Routing
 
-Mean = Literal["kl", "top1_agreement", "rms_dp"]
+Mean = Literal["kl", "top1_agreement", "rms_dp", "routing_agreement", "routing_moved"]
 
 
 @dataclass(frozen=True)
 class FidelityMeasure:
     """A mean over tokens: what is summed over documents, what it becomes, and its bounds."""
 
-    sums: Callable[[Fidelity], npt.NDArray[np.generic]]
+    sums: Callable[[Evidence], Array]  # NaN where nothing was recorded
     statistic: Statistic
     highest: float
 
@@ -34,19 +34,48 @@ class FidelityMeasure:
         self, evidence: Evidence, scored: npt.NDArray[np.bool_]
     ) -> tuple[Array, Array] | None:
         """Return (sums, tokens) of the documents that are marked; None where none were recorded."""
-        if evidence.fidelity is None:
+        sums_D = self.sums(evidence)[scored]
+        if not np.isfinite(sums_D).all():
             return None
-        sums_D = self.sums(evidence.fidelity)[scored].astype(np.float64)
         return sums_D, evidence.tokens[scored].astype(np.float64)
 
     def bounded(self, interval: Interval) -> Interval:
         return statistics.within(interval, 0.0, self.highest)
 
 
+def _of_fidelity(sums: Callable[[Fidelity], npt.NDArray[np.generic]]) -> Callable[..., Array]:
+    def of(evidence: Evidence) -> Array:
+        if evidence.fidelity is None:
+            return np.full(len(evidence.tokens), np.nan)
+        return sums(evidence.fidelity).astype(np.float64)
+
+    return of
+
+
+def _of_routing(sums: Callable[[Routing], npt.NDArray[np.generic]]) -> Callable[..., Array]:
+    """Return the mean over layers, by document."""
+
+    def of(evidence: Evidence) -> Array:
+        if evidence.routing is None:
+            return np.full(len(evidence.tokens), np.nan)
+        means: Array = sums(evidence.routing).mean(axis=0, dtype=np.float64)
+        return means
+
+    return of
+
+
 MEANS: dict[Mean, FidelityMeasure] = {
-    "kl": FidelityMeasure(lambda one: one.kl_sum, statistics.per_token, math.inf),
-    "top1_agreement": FidelityMeasure(lambda one: one.same_top, statistics.per_token, 1.0),
-    "rms_dp": FidelityMeasure(lambda one: one.squared_dp_sum, statistics.root_mean, 1.0),
+    "kl": FidelityMeasure(_of_fidelity(lambda one: one.kl_sum), statistics.per_token, math.inf),
+    "top1_agreement": FidelityMeasure(
+        _of_fidelity(lambda one: one.same_top), statistics.per_token, 1.0
+    ),
+    "rms_dp": FidelityMeasure(
+        _of_fidelity(lambda one: one.squared_dp_sum), statistics.root_mean, 1.0
+    ),
+    "routing_agreement": FidelityMeasure(
+        _of_routing(lambda one: one.same), statistics.per_token, 1.0
+    ),
+    "routing_moved": FidelityMeasure(_of_routing(lambda one: one.moved), statistics.per_token, 1.0),
 }
 
 
@@ -68,26 +97,33 @@ def disagreements(evidence: Evidence) -> Array:
     return tokens - fidelity.same_top if fidelity else np.full(len(tokens), np.nan)
 
 
-def squared_changes(evidence: Evidence) -> Array:
-    """Return each document's sum of squared changes of probability; NaN if not measured."""
-    fidelity = evidence.fidelity
-    return fidelity.squared_dp_sum if fidelity else np.full(len(evidence.tokens), np.nan)
+def agreement_of(other: Interval) -> Interval:
+    """Return the agreement, from the disagreement, which draws move in proportion to itself."""
+    return statistics.within(Interval(1 - other.estimate, 1 - other.high, 1 - other.low), 0.0, 1.0)
+
+
+squared_changes = MEANS["rms_dp"].sums
+moved_mass = MEANS["routing_moved"].sums
+
+
+def reroutings(evidence: Evidence) -> Array:
+    """Return the tokens of each document with other experts, a mean over layers; NaN if unknown."""
+    return evidence.tokens.astype(np.float64) - MEANS["routing_agreement"].sums(evidence)
 
 
 def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:
     """Return the columns of a measurement, as far as it was compared with full precision."""
-    kl, top1, rms = (mean_of(evidence, name, confidence) for name in MEANS)
+    means = ((name, mean_of(evidence, name, confidence)) for name in MEANS)
+    columns: dict[str, Any] = {name: mean for name, mean in means if mean is not None}
     used = evidence.scored()
-    if evidence.fidelity is None or kl is None or top1 is None or rms is None:
-        return {}
+    if evidence.fidelity is None or "kl" not in columns:
+        return columns
     counts_DB = evidence.fidelity.kl_counts[used]
     p50, p90, p99, p999 = (
         quantile_interval(counts_DB, share, confidence) for share in (0.5, 0.9, 0.99, 0.999)
     )
     return {
-        "kl": kl,
-        "top1_agreement": top1,
-        "rms_dp": rms,
+        **columns,
         "kl_p50": p50,
         "kl_p90": p90,
         "kl_p99": p99,

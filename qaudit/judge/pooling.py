@@ -20,7 +20,15 @@ from qaudit.core.draws import DrawNoise, Pooled, pooled
 from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_in, noise_of
-from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
+from qaudit.judge.fidelity import (
+    MEANS,
+    Mean,
+    agreement_of,
+    disagreements,
+    moved_mass,
+    reroutings,
+    squared_changes,
+)
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
 from qaudit.types import (
     FULL_PRECISION,
@@ -138,8 +146,10 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
         perplexity=statistics.perplexity(ce.estimate),
         bits_per_byte=statistics.bits_per_byte(nll, nbytes) if is_measured else None,
         kl=_fidelity(table, cell, "kl", divergences),
-        top1_agreement=_agreement(table, cell),
+        top1_agreement=_agreement(table, cell, disagreements),
         rms_dp=_fidelity(table, cell, "rms_dp", squared_changes),
+        routing_agreement=_agreement(table, cell, reroutings),
+        routing_moved=_fidelity(table, cell, "routing_moved", moved_mass),
         draw_noise=noise.source if noise else None,
     )
 
@@ -151,13 +161,9 @@ def _fidelity(table: Measurements, cell: Cell, name: Mean, sums: Sums) -> Interv
     return None if interval is None else measure.bounded(interval)
 
 
-def _agreement(table: Measurements, cell: Cell) -> Interval | None:
-    """Return the agreement, from the disagreement, which draws move in proportion to itself."""
-    other = interval_of(table, [cell], statistics.per_token, sums=disagreements)
-    if other is None:
-        return None
-    agreement = Interval(1 - other.estimate, 1 - other.high, 1 - other.low)
-    return MEANS["top1_agreement"].bounded(agreement)
+def _agreement(table: Measurements, cell: Cell, sums: Sums) -> Interval | None:
+    other = interval_of(table, [cell], statistics.per_token, sums=sums)
+    return None if other is None else agreement_of(other)
 
 
 def over_draws(

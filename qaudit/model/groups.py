@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,13 +25,15 @@ class ExpertOptions:
     floor: int = 1  # tokens below which an expert falls back
     on_all_tokens: bool = False  # whether it then sees all tokens, or is rounded to nearest
     gates: bool = False  # whether routers and other small gates are quantized
+    replays: bool = False  # whether streams are given full precision's choice of experts
 
     @property
     def text(self) -> str:
         """Return what differs from the default, for the identity of results."""
         if self == ExpertOptions():
             return ""
-        return f",experts={self.floor}/{self.on_all_tokens}/{self.gates}"
+        replayed = "/replayed" if self.replays else ""
+        return f",experts={self.floor}/{self.on_all_tokens}/{self.gates}{replayed}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ class Block:
     ) -> None:
         self.index, self.module, self.groups, self.notes = index, module, groups, notes
         self.experts = ExpertOptions()
+        self.around = _nothing_around
         self.doors: dict[str, tuple[Group, ...]] = {}  # where batches wait -> what is behind it
         for group in groups:
             self.doors[group.door] = (*self.doors.get(group.door, ()), group)
@@ -92,7 +95,8 @@ class Block:
         """
         batch, length = hidden_BTD.shape[:2]
         called = arguments or self._arguments((batch, length))
-        return called.call(self.module, hidden_BTD)
+        with self.around(hidden_BTD):
+            return called.call(self.module, hidden_BTD)
 
     def run_as(self, hidden_BTD: Tensor, quantized: Iterable[Quantized]) -> Tensor:
         """Run the block as if groups were installed; gradients reach what they are made of."""
@@ -222,6 +226,10 @@ class Block:
         out = replaced(x)
         bias = getattr(linear, "bias", None)
         return out if bias is None else out + bias
+
+
+def _nothing_around(hidden_BTD: Tensor) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _product(weight_RC: Tensor, x: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ on the disk before the first byte of weights, with what would fit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qaudit.core.registry import origins, parse_schemes
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.registry import origins_of
 from qaudit.errors import UsageError
 from qaudit.host import available_nbytes, default_stream_limit
@@ -144,6 +145,7 @@ def _chosen(
 ) -> _Chosen:
     schemes = parse_schemes(recipe.schemes)
     refuse_classes(recipe, schemes, None)
+    _refuse_replays(recipe, schemes)
     for scheme in schemes:
         scheme.must_be_installed()
     claim_of(recipe)  # a wrong policy is refused before anything is fetched
@@ -160,6 +162,17 @@ def _chosen(
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     refuse_classes(recipe, schemes, seen.largest)
     return _Chosen(resolved, schemes, subjects, members, hub, seen, code)
+
+
+def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
+    """Refuse to replay a choice of experts in mini-batches that are cut anew."""
+    learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
+    if recipe.routing == "reference" and learned:
+        raise UsageError(
+            f"`--routing reference` replays the choice of experts in whole batches, and "
+            f"`{learned[0]}` learns on other ones",
+            hint=f"leave `{learned[0]}` out, or `--routing reference`",
+        )
 
 
 def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.histogram import BINS
-from qaudit.types import CHOICES, Evidence, Fidelity, Positions, TaskEvidence
+from qaudit.types import CHOICES, Evidence, Fidelity, Positions, Routing, TaskEvidence
 
 Array = np.ndarray[Any, Any]
 Tokens = npt.NDArray[np.int64]
 
 _FIDELITY = ("kl_sum", "kl_max", "kl_counts", "same_top", "squared_dp_sum")
 _POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
+_ROUTING = ("routing_blocks", "routing_same", "routing_moved")
 _MOST_POSITIONS = 64
 
 
@@ -30,6 +31,8 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
     }
     if evidence.expert_tokens is not None:
         arrays["expert_tokens"] = evidence.expert_tokens
+    if evidence.routing is not None:
+        arrays |= {f"routing_{name}": value for name, value in vars(evidence.routing).items()}
     if evidence.strata:
         arrays["strata"] = np.array(evidence.strata)
     for task in evidence.tasks:  # at most one: each task has a file of its own
@@ -69,6 +72,7 @@ def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
         fidelity=fidelity,
         positions=_positions(arrays, tokens, compared=fidelity is not None),
         expert_tokens=_expert_tokens(arrays),
+        routing=_routing(arrays, tokens),
     )
 
 
@@ -171,6 +175,24 @@ def _positions(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -
         tokens=counts.astype(np.int64),
         nll_sum=_numbers(arrays, "position_nll_sum", shape),
         kl_sum=_amounts(arrays, "position_kl_sum", shape) if compared else None,
+    )
+
+
+def _routing(arrays: Mapping[str, Array], tokens: Tokens) -> Routing | None:
+    """Read the choices of experts; ValueError for what cannot be."""
+    if not _are_there(arrays, _ROUTING):
+        return None
+    blocks = arrays["routing_blocks"]
+    if blocks.ndim != 1 or not len(blocks):
+        raise ValueError("its `routing_blocks` are no layers")
+    shape = (len(blocks), *tokens.shape)
+    same = _counts(arrays, "routing_same", shape)
+    if (same > tokens).any():
+        raise ValueError("its `routing_same` are more than its tokens")
+    return Routing(
+        _counts(arrays, "routing_blocks", blocks.shape).astype(np.int64),
+        same.astype(np.int64),
+        _amounts(arrays, "routing_moved", shape),
     )
 
 

@@ -172,6 +172,18 @@ class Positions:
 
 
 @dataclass(frozen=True, eq=False)
+class Routing:
+    """How far routers choose other experts than in full precision, summed by document.
+
+    Shapes: L layers of experts, D documents.
+    """
+
+    blocks: npt.NDArray[np.int64]  # (L,) the block of each
+    same: npt.NDArray[np.int64]  # (L, D) tokens whose set of experts is the same
+    moved: npt.NDArray[np.float64]  # (L, D) half the L1 distance of normalized routing weights
+
+
+@dataclass(frozen=True, eq=False)
 class TaskEvidence:
     """The losses of the options of a task's items: P options of N items."""
 
@@ -198,6 +210,7 @@ class Evidence:
     # (L, 1 + E) by layer of experts: its block, and the calibration tokens of each expert, -1
     # where a layer has fewer experts. None: no scheme that calibrates, or no experts.
     expert_tokens: npt.NDArray[np.int64] | None = None
+    routing: Routing | None = None  # None: full precision, or no experts, or replayed
 
     @property
     def is_split(self) -> bool:

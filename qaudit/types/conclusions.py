@@ -53,6 +53,8 @@ class MeasurementRow(Row):
     documents_for_kl: int | None = None  # the same for KL divergence
     bit_class: str | None = None  # what it competes in: `4`, `w4a4`, `fp`
     calibrates: bool | None = None  # whether it depends on the draw of calibration text
+    routing_agreement: Interval | None = None  # of tokens and layers whose experts are the same
+    routing_moved: Interval | None = None  # mass of routing weights on other experts, mean
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class PooledRow(Row):
     kl: Interval | None = None
     top1_agreement: Interval | None = None
     rms_dp: Interval | None = None
+    routing_agreement: Interval | None = None
+    routing_moved: Interval | None = None
     draw_noise: str | None = None  # whose draws widen these intervals; None: its own, or none
     claim: ClaimKind = "method"  # it decides where the verdict makes the same claim
 

@@ -48,6 +48,23 @@ class PositionRow(Row):
     kl: Interval | None = None  # divergence to full precision, nats per token
 
 
+@dataclass(frozen=True)
+class RoutingRow(Row):
+    """How far one layer's router chooses other experts than in full precision, over all draws.
+
+    The intervals of one subject under one scheme hold at once.
+    """
+
+    subject: str
+    scheme: str
+    spec: str
+    block: int
+    documents: int
+    tokens: int
+    agreement: Interval  # a fraction of tokens whose set of experts is the same
+    moved: Interval  # half the L1 distance of normalized routing weights, mean over tokens
+
+
 Where = Literal["before", "around", "after"]
 """The place of a change point against a span; `around`: its interval overlaps the span."""
 

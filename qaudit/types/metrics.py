@@ -22,9 +22,10 @@ Metric = Literal[
     "kl_p999",  # nats: what the KL divergence of one token in a thousand exceeds
     "flips",  # a fraction of items whose answer went from right to wrong or back
     "top1",  # a fraction of tokens whose likeliest token is another than in full precision
+    "routing_agreement",  # a fraction of tokens with other experts than in full precision
 ]
 Unit = Literal["fraction", "nats"]
-Sums = Literal["losses", "divergences", "disagreements", "items"]
+Sums = Literal["losses", "divergences", "disagreements", "reroutings", "items"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class MetricRecord:
     @property
     def of_fidelity(self) -> bool:
         """Whether predictions are compared with those of full precision, token by token."""
-        return self.sums in ("divergences", "disagreements")
+        return self.sums in ("divergences", "disagreements", "reroutings")
 
     @property
     def of_tasks(self) -> bool:
@@ -173,5 +174,17 @@ METRICS: Mapping[str, MetricRecord] = {
         statistic="per_token",
         worse="change",
         compared="the likeliest token",
+    ),
+    "routing_agreement": MetricRecord(
+        code="QA045",
+        title="a scheme sends tokens to other experts more often than its margin",
+        reason="A router that is not quantized reads what quantized blocks return.",
+        unit="fraction",
+        sentence="{scheme} sends tokens of `{subject}` to other experts at {change} of tokens and "
+        "layers",
+        sums="reroutings",
+        statistic="per_token",
+        worse="change",
+        compared="the choice of experts",
     ),
 }

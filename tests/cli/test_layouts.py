@@ -64,6 +64,8 @@ def test_a_release_is_audited_from_the_hub(
         assert "text never enters them" in card
     if family in ("olmoe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"):
         assert "routers and small gates" in card
+        assert 0 < gptq["routing_agreement"] <= 1 and full["routing_agreement"] is None
+        assert 0 < gptq["routing_moved"] < 1 and "<summary>Routing</summary>" in card
     if family in ("gpt_oss", "gemma3"):
         return
     named = ("--subject", "model", "--scheme", "gptq-4bit:group=32", "--out", "exported")

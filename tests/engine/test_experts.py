@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -26,11 +26,9 @@ from qaudit.saved.arrays import arrays_of
 from qaudit.types import Corpus, Protocol
 from tests.support import released
 from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, run
-from tests.support.reference.plain_gptq import find_scale
 
 WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
 FAMILIES = ["gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
-UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
 
 def opened(folder: Path, **options: Any) -> BlockModel:
@@ -54,28 +52,6 @@ def first_block(model: BlockModel) -> tuple[Block, list[tuple[Tensor, Tensor]], 
     return next(blocks), hidden, blocks
 
 
-def rounded(weight: Tensor) -> Tensor:
-    """Round each row to its own symmetric grid of 4 bits."""
-    w = weight.double().numpy()
-    scale, zero = find_scale(w, 4, True, "bf16")
-    codes = np.clip(np.round(w / scale[:, None]) + zero[:, None], 0, 15)
-    return torch.from_numpy((codes - zero[:, None]) * scale[:, None]).to(weight.dtype)
-
-
-def round_file(folder: Path) -> None:
-    """Round every matrix of every expert and of attention in the files themselves."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    for name, tensor in tensors.items():
-        if any(part in name for part in UNQUANTIZED):
-            continue
-        if tensor.dim() == 3:  # gpt-oss stores (experts, inputs, outputs)
-            tensors[name] = torch.stack([rounded(w.T).T.contiguous() for w in tensor])
-        else:
-            tensors[name] = rounded(tensor)
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
 def plain_losses(folder: Path, family: str) -> list[float]:
     model, losses = released.plain(folder, family), []
     for window in EVALUATION:
@@ -94,7 +70,7 @@ def test_losses_in_full_precision_and_rounded_are_those_of_the_library(
     folder = released.save(tmp_path / "model", family, **WIDE)
     losses, tallies = run(folder, "rtn-4bit", tmp_path)
     np.testing.assert_allclose(losses["fp"], plain_losses(folder, family), rtol=1e-5)
-    round_file(folder)
+    released.round_file(folder)
     spec = parse_scheme("rtn-4bit").spec
     np.testing.assert_allclose(losses[spec], plain_losses(folder, family), rtol=1e-5)
     assert not any("gate.weight" in name for name in tallies[spec].linears)
@@ -230,7 +206,9 @@ def test_tokens_of_each_expert_are_in_the_evidence_and_a_note_counts_those_witho
     _, tallies = run(folder, "gptq-4bit", tmp_path)
     tally = tallies[parse_scheme("gptq-4bit").spec]
     empty = Corpus(Protocol(context=CONTEXT, stride=CONTEXT), (), (), ())
-    evidence = evidence_of(empty, Feed((), ()), replace(tally, nll=[], kl=[], same_top=[]))
+    evidence = evidence_of(
+        empty, Feed((), ()), replace(tally, nll=[], kl=[], same_top=[], routing={})
+    )
     counts = evidence.expert_tokens
     assert counts is not None and counts[:, 0].tolist() == [0, 1] and counts.shape == (2, 65)
     calibration = sum(len(w.tokens) for w in CALIBRATION)

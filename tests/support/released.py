@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.support.models import VOCABULARY
+from tests.support.reference.plain_gptq import find_scale
+
+UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -106,3 +112,25 @@ def plain(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Any:
     """Load a model as its users do."""
     auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
     return auto.from_pretrained(folder, dtype=dtype).eval()
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Round each row to its own symmetric grid of 4 bits."""
+    w = weight.double().numpy()
+    scale, zero = find_scale(w, 4, True, "bf16")
+    codes = np.clip(np.round(w / scale[:, None]) + zero[:, None], 0, 15)
+    return torch.from_numpy((codes - zero[:, None]) * scale[:, None]).to(weight.dtype)
+
+
+def round_file(folder: Path) -> None:
+    """Round every matrix of every expert and of attention in the files themselves."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if any(part in name for part in UNQUANTIZED):
+            continue
+        if tensor.dim() == 3:  # gpt-oss stores (experts, inputs, outputs)
+            tensors[name] = torch.stack([rounded(w.T).T.contiguous() for w in tensor])
+        else:
+            tensors[name] = rounded(tensor)
+    save_file(tensors, path, metadata={"format": "pt"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from qaudit.judge.fidelity import disagreements
+from qaudit.judge.fidelity import disagreements, reroutings
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import (
@@ -24,8 +24,11 @@ from qaudit.types import (
 )
 
 SUMS: Mapping[str, Sums] = {
-    "losses": losses, "divergences": divergences, "disagreements": disagreements
-}  # fmt: skip
+    "losses": losses,
+    "divergences": divergences,
+    "disagreements": disagreements,
+    "reroutings": reroutings,
+}
 _MEASURE = "scan with this scheme, too"
 
 
@@ -176,10 +179,11 @@ def question_of(
     table = audit.table
     plain = Question(rule, table, label, scheme, split)
     absent, hint = _unmeasured(table, plain.own), _MEASURE
-    unknown = any(m.evidence.fidelity is None for m in table.draws(label, scheme))
-    if not absent and plain.record.of_fidelity and unknown:
+    if not absent and plain.record.of_fidelity and _uncompared(plain, table):
         absent = f"{plain.record.compared} of `{label}` under {scheme} was not measured"
         hint = "scan again: this version measures it"
+        if plain.record.sums == "reroutings":
+            hint = "only models with experts have it, unless `--routing reference` replays it"
     if not absent and rule.strata and not plain.is_grouped:
         absent, hint = "the documents are not grouped", "scan with `--strata FIELD`"
     if not absent and plain.record.of_tasks:
@@ -195,6 +199,12 @@ def question_of(
         return _against_members(rule, audit, label, scheme, split)
     cells = plain.own[:1] if plain.record.of_fidelity else plain.own
     return Question(rule, table, label, scheme, split, columns=(cells,))
+
+
+def _uncompared(question: Question, table: Measurements) -> bool:
+    recorded = "routing" if question.record.sums == "reroutings" else "fidelity"
+    draws = table.draws(question.subject, question.scheme or FULL_PRECISION)
+    return any(getattr(draw.evidence, recorded) is None for draw in draws)
 
 
 def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:

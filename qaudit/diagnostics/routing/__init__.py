@@ -1,0 +1,1 @@
+"""Routing: which layers of experts send tokens elsewhere than in full precision."""
