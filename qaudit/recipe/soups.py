@@ -35,7 +35,7 @@ from qaudit.types import GREEDY, Checkpoint, Recipe, Subject
 MOST_SUBSETS = 64
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE]-?\d+)?"
 _CALL = re.compile(r"(?:(?P<label>[^=():]+)=\s*)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)")
-_ALONE = re.compile(r"(?:(?P<label>[^=():+*]+)=)?(?P<merge>(?P<name>[a-z]+)(?::[a-z0-9_=.]+)*)")
+_ALONE = re.compile(r"(?:(?P<label>[^=():+*]+)=)?(?P<merge>(?P<name>[a-z]+)(?::[a-z0-9_=.-]+)*)")
 
 _COUNTED = {"last": "last:4", "subsets": "subsets:3(A+B+C)"}
 """What is no merge by itself and takes a number."""

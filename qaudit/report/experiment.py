@@ -28,7 +28,13 @@ STANDINGS = {
     "not measured": NOT_MEASURED,
 }
 EXPECTED = {"higher": "> 0", "lower": "< 0", None: ""}
-UNITS = {"error": "% points", "lost": "nats lost", "loss": "nats"}
+UNITS = {
+    "error": "% points",
+    "lost": "nats lost",
+    "loss": "nats",
+    "kl": "nats of KL",
+    "trace": "log of the Hessian's trace",
+}
 
 
 def summary_to_json(summary: ExperimentSummary) -> str:
@@ -95,9 +101,9 @@ def _row(summary: ExperimentSummary, result: ContrastResult) -> doc.TableRow:
             (*doc.words(f"{contrast.says}: "), *models, *doc.words(f", {UNITS[contrast.measure]}"))
         ),
         contrast.scheme,
-        _expected(contrast),
+        expected(contrast),
         *(_shown(contrast, intervals.get(seed)) for seed in summary.seeds),
-        _shown(contrast, result.interval),
+        over_seeds(result),
         doc.cell(_standing(result)),
     )
 
@@ -107,11 +113,15 @@ def _standing(result: ContrastResult) -> doc.Inline:
     return doc.strong(shown) if result.standing == "disagrees" else shown
 
 
-def _expected(contrast: Contrast) -> str:
+def expected(contrast: Contrast) -> str:
     if contrast.expect != "near":
         return EXPECTED[contrast.expect]
     size = 100 * contrast.margin if contrast.measure == "error" else contrast.margin
     return f"within {size:g}"
+
+
+def over_seeds(result: ContrastResult) -> str:
+    return _shown(result.contrast, result.interval)
 
 
 def _shown(contrast: Contrast, interval: Interval | None) -> str:
@@ -119,6 +129,12 @@ def _shown(contrast: Contrast, interval: Interval | None) -> str:
 
 
 LEFT, RIGHT, ROW, GAP = 250.0, 840.0, 20.0, 58.0
+PANELS = {  # measures that share an axis, and its name
+    ("error",): "added losses, % points",
+    ("lost", "loss"): "losses, nats per token",
+    ("kl",): "KL from full precision, nats per token",
+    ("trace",): "logarithms of the Hessian's trace",
+}
 MEANINGS = {  # colour, words
     "agrees": ("c2", "as expected"),
     "disagrees": ("c1", "against expectation"),
@@ -135,10 +151,8 @@ def drawing_of(summary: ExperimentSummary) -> Drawing:
     """
     schemes = tuple(dict.fromkeys(point.scheme for point in summary.points))
     parts, y = _errors(summary, schemes, 24.0)
-    for in_points in (True, False):
-        group = [
-            r for r in summary.results if r.seeds and (r.contrast.measure == "error") is in_points
-        ]
+    for measures in PANELS:
+        group = [r for r in summary.results if r.seeds and r.contrast.measure in measures]
         if group:
             panel, y = _contrasts(group, y + GAP)
             parts += panel
@@ -191,13 +205,13 @@ def _errors(
 
 def _contrasts(results: list[ContrastResult], top: float) -> tuple[list[Part], float]:
     """Draw each contrast in a row: a mark for a seed, the interval over seeds as a line."""
-    is_error = results[0].contrast.measure == "error"
-    factor = 100 if is_error else 1
-    what = "added losses, % points" if is_error else "losses, nats per token"
+    measure = results[0].contrast.measure
+    factor = 100 if measure == "error" else 1
     bottom = top + ROW * len(results)
     intervals = [seed.interval for result in results for seed in result.seeds]
     intervals += [result.interval for result in results if result.interval is not None]
     ends = [factor * x for i in intervals for x in (i.low, i.estimate, i.high)]
+    (what,) = (words for measures, words in PANELS.items() if measure in measures)
     parts, across = _panel([0.0, *ends], top, bottom, f"difference of {what}")
     for k, result in enumerate(results):
         y, contrast = top + ROW * (k + 0.5), result.contrast

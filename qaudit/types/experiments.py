@@ -11,8 +11,9 @@ from typing import Literal
 
 from qaudit.types.rows import Interval
 
-Measure = Literal["error", "lost", "loss"]
-"""Relative error, what quantization adds in nats, or the loss itself in nats per token."""
+Measure = Literal["error", "lost", "loss", "kl", "trace"]
+"""Relative error, what quantization adds in nats, the loss itself in nats per token, KL from full
+precision in nats per token, or the logarithm of the Hessian's trace in full precision."""
 
 Expectation = Literal["higher", "lower", "near"]
 """The sign or size of `a` minus `b` that a study suggests."""

@@ -3,8 +3,7 @@
     python -m tests.house.science          # the page, from the summaries in docs/science
     python -m tests.house.science OUT      # first the summaries and pictures, from `qaudit lab run`
 
-Each part stands between two markers. An experiment without a summary is written as `-`, with the
-command that would make it.
+Each part is between two markers. An experiment without a summary is written as `-`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,24 @@ from pathlib import Path
 
 from qaudit.lab.experiments.contrasts import errors_of, standing
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
-from qaudit.report.document import TableBlock, bullets, columns, name_cell, row
-from qaudit.report.experiment import STANDINGS, description, summary_to_json, table
-from qaudit.report.format import NOT_MEASURED, listing, plural
+from qaudit.report.document import (
+    TableBlock,
+    bullets,
+    cell,
+    code,
+    columns,
+    name_cell,
+    row,
+    words,
+)
+from qaudit.report.experiment import (
+    STANDINGS,
+    UNITS,
+    expected,
+    over_seeds,
+    summary_to_json,
+)
+from qaudit.report.format import NOT_MEASURED, count, plural
 from qaudit.report.markdown import render_blocks
 from qaudit.saved.codec import decode
 from qaudit.types import Claim, ExperimentSummary
@@ -28,7 +42,7 @@ from tests.house.source import ROOT
 
 PAGE = ROOT / "docs" / "science.md"
 FOLDER = ROOT / "docs" / "science"
-SIZE, SEEDS = "cpu", 3
+SIZE = "cpu"
 
 
 def summaries() -> dict[str, ExperimentSummary | None]:
@@ -57,13 +71,6 @@ def rejudged(summary: ExperimentSummary) -> ExperimentSummary:
     return replace(summary, results=results)
 
 
-def command(name: str, summary: ExperimentSummary | None) -> str:
-    """Return the command that makes an experiment's figures."""
-    if summary is not None:
-        return summary.command
-    return f"qaudit lab run {name} --size {SIZE} --seeds {SEEDS} --compile"
-
-
 def overview(found: dict[str, ExperimentSummary | None]) -> str:
     """Return every claim with how many of its contrasts stand how."""
     rows = []
@@ -80,40 +87,46 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
     return render_blocks([TableBlock(names, tuple(rows))])
 
 
-def stands(summary: ExperimentSummary, claim: Claim) -> str:
-    """Return in a sentence how a claim fared."""
-    counts = _counts(summary, claim.name)
-    words = {
-        "agrees": "as expected",
-        "disagrees": "against it",
-        "inconclusive": "inconclusive",
-        "open": "without an expectation",
-        "too wide": "with a margin that exceeds the errors",
-        "not measured": "not measured",
-    }
-    parts = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]
-    return f"Of {plural(counts.total(), 'contrast')}: {listing(parts)}." if parts else ""
-
-
 def _counts(summary: ExperimentSummary, claim: str) -> Counter[str]:
     return Counter(r.standing for r in summary.results if r.contrast.claim == claim)
 
 
 def block(name: str, summary: ExperimentSummary | None) -> str:
-    """Return what an experiment showed, or that it was not run."""
-    made_by = f"```console\n$ {command(name, summary)}\n```"
+    """Write what an experiment showed, or that it was not run."""
     if summary is None:
-        claims = read_experiment(name).claims
-        rows = tuple(row(claim.says, claim.source, NOT_MEASURED) for claim in claims)
-        claimed = render_blocks([TableBlock(columns("claim", "where", "ours"), rows)])
-        return f"{made_by}\n\nNot run.\n\n{claimed}"
-    picture = f"![{summary.description}](science/{name}.svg)"
-    parts = [made_by, render_blocks([description(summary)]), picture]
+        return "Not run."
+    parts = [
+        f"{count(summary.tokens)} tokens for each of {plural(len(summary.seeds), 'seed')}.",
+        f"![{summary.description}](science/{name}.svg)",
+    ]
     for claim in summary.claims:
-        parts.append(f"**{claim.says}** ({claim.source}) {stands(summary, claim)}")
-        parts.append(render_blocks([table(summary, claim)]))
+        parts += [f"**{claim.says}**", render_blocks([compact(summary, claim)])]
     parts += [render_blocks([bullets(*summary.notes)])] if summary.notes else []
     return "\n\n".join(parts)
+
+
+MARKS = {"agrees": " ✓", "disagrees": " ✗", "too wide": " (margin exceeds it)"}
+
+
+def compact(summary: ExperimentSummary, claim: Claim) -> TableBlock:
+    """Lay a claim's contrasts out by scheme: the interval over seeds, and how it stands."""
+    results = [r for r in summary.results if r.contrast.claim == claim.name]
+    schemes = tuple(dict.fromkeys(r.contrast.scheme for r in results))
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for r in results:
+        c = r.contrast
+        heads = (c.says, c.a, c.b, UNITS[c.measure], expected(c))
+        cells = rows.setdefault(heads, {})
+        cells[c.scheme] = over_seeds(r) + MARKS.get(r.standing, "")
+    lines = [
+        row(
+            cell((*words(f"{says}: "), *code(a), *words(" - "), *code(b), *words(f", {unit}"))),
+            expectation,
+            *(cells.get(scheme, "") for scheme in schemes),
+        )
+        for (says, a, b, unit, expectation), cells in rows.items()
+    ]
+    return TableBlock(columns("contrast", "expected", *schemes), tuple(lines))
 
 
 def rendered(text: str) -> str:

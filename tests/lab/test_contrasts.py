@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -10,8 +13,15 @@ from hypothesis import strategies as st
 
 from qaudit.core import statistics
 from qaudit.core.draws import over_repetitions
-from qaudit.lab.experiments.contrasts import estimate, points_of, result_of, standing
-from qaudit.types import Contrast, Evidence, Interval
+from qaudit.lab.experiments.contrasts import (
+    MeasuredSeed,
+    estimate,
+    log_ratio,
+    points_of,
+    result_of,
+    standing,
+)
+from qaudit.types import Contrast, Evidence, Fidelity, Interval
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 
@@ -28,13 +38,23 @@ def evidence(seed: int, level: float = 2.0, documents: int = 12) -> Evidence:
     )
 
 
-def seed_of(seed: int, worse: float) -> dict[tuple[str, str], Evidence]:
-    return {
-        ("a", "fp"): evidence(10 * seed + 1),
-        ("b", "fp"): evidence(10 * seed + 2),
-        ("a", "rtn-3bit"): evidence(10 * seed + 3, 2.2 + worse),
-        ("b", "rtn-3bit"): evidence(10 * seed + 4, 2.2),
-    }
+def with_kl(found: Evidence, level: float) -> Evidence:
+    """Give evidence a divergence of so much per token; what else is recorded is not read here."""
+    none = np.zeros(len(found.tokens), dtype=np.int64)
+    kl_sum = level * found.tokens * np.linspace(0.8, 1.2, len(found.tokens))
+    return replace(found, fidelity=Fidelity(kl_sum, kl_sum, none[:, None], none, kl_sum))
+
+
+def seed_of(seed: int, worse: float) -> MeasuredSeed:
+    return MeasuredSeed(
+        {
+            ("a", "fp"): evidence(10 * seed + 1),
+            ("b", "fp"): evidence(10 * seed + 2),
+            ("a", "rtn-3bit"): with_kl(evidence(10 * seed + 3, 2.2 + worse), 0.2),
+            ("b", "rtn-3bit"): with_kl(evidence(10 * seed + 4, 2.2), 0.1),
+        },
+        traces={"a": Interval(30.0, 20.0, 45.0), "b": Interval(10.0, 8.0, 12.5)},
+    )
 
 
 def contrast(measure: str = "error", expect: str | None = "higher", margin: float = 0.0):
@@ -61,10 +81,12 @@ def test_one_seed_gives_no_interval_and_no_claim() -> None:
     assert result.standing == "inconclusive"
 
 
-@pytest.mark.parametrize("measure", ["error", "lost", "loss"])
+@pytest.mark.parametrize("measure", ["error", "lost", "loss", "kl"])
 def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> None:
-    found = seed_of(1, 0.3)
+    seed = seed_of(1, 0.3)
+    found = seed.evidence
     nll = {key: e.nll_sum for key, e in found.items()}
+    kl = [found[label, "rtn-3bit"].fidelity.kl_sum for label in "ab"]
     a = (nll["a", "rtn-3bit"], nll["a", "fp"])
     b = (nll["b", "rtn-3bit"], nll["b", "fp"])
     tokens = found["a", "fp"].tokens
@@ -72,20 +94,39 @@ def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> No
         "error": statistics.interval((*a, *b), statistics.excess_difference),
         "lost": statistics.interval((*a, *b, tokens), statistics.change_difference),
         "loss": statistics.outright(a[0], b[0], tokens),
+        "kl": statistics.interval((*kl, tokens), statistics.change),
     }
-    assert estimate(contrast(measure), found, 0.95) == wanted[measure]
+    assert estimate(contrast(measure), seed, 0.95) == wanted[measure]
+
+
+def test_a_divergence_that_was_not_recorded_is_not_measured() -> None:
+    found = seed_of(1, 0.3)
+    bare = {key: replace(e, fidelity=None) for key, e in found.evidence.items()}
+    assert estimate(contrast("kl"), MeasuredSeed(bare), 0.95) is None
+
+
+def test_traces_are_compared_by_their_ratio() -> None:
+    found = estimate(contrast("trace"), seed_of(1, 0.3), 0.95)
+    assert found is not None
+    # The larger of the two steps decides: 30/20 below against 12.5/10, 45/30 above against 10/8.
+    half = math.hypot(math.log(1.5), math.log(1.25))
+    assert [found.estimate, found.low, found.high] == pytest.approx(
+        [math.log(3), math.log(3) - half, math.log(3) + half], rel=1e-12
+    )
+    assert estimate(contrast("trace"), MeasuredSeed(seed_of(1, 0.3).evidence), 0.95) is None
+    assert log_ratio(Interval(1.0, -0.1, 2.0), Interval(1.0, 0.9, 1.1)) is None
 
 
 def test_a_contrast_that_lacks_a_model_is_not_measured() -> None:
     found = seed_of(1, 0.3)
-    del found["b", "rtn-3bit"]
+    del found.evidence["b", "rtn-3bit"]  # type: ignore[attr-defined]
     result = result_of(contrast(), {1: found}, 0.95)
     assert (result.seeds, result.interval, result.standing) == ((), None, "not measured")
 
 
 def test_a_loss_that_is_no_number_is_not_measured() -> None:
     found = seed_of(1, 0.3)
-    found["a", "rtn-3bit"].nll_sum[3] = np.nan
+    found.evidence["a", "rtn-3bit"].nll_sum[3] = np.nan
     assert estimate(contrast(), found, 0.95) is None
 
 
@@ -133,6 +174,6 @@ def test_points_hold_the_relative_error_of_every_quantized_model() -> None:
     found = seed_of(1, 0.3)
     points = points_of(1, found, 0.95)
     assert [(p.subject, p.scheme) for p in points] == [("a", "rtn-3bit"), ("b", "rtn-3bit")]
-    pair = found["a", "rtn-3bit"].nll_sum, found["a", "fp"].nll_sum
+    pair = found.evidence["a", "rtn-3bit"].nll_sum, found.evidence["a", "fp"].nll_sum
     assert points[0].interval == statistics.relative_error(*pair)
     assert points[0].quantized / points[0].loss - 1 == pytest.approx(points[0].interval.estimate)

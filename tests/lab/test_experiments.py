@@ -40,8 +40,8 @@ def written(folder: Path, **changes: object) -> Path:
 # ------------------------------------------------------------------------------ those that ship
 
 
-def test_the_six_experiments_ship() -> None:
-    assert NAMES == ("budgets", "decay", "forks", "lawa", "peaks", "wsd-cosine")
+def test_the_seven_experiments_ship() -> None:
+    assert NAMES == ("budgets", "decay", "forks", "lawa", "peaks", "wsd-cosine", "wsm")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -92,6 +94,16 @@ def test_an_average_along_the_run_weighs_the_latest_most() -> None:
     assert list(found.values()) == [0.0625, 0.0625, 0.125, 0.25, 0.5]
 
 
+def test_a_merge_in_place_of_decay_takes_its_duration_and_the_closed_form() -> None:
+    found = shares(soups("wsm:decay=1-sqrt:duration=300")[0])
+    root = [math.sqrt(n / 4) for n in range(5)]
+    expected = [after - before for before, after in itertools.pairwise(root)]
+    assert list(found) == ["step200", "step300", "step400", "step500"]
+    assert list(found.values()) == pytest.approx(expected, rel=1e-12)
+    linear = shares(soups("wsm")[0])
+    assert list(linear.values()) == pytest.approx([0.2] * 5)  # the plain mean
+
+
 def test_members_of_a_window_are_needed_and_no_others() -> None:
     recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
     assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
@@ -125,6 +137,11 @@ def test_every_subset_becomes_a_soup() -> None:
         ("stock(step100+step200)", "has 2 members, and `stock` takes at least 3", "another"),
         ("subsets:1(step100+step200)", "has no subset of two", "`subsets:2(A+B+C)`"),
         ("lawa:k=3:every=150", "no checkpoint at step 350", "steps 200, 350, 500"),
+        ("wsm:duration=150", "no checkpoint at step 350", "100, 200, 300, 400"),
+        ("wsm:duration=-5", "a duration of -5 steps is none", "wsm:duration=2000"),
+        ("wsm:decay=cosin", "there is no decay `cosin`", "did you mean `cosine`?"),
+        ("wsm(step100+step300+step400)", "100 to 200 steps apart", "at equal distances"),
+        ("wsm(step400+step300)", "each with a later step", "`mean`"),
         ("lawa:n=3", "`lawa` has no parameter `n`", "it takes: k, every"),
         ("lawa:k=2(step100)", "longer than the series, which has 1", "name more checkpoints"),
         ("subsets(step*)", "`subsets` has no number", "`subsets:3(A+B+C)`"),

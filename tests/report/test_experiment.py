@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.report.experiment import render_summary, write_summary
+from qaudit.report.markdown import render_blocks
 from qaudit.types import (
     Claim,
     Contrast,
@@ -15,7 +16,7 @@ from qaudit.types import (
     SeedEstimate,
     SeedPoint,
 )
-from tests.house.science import read_summary, stands
+from tests.house.science import compact, read_summary
 
 CLAIM = Claim("c", "somebody, figure 1", "Decay hurts.")
 LOSS = Contrast("c", "at the end", "cool@2", "held@2", "loss", "fp")
@@ -88,8 +89,14 @@ def test_one_seed_claims_nothing() -> None:
     assert rows(render_summary(one))[0][4] == "-"
 
 
-def test_how_a_claim_fared_is_counted() -> None:
-    assert stands(SUMMARY, CLAIM) == "Of 3 contrasts: 2 as expected and 1 not measured."
+def test_the_page_has_a_column_for_each_scheme_and_a_row_for_each_pair() -> None:
+    header, _, *rows = render_blocks([compact(SUMMARY, CLAIM)]).splitlines()
+    schemes = dict.fromkeys(r.contrast.scheme for r in SUMMARY.results)
+    assert header == f"| contrast | expected | {' | '.join(schemes)} |"
+    assert [row.count(" ✓") for row in rows] == [
+        sum(r.standing == "agrees" for r in SUMMARY.results if r.contrast.measure == measure)
+        for measure in dict.fromkeys(r.contrast.measure for r in SUMMARY.results)
+    ]
 
 
 def test_names_of_others_stay_names() -> None:

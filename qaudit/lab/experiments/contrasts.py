@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.draws import over_repetitions
-from qaudit.core.statistics import Statistic
+from qaudit.core.statistics import Array, Statistic
 from qaudit.lab.experiments.table import Experiment
 from qaudit.types import (
     FULL_PRECISION,
@@ -33,14 +34,19 @@ from qaudit.types import (
 )
 from qaudit.version import __version__
 
-SeedEvidence = Mapping[tuple[str, str], Evidence]
-"""Per-document sums by subject and scheme, of one seed."""
+
+@dataclass(frozen=True)
+class MeasuredSeed:
+    """What was measured of one seed."""
+
+    evidence: Mapping[tuple[str, str], Evidence]  # per-document sums by subject and scheme
+    traces: Mapping[str, Interval] = field(default_factory=dict)  # of the Hessian, by subject
 
 
 def summarize(  # noqa: PLR0913 - what was measured, and how it is named
     experiment: Experiment,
     size: str,
-    seeds: Mapping[int, SeedEvidence],
+    seeds: Mapping[int, MeasuredSeed],
     *,
     command: str,
     parameters: int,
@@ -49,7 +55,7 @@ def summarize(  # noqa: PLR0913 - what was measured, and how it is named
 ) -> ExperimentSummary:
     """Return the results of the seeds that were measured, with the experiment's subject names."""
     subjects = (*experiment.scan, *(soup.label for soup in experiment.soups))
-    any_evidence = next((e for seed in seeds.values() for e in seed.values()), None)
+    any_evidence = next((e for seed in seeds.values() for e in seed.evidence.values()), None)
     contrasts = experiment.contrasts_by_scheme()
     return ExperimentSummary(
         experiment=experiment.name,
@@ -70,22 +76,24 @@ def summarize(  # noqa: PLR0913 - what was measured, and how it is named
     )
 
 
-def _notes(subjects: Sequence[str], seeds: Mapping[int, SeedEvidence]) -> Iterator[str]:
+def _notes(subjects: Sequence[str], seeds: Mapping[int, MeasuredSeed]) -> Iterator[str]:
     """Name the models whose loss is not finite, and those that were not measured."""
-    for seed, evidence in seeds.items():
-        for (subject, scheme), measurement in evidence.items():
+    for seed, of_seed in seeds.items():
+        for (subject, scheme), measurement in of_seed.evidence.items():
             if not np.isfinite(measurement.nll_sum).all():
                 yield f"seed {seed}: the loss of `{subject}` under `{scheme}` is not finite"
-        measured = {subject for subject, _ in evidence}
+        measured = {subject for subject, _ in of_seed.evidence}
         yield from (f"seed {seed}: `{s}` was not measured" for s in subjects if s not in measured)
 
 
-def estimate(contrast: Contrast, evidence: SeedEvidence, confidence: float) -> Interval | None:
+def estimate(contrast: Contrast, seed: MeasuredSeed, confidence: float) -> Interval | None:
     """Return `a` minus `b` over the documents of one seed, or None where it is not measured."""
-    a, b = contrast.a, contrast.b
+    a, b, evidence = contrast.a, contrast.b, seed.evidence
+    if contrast.measure == "trace":
+        return log_ratio(seed.traces.get(a), seed.traces.get(b))
     columns: list[tuple[str, str]] = [(a, contrast.scheme), (b, contrast.scheme)]
     statistic: Statistic = statistics.change
-    if contrast.measure != "loss":
+    if contrast.measure in ("error", "lost"):
         columns = [(s, q) for s in (a, b) for q in (contrast.scheme, FULL_PRECISION)]
         statistic = statistics.excess_difference
     if contrast.measure == "lost":
@@ -93,13 +101,30 @@ def estimate(contrast: Contrast, evidence: SeedEvidence, confidence: float) -> I
     if any(column not in evidence for column in columns):
         return None
     used = evidence[columns[0]].scored()
-    sums = [evidence[column].nll_sum[used] for column in columns]
+    sums = [_sums(evidence[column], contrast)[used] for column in columns]
     if not all(np.isfinite(column).all() for column in sums):
         return None
     if contrast.measure != "error":
         sums.append(evidence[columns[0]].tokens[used].astype(np.float64))
     interval = statistics.interval(tuple(sums), statistic, confidence)
     return interval if math.isfinite(interval.estimate) else None
+
+
+def _sums(evidence: Evidence, contrast: Contrast) -> Array:
+    if contrast.measure != "kl":
+        return evidence.nll_sum
+    fidelity = evidence.fidelity
+    return np.full_like(evidence.nll_sum, np.nan) if fidelity is None else fidelity.kl_sum
+
+
+def log_ratio(a: Interval | None, b: Interval | None) -> Interval | None:
+    """Return the logarithm of a/b; each is as uncertain as it is by itself, on other documents."""
+    if a is None or b is None or min(a.low, b.low) <= 0:
+        return None
+    middle = math.log(a.estimate / b.estimate)
+    below = math.hypot(math.log(a.estimate / a.low), math.log(b.high / b.estimate))
+    above = math.hypot(math.log(a.high / a.estimate), math.log(b.estimate / b.low))
+    return Interval(middle, middle - below, middle + above)
 
 
 def standing(
@@ -128,13 +153,13 @@ def standing(
 
 
 def result_of(
-    contrast: Contrast, seeds: Mapping[int, SeedEvidence], confidence: float
+    contrast: Contrast, seeds: Mapping[int, MeasuredSeed], confidence: float
 ) -> ContrastResult:
     """Return a contrast in every seed that has it, and over them."""
     estimates = [
         SeedEstimate(seed, interval)
-        for seed, evidence in seeds.items()
-        if (interval := estimate(contrast, evidence, confidence)) is not None
+        for seed, of_seed in seeds.items()
+        if (interval := estimate(contrast, of_seed, confidence)) is not None
     ]
     over_seeds = over_repetitions(
         [estimate.interval.estimate for estimate in estimates], confidence
@@ -152,11 +177,11 @@ def errors_of(contrast: Contrast, points: Sequence[SeedPoint]) -> tuple[float, .
     )
 
 
-def points_of(seed: int, evidence: SeedEvidence, confidence: float) -> tuple[SeedPoint, ...]:
+def points_of(seed: int, measured: MeasuredSeed, confidence: float) -> tuple[SeedPoint, ...]:
     """Return every model of a seed under every scheme that it was measured with."""
     points = []
-    for (subject, scheme), quantized in evidence.items():
-        full = evidence.get((subject, FULL_PRECISION))
+    for (subject, scheme), quantized in measured.evidence.items():
+        full = measured.evidence.get((subject, FULL_PRECISION))
         if scheme == FULL_PRECISION or full is None:
             continue
         used = quantized.scored()

@@ -107,6 +107,7 @@ def run_seed(request: LabRequest, experiment: Experiment, seed: int, progress: P
         document_tokens=size.document_tokens,
         calibration_seed=seed,  # another seed also draws other calibration text
         repeats=1,
+        diagnostics=["curvature"] if experiment.measures_curvature else [],
         device=request.device,
     )
     sum_up(request, experiment)
@@ -164,21 +165,25 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
 
 def sum_up(request: LabRequest, experiment: Experiment) -> ExperimentSummary:
     """Sum up every seed that was scanned; write the summary as JSON, Markdown and a picture."""
-    from qaudit.lab.experiments.contrasts import SeedEvidence, summarize
+    from qaudit.lab.experiments.contrasts import MeasuredSeed, summarize
 
     size = experiment.sizes[request.size]
     names = {size.label(place): place for place in experiment.scan}
 
-    def evidence(seed: int) -> SeedEvidence:
+    def measured(seed: int) -> MeasuredSeed:
         saved = read_saved(request.seed_folder(experiment, seed))
-        return {(names.get(m.subject, m.subject), m.scheme): m.evidence for m in saved.measurements}
+        rows = [row for row in saved.audit.diagnostics.curvature if row.part == "model"]
+        return MeasuredSeed(
+            {(names.get(m.subject, m.subject), m.scheme): m.evidence for m in saved.measurements},
+            {names.get(row.subject, row.subject): row.trace_elsewhere or row.trace for row in rows},
+        )
 
     seeds = request.scanned(experiment)
     audits = (read_audit(request.seed_folder(experiment, seed)) for seed in seeds)
     summary = summarize(
         experiment,
         request.size,
-        {seed: evidence(seed) for seed in seeds},
+        {seed: measured(seed) for seed in seeds},
         command=request.command(experiment),
         parameters=next((audit.plan.parameters for audit in audits), 0),
         tokens=sum(run.tokens for run in planned_runs(experiment, request.size, 1)),

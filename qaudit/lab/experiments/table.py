@@ -126,8 +126,11 @@ class ContrastTable(Keys):
 
     @model_validator(mode="after")
     def _is_a_comparison(self) -> Self:
-        if self.measure != "loss" and FULL_PRECISION in self.schemes:
+        is_of_full_precision = self.measure in ("loss", "trace")
+        if not is_of_full_precision and FULL_PRECISION in self.schemes:
             raise ValueError(f"`{FULL_PRECISION}` loses nothing to quantization; measure its loss")
+        if self.measure == "trace" and self.schemes != (FULL_PRECISION,):
+            raise ValueError(f"a trace is of full precision: `schemes: [{FULL_PRECISION}]`")
         if (self.expect == "near") != (self.margin > 0):
             raise ValueError("`near` needs a margin, and a margin needs `expect: near`")
         return self
@@ -183,6 +186,10 @@ class Experiment(Keys):
                         f"`{place}` is no whole step at size `{name}`; "
                         f"a unit has {size.unit_steps} steps there"
                     )
+
+    @property
+    def measures_curvature(self) -> bool:
+        return any(contrast.measure == "trace" for contrast in self.contrasts)
 
     def contrasts_by_scheme(self) -> tuple[Contrast, ...]:
         return tuple(
