@@ -51,18 +51,20 @@ class Wsm(Mean):
             )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        known = [step for step in steps if step is not None]
-        if len(known) < len(steps) or sorted(set(known)) != known:
+        dated = [step for step in steps if step is not None]
+        if len(dated) < len(steps) or sorted(set(dated)) != dated:
             raise UsageError(
                 "`wsm` merges checkpoints of one run, each with a later step than the one before",
                 hint="take `mean` or `weighted` for other members",
             )
-        first = self._first(known)
-        members = [step for step in known if step >= first]
+        first = self._first(dated)
+        members = [step for step in dated if step >= first]
         self._refuse_unequal(members)
-        left = [CURVES[self.decay](n / len(members)) for n in range(len(members))]
-        shares = [before - after for before, after in zip(left, [*left[1:], 0.0], strict=True)]
-        return (*[0.0] * (len(known) - len(members)), *shares)
+        remaining = [CURVES[self.decay](n / len(members)) for n in range(len(members))]
+        shares = [
+            before - after for before, after in zip(remaining, [*remaining[1:], 0.0], strict=True)
+        ]
+        return (*[0.0] * (len(dated) - len(members)), *shares)
 
     def _first(self, steps: Sequence[int]) -> int:
         first = steps[-1] - self.duration if self.duration else steps[0]
