@@ -73,6 +73,11 @@ def _lines(result: Verification) -> list[str]:
             f"  all {len(record.dense)} quantized linears decode to the weights {what}, bit for "
             f"bit; {len(record.rest)} other tensors and {len(record.files)} files are as they were"
         )
+    if result.unhashed:
+        lines.append(
+            "  the audit has no hashes of linears, so that files and record could have been "
+            "changed together: scan again"
+        )
     if result.run:
         lines += _run_lines(result.run)
     elif result.why_not_run:

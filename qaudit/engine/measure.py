@@ -29,6 +29,7 @@ from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.less_memory import attempts, out_of_memory
+from qaudit.engine.linear_hashes import LinearHashes
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
@@ -96,7 +97,7 @@ def measure(
             hashed = replace(measurement, weights_sha256=hashes)
             for part, evidence in zip(corpus.parts, hashed.evidence.tasks, strict=True):
                 if part in parts.missing(spec):
-                    parts.write(spec, part, hashed, evidence)
+                    parts.write(spec, part, replace(hashed, linears_sha256={}), evidence)
             if number == 0 and there.lacks_documents(spec):
                 without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
                 filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
@@ -146,14 +147,16 @@ def send(
             fed = replace(attempt.feed, shipped=_openers(task, weights))
             with (
                 opened_states(attempt.machine) as states,
-                _observer(machine.cross_check, watch) as observe,
+                LinearHashes() as hashes,
+                _observer(machine.cross_check, watch, hashes) as observe,
             ):
                 tallies = route_of(task, weights, attempt.machine).follow(
                     fed, task.schemes, states, named, observe, check=machine.self_check
                 )
             for tally in tallies.values():
                 tally.note(*attempt.notes)
-            return _measurements(task, weights, fed, tallies)
+            measured = _measurements(task, weights, fed, tallies)
+            return {s: replace(m, linears_sha256=hashes.of(s)) for s, m in measured.items()}
     raise out_of_memory(task.subject.label)
 
 
@@ -278,9 +281,13 @@ def feed_of(task: Task) -> Feed:
 
 
 @contextmanager
-def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
-    """Show what schemes do to a diagnostic, and to GPTQModel for a cross-check."""
-    see = watch or (lambda scheme, linears, quantized: None)
+def _observer(cross_check: int, watch: Observer | None, hashes: LinearHashes) -> Iterator[Observer]:
+    """Show what schemes do to hashes and diagnostics, and to GPTQModel for a cross-check."""
+
+    def see(scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
+        hashes.observe(scheme, linears, quantized)
+        return None if watch is None else watch(scheme, linears, quantized)
+
     if not cross_check:
         yield see
         return

@@ -32,6 +32,7 @@ class ExportChoice:
     hub: Hub | None
     record: AuditRecord | None = None
     audit_file: Path | None = None
+    is_named: bool = False  # on the command line, and so exported whatever its verdict is
 
     @property
     def folder(self) -> Path:
@@ -73,7 +74,8 @@ def of_audit(
         c.commit for s in (*plan.subjects, chosen) for c, _ in s.members
     )
     hub = open_hub(watch=watch) if on_hub else None
-    return ExportChoice(chosen, wanted, plan, RunOptions(), hub, record, file)
+    is_named = bool(subject and scheme)
+    return ExportChoice(chosen, wanted, plan, RunOptions(), hub, record, file, is_named)
 
 
 def of_target(

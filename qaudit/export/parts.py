@@ -6,8 +6,8 @@ weights. The same command finds them again; codes of a block that is there are r
 
 from __future__ import annotations
 
-import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
 from qaudit.core.whole_block import Quantize, WholeBlock
+from qaudit.engine.linear_hashes import sha256_of
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.formats.packing import Format
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
 
 
 _REST_NBYTES = 2**28  # of unquantized tensors in one part
-
-
-def sha256_of(tensor: Tensor) -> str:
-    """Return the sha256 of a tensor's shape, dtype and bytes."""
-    import torch
-
-    plain = tensor.detach().cpu().contiguous()
-    head = f"{str(plain.dtype).removeprefix('torch.')}{list(plain.shape)}".encode()
-    return hashlib.sha256(head + plain.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -79,6 +71,13 @@ class Parts:
                 self.done[path.stem] = Part(**json.loads(path.read_text()))
         except OSError as error:
             raise not_written(self.folder, error) from error
+
+    def remove(self) -> None:
+        """Begin anew."""
+        for name in self.done:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+        self.done.clear()
 
     def enter(self, block: int) -> None:
         """Write the block before, which is complete."""

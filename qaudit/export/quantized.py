@@ -1,8 +1,10 @@
 """A subject under a scheme -> a folder that runtimes load: the weights that were measured.
 
 The engine's pass quantizes again, with the first draw of calibration text, and every block is
-packed and written when it is done. Unfinished work is in a hidden folder beside the result, from
-which the same command resumes; the result is made under another name and renamed when it is whole.
+packed and written when it is done. The hashes of the audit tell whether these are the weights that
+were judged; where they are not, the pass that writes them measures them (`measured`). Unfinished
+work is in a hidden folder beside the result, from which the same command resumes; the result is
+made under another name and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,14 +23,15 @@ from qaudit.checkpoints.settings import CONFIGURATION
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
-from qaudit.engine.measure import open_weights, quantize_only
+from qaudit.engine.measure import open_weights, quantize_only, send
 from qaudit.engine.tasks import Machine, Task
-from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.errors import MachineError, NotShipping, SourceError, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
 from qaudit.export.folds import refuse_rounded
+from qaudit.export.measured import is_made_alike, judged_alone, measured_hashes, other_linears
 from qaudit.export.parts import Continued, Part, Parts
 from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
@@ -40,13 +43,17 @@ from qaudit.model.skeleton import stored_names
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.report.card import render as render_card
-from qaudit.saved.exports import ExportRecord, write_export
+from qaudit.saved.audits import read_audit
+from qaudit.saved.exports import ExportRecord, read_export, write_export
 from qaudit.saved.parts import OLD_LOCK, PLAN
 from qaudit.saved.signature import may_sign, signed_export
-from qaudit.types import SILENT, Watch, digest
+from qaudit.types import SILENT, Measurement, Watch, digest
 from qaudit.version import __version__
 
 SHARD_NBYTES = 2 * 10**9
+
+Names = Callable[[int, str], str]
+"""Return the stored name of a parameter of a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +109,7 @@ def export_quantized(
         work = _Work(choice, packing, task, ready.machine, out, watch)
         with begun_folder(out, work.identity) as begun:
             _write(work, weights, begun, shard_nbytes)
+    _must_ship(read_export(out), choice, out)
     return out
 
 
@@ -146,14 +154,14 @@ def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> Non
     _check_room(weights, begun)
     source = folder_of(work.choice.subject.first)
     work.form.start(source, begun, weights.names())
-    bits_per_weight = _quantize(work, parts)
+    measured = _made_as_audited(work, parts, names)
     with whole_folder(work.out, begun) as partial:
         files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
         outside = unquantized(_shapes(weights, done))
         config = work.form.config(outside, symmetric=_is_symmetric(done))
         _assemble(work.form, files, partial, source, config, shard_nbytes)
-        _write_beside(work, parts, partial, bits_per_weight)
+        _write_beside(work, parts, partial, measured)
 
 
 def _assemble(
@@ -169,17 +177,83 @@ def _assemble(
         (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def _quantize(work: _Work, parts: Parts) -> float:
-    """Quantize every block, and write it and what is not quantized; return bits per weight."""
+def _made_as_audited(work: _Work, parts: Parts, names: Names) -> tuple[Measurement, ...]:
+    """Quantize and write every block; return what was measured of weights that no audit judged."""
+    choice, hashes = work.choice, measured_hashes(work.choice)
+    if choice.record is None:
+        return _quantize(work, parts)
+    if not is_made_alike(choice, work.task, work.machine):
+        nbytes = sum(c.nbytes for c, _ in choice.subject.members if c.commit is not None)
+        fetched = f", for which up to {size(nbytes)} are downloaded" if nbytes else ""
+        why = "other libraries, or on another device or in another dtype"
+        work.watch.note(
+            f"the audit was made with {why if hashes else 'no hashes of linears'}: the file is "
+            f"measured while it is written{fetched}"
+        )
+        return _measure(work, parts, hashes, names)
+    _quantize(work, parts)
+    if not other_linears(hashes, _dense(parts), names):
+        return ()
+    work.watch.note("this machine rounds otherwise than that of the audit: quantized once more")
+    return _measure(work, parts, hashes, names)
+
+
+def _measure(
+    work: _Work, parts: Parts, hashes: dict[str, str], names: Names
+) -> tuple[Measurement, ...]:
+    """Quantize from the first block on, and measure; return nothing if the audit judged it all."""
+    parts.remove()
+    measured = _quantize(work, parts, measured=True)
+    differing = other_linears(hashes, _dense(parts), names)
+    if hashes and not differing:
+        return ()
+    if hashes:
+        count = f"{len(differing)} of {len(hashes)}"
+        work.watch.note(f"{count} linears are not those of the audit: the file is judged alone")
+    return measured
+
+
+def _quantize(work: _Work, parts: Parts, *, measured: bool = False) -> tuple[Measurement, ...]:
+    """Quantize every block, and write it and what is not quantized."""
     continued = cast(Scheme, Continued(work.choice.scheme, parts))
-    quantize_only(work.task, (continued,), work.machine, work.watch.block, parts.watch)
+    rows: dict[str, Measurement] = {}
+    if measured:
+        task = replace(_evaluating(work.task), schemes=(continued,))
+        rows = send(task, work.machine, work.watch.block, parts.watch)
+    else:
+        quantize_only(work.task, (continued,), work.machine, work.watch.block, parts.watch)
     parts.end_block()
     parts.add_rest()
-    done = parts.done.values()
-    weights = sum(
-        math.prod(parts.weights.shape(f"{linear}.weight")) for part in done for linear in part.dense
-    )
-    return sum(part.bits for part in done) / max(weights, 1)
+    return tuple(rows.values())
+
+
+def _evaluating(task: Task) -> Task:
+    """Return the pass with full precision beside the scheme, without items of tasks."""
+    return replace(task, corpus=task.corpus.of_tasks(())).changed(full_precision=True)
+
+
+def _dense(parts: Parts) -> dict[str, str]:
+    return {name: sha256 for part in parts.done.values() for name, sha256 in part.dense.items()}
+
+
+def _bits_per_weight(parts: Parts) -> float:
+    shapes = (parts.weights.shape(f"{linear}.weight") for linear in _dense(parts))
+    return sum(part.bits for part in parts.done.values()) / max(sum(map(math.prod, shapes)), 1)
+
+
+def _must_ship(record: ExportRecord, choice: ExportChoice, out: Path) -> None:
+    """Raise NotShipping where a file that was judged alone does not ship, unless it is named."""
+    if choice.is_named or record.audit_sha256 in (None, choice.audit_sha256):
+        return
+    alone = read_audit(out / EVIDENCE).verdict
+    if alone is not None and alone.status != "ship":
+        (decision,) = alone.classes
+        raise NotShipping(
+            f"the file in `{out}` is not the one that the audit judged, and measured by itself its "
+            f"verdict is {decision.status.upper()}: "
+            f"{'; '.join((*decision.breaches, *decision.needs)) or 'by the policy'}",
+            hint="export on the machine and with the libraries of the audit, or scan again here",
+        )
 
 
 def _is_symmetric(parts: Any) -> bool:
@@ -201,8 +275,12 @@ def _check_room(weights: Weights, folder: Path) -> None:
 # ------------------------------------------------------------------------- what is beside
 
 
-def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: float) -> None:
+def _write_beside(work: _Work, parts: Parts, folder: Path, measured: Sequence[Measurement]) -> None:
     choice, all_parts = work.choice, list(parts.done.values())
+    (folder / EVIDENCE).mkdir()
+    if measured:
+        task = _evaluating(work.task)
+        choice = judged_alone(choice, task, measured, work.machine, folder / EVIDENCE)
     _copy_evidence(choice, folder / EVIDENCE)
     record = ExportRecord(
         schema="2",
@@ -217,13 +295,13 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
         calibration_seed=work.task.corpus.protocol.calibration_seed,
         corpus_sha256=work.task.corpus.sha256,
         audit_sha256=choice.audit_sha256,
-        bits_per_weight=bits_per_weight,
-        dense={name: one for part in all_parts for name, one in part.dense.items()},
+        bits_per_weight=_bits_per_weight(parts),
+        dense=_dense(parts),
         rest={name: one for part in all_parts for name, one in part.rest.items()},
         files=hashes_in(folder),
         libraries=libraries([choice.scheme], [choice.subject.merge]) | _of_format(work.form),
     )
-    if may_sign(choice.record, choice.folder):
+    if not measured and may_sign(choice.record, choice.folder):
         record = signed_export(record)
     write_export(record, folder)
     (folder / README).write_text(export_card(choice, record, work.form), encoding="utf-8")
@@ -240,7 +318,6 @@ def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
 
     The card has lines of text in place of the audit's plots, which are not copied.
     """
-    folder.mkdir()
     shutil.copyfile(folder_of(choice.subject.first) / CONFIGURATION, folder / CONFIGURATION)
     if choice.record is None or choice.audit_file is None:
         return
@@ -248,7 +325,7 @@ def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
     (folder / "card.md").write_text(card, encoding="utf-8")
     for name in (choice.audit_file.name, PLAN, OLD_LOCK):
         path = choice.audit_file.with_name(name)
-        if path.is_file():
+        if path.is_file() and path.parent != folder:  # judged alone, it is there
             shutil.copyfile(path, folder / name)
 
 

@@ -6,21 +6,23 @@ tolerance by the runtime's arithmetic and an interval over documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.registry import parse_scheme
+from qaudit.engine.linear_hashes import sha256_of
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import ExportChoice, of_audit
-from qaudit.export.contents import changed_files, not_of_the_audit
-from qaudit.export.parts import sha256_of
+from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit
+from qaudit.export.measured import measured_hashes, other_linears
 from qaudit.export.quantized import unquantized
 from qaudit.formats.packing import Format
 from qaudit.formats.reading import DenseWeights
 from qaudit.formats.registry import format_named
+from qaudit.model.skeleton import stored_names_of
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
@@ -66,6 +68,7 @@ class Verification:
     run: AsItRuns | None = None
     why_not_run: str | None = None
     install: str | None = None  # the command for what a run lacks
+    unhashed: bool = False  # the audit has no hashes of linears
     trusted: bool = False  # the record agrees with a named audit, or is signed with our key
 
     @property
@@ -119,11 +122,12 @@ def verify(
     if record.signature is not None and has_key():
         trusted = is_signed_export(record, folder)
         differences += () if trusted else (_NOT_SIGNED,)
+    unhashed = choice is not None and not measured_hashes(choice)
     if choice is None or audit is None:
         why = _NO_AUDIT_TO_RUN if trusted else _NOTHING_TO_TRUST
         return Verification(record, differences, why_not_run=why, trusted=trusted)
     if differences:
-        return Verification(record, differences, trusted=trusted)
+        return Verification(record, differences, trusted=trusted, unhashed=unhashed)
     from qaudit.export.runtimes import runtime_for
 
     program = runtime_for(record.format, runtime)
@@ -131,7 +135,9 @@ def verify(
         why, install = f"{' and '.join(missing)} is not installed", program.install(missing)
         if runtime is not None:
             raise MachineError(f"`{runtime}` cannot run it: {why}", hint=install)
-        return Verification(record, (), why_not_run=why, install=install, trusted=trusted)
+        return Verification(
+            record, (), why_not_run=why, install=install, trusted=trusted, unhashed=unhashed
+        )
     held_to = held_to or policy_named(choice.plan.recipe.policy)
     evidence = _evidence(record, audit)
     from qaudit.export.runs import run
@@ -140,7 +146,7 @@ def verify(
     loss, kl = program.tolerances(held_to.verify, folder)
     described, documents = program.described(record.format), int((evidence.tokens > 0).sum())
     as_it_runs = AsItRuns(described, held_to.name, loss, kl, documents, measured)
-    return Verification(record, (), as_it_runs, trusted=trusted)
+    return Verification(record, (), as_it_runs, trusted=trusted, unhashed=unhashed)
 
 
 _NO_AUDIT_TO_RUN = "the documents and losses to compare with are in the audit: add `--audit`"
@@ -160,8 +166,9 @@ def _differences(
         yield from changed.values()  # nothing of it is opened
         return
     tensors: list[str] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
-        tensors += check_weights(folder, record, form, watch)
+        tensors += check_weights(folder, record, form, watch, shapes)
     except QauditError as error:  # cut short, or not what it says that it is
         tensors.append(error.message)
     yield from tensors
@@ -169,6 +176,22 @@ def _differences(
     yield from (s for name, s in changed.items() if not (tensors and _is_weights(name)))
     if choice is not None and not changed:
         yield from not_of_the_audit(folder, record, form, choice)
+        yield from () if tensors else _not_as_measured(folder, record, choice, shapes)
+
+
+def _not_as_measured(
+    folder: Path,
+    record: ExportRecord,
+    choice: ExportChoice,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Iterator[str]:
+    """Yield each linear of a record that is not the one whose hash the audit's evidence has."""
+    hashes = measured_hashes(choice)
+    if not hashes:  # of an earlier version
+        return
+    names = stored_names_of(folder / EVIDENCE, shapes)
+    for linear in other_linears(hashes, record.dense, names):
+        yield f"`{linear}.weight` is not what the audit measured"
 
 
 def _is_weights(name: str) -> bool:
@@ -204,8 +227,14 @@ def _evidence(record: ExportRecord, file: Path) -> Evidence:
 KEY = "quantization_config"
 
 
-def check_weights(folder: Path, record: ExportRecord, form: Format, watch: Watch) -> Iterator[str]:
-    """Yield every tensor of an exported folder that is not what was measured."""
+def check_weights(
+    folder: Path,
+    record: ExportRecord,
+    form: Format,
+    watch: Watch,
+    shapes: dict[str, tuple[int, ...]],
+) -> Iterator[str]:
+    """Yield every tensor of an exported folder that is not what was measured; note all shapes."""
     linears = {f"{linear}.weight": sha256 for linear, sha256 in record.dense.items()}
     hashes = {**linears, **record.rest}
     weights = form.weights(folder, record.dense, record.rest)
@@ -224,6 +253,7 @@ def check_weights(folder: Path, record: ExportRecord, form: Format, watch: Watch
         except QauditError as error:
             yield error.message
             continue
+        shapes[name] = tuple(tensor.shape)
         if name not in linears and sha256_of(tensor) != sha256:
             yield f"`{name}` is not what it was"
         elif name in linears and sha256_of(tensor.to(dtype)) != sha256:

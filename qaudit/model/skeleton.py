@@ -156,6 +156,13 @@ class _Shapes:
         raise AssertionError(f"`{name}` was read before it was downloaded")
 
 
+def stored_names_of(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> Callable[[int, str], str]:
+    """Return the same by the shapes of tensors alone."""
+    return stored_names(folder, _Shapes(shapes))
+
+
 def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse by its configuration and the shapes of its tensors what cannot be audited."""
     for index, block in enumerate(build_skeleton(folder, _Shapes(shapes), torch.float32).blocks):

@@ -237,6 +237,7 @@ class Measurement:
     calibration_seed: int = 0
     notes: tuple[str, ...] = ()
     weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
+    linears_sha256: dict[str, str] = field(default_factory=dict)  # by BLOCK.NAME
     parameters: int | None = None  # of all tensors; None: measured before it was recorded
     nbytes: int | None = None  # of all tensors, the linears as the scheme stores them
     bit_class: str | None = None  # what it competes in; None: measured before it was recorded

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
+from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.engine.linear_hashes import sha256_of
 from qaudit.export import parts, quantized
-from qaudit.export.parts import sha256_of
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
 from qaudit.saved.writer import one_writer
@@ -374,3 +376,59 @@ def test_a_disk_that_fills_up_leaves_no_folder(
     done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
     refused(done, 4, "no space left on device", "free some space")
     assert not (place / "new").exists()
+
+
+def test_weights_that_differ_from_those_of_the_audit_are_measured_and_judged_alone(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme = "rtn-4bit:group=32"
+    what = ("--subject", "step200", "--scheme", scheme)
+    options = (*TEXT, "--schemes", scheme, "--out", "out", "-q")
+    assert qaudit("scan", "series/step200", *options).code == 0
+    done = qaudit("export", "out", *what, "--out", "same")
+    assert done.code == 0
+    assert "once more" not in done.err
+    raw = (place / "out" / "audit.json").read_bytes()
+    assert (place / "same" / "qaudit" / "audit.json").read_bytes() == raw
+    quantize = RoundToNearest.quantize
+
+    def rounds_otherwise(self: RoundToNearest, linears: Linears) -> object:
+        moved = {name: 1.01 * weight_RC for name, weight_RC in linears.weights.items()}
+        return quantize(self, replace(linears, weights=moved))
+
+    monkeypatch.setattr(RoundToNearest, "quantize", rounds_otherwise)
+    done = qaudit("export", "out", *what, "--out", "new")
+    assert done.code == 0, done.err
+    assert "rounds otherwise than that of the audit: quantized once more" in done.err
+    assert "14 of 14 linears are not those of the audit: the file is judged alone" in done.err
+    alone = json.loads((place / "new" / "qaudit" / "audit.json").read_text())
+    before = json.loads(raw)
+    losses = [
+        next(row["ce"] for row in audit["measurements"] if row["scheme"] == scheme)
+        for audit in (before, alone)
+    ]
+    assert losses[0] != losses[1]
+    assert [row["scheme"] for row in alone["measurements"]] == ["fp", scheme]
+    assert alone["verdict"]["claim"] == "file"
+    done = qaudit("verify", "new", "--audit", "new/qaudit")
+    assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
+    refused(qaudit("verify", "new", "--audit", "out"), 2, "is not the audit that was exported", "")
+
+
+def test_an_audit_without_hashes_is_measured_again_while_it_is_exported(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme = "rtn-4bit:group=32"
+    options = (*TEXT, "--schemes", scheme, "--out", "out", "-q")
+    assert qaudit("scan", "series/step200", *options).code == 0
+    before = json.loads((place / "out" / "audit.json").read_text())
+    with monkeypatch.context() as patched:
+        patched.setattr("qaudit.export.measured._measured", lambda _: None)
+        what = ("--subject", "step200", "--scheme", scheme)
+        done = qaudit("export", "out", *what, "--out", "new")
+    assert done.code == 0, done.err
+    assert "no hashes of linears: the file is measured while it is written" in done.err
+    alone = json.loads((place / "new" / "qaudit" / "audit.json").read_text())
+    assert [row["ce"] for row in alone["measurements"]] == [
+        row["ce"] for row in before["measurements"]
+    ]

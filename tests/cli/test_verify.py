@@ -18,11 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qaudit.engine.linear_hashes import sha256_of
 from qaudit.export import runtimes
 from qaudit.export.contents import hashes_in
 from qaudit.export.runs import RuntimeRun as Measured
 from qaudit.export.runtimes import Loaded
 from qaudit.export.verify import AsItRuns
+from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import Interval, Tolerances
 from tests.support.cli import TEXT, Run, refused
 
@@ -370,3 +372,38 @@ def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path
     assert ("is cut short" in done.out, done.code) == (True, 1)
     (exported / "qaudit-export.json").write_text("{")
     refused(qaudit("verify", "new"), 2, "cannot be read", "export it again")
+
+
+def flipped(folder: Path) -> str:
+    """Change a code, and the record as if it had been exported so; return the linear."""
+    name = "model.layers.0.self_attn.q_proj"
+
+    def flip(tensors: dict[str, torch.Tensor], name: str) -> None:
+        tensors[name][0, 0] ^= 1
+
+    edited(folder, f"{name}.weight_packed", flip)
+    path = folder / "qaudit-export.json"
+    record = json.loads(path.read_text())
+    dense = QuantizedFolder(folder).read(f"{name}.weight").float()
+    record["dense"][name] = sha256_of(dense)
+    path.write_text(json.dumps(record | {"files": hashes_in(folder)}))
+    return name
+
+
+def test_codes_and_record_that_were_edited_together_are_not_what_the_audit_measured(
+    qaudit: Run, exported: Path
+) -> None:
+    name = flipped(exported)
+    assert qaudit("verify", "new").code == 3  # they agree with each other
+    done = qaudit("verify", "new", "--audit", "out")
+    assert f"`{name}.weight` is not what the audit measured" in done.out
+    assert done.code == 1
+
+
+def test_an_audit_without_hashes_says_what_it_cannot_show(
+    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qaudit.export.verify.measured_hashes", lambda _: {})
+    flipped(exported)
+    done = qaudit("verify", "new", "--audit", "out")
+    assert "the audit has no hashes of linears" in done.out
