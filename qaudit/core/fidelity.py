@@ -13,7 +13,8 @@ tests/core/test_fidelity.py. Rows where that could be above 0.5 % of it are comp
 
 because sum P e^v = sum Q = 1. Every term is at least 0, so that KL is, and small ones keep their
 digits in float32: the logits are subtracted first, which is nearly exact where they are close,
-and an error d of the logarithms moves the result by d^2 / 2 only. Rows where neither is finite (a
+and an error d of the logarithms moves the result by d^2 / 2 only. Where no |v| reaches 1/32 a term
+is v^2 / 2 + v^3 / 6, to 1e-4 of itself, in half of the time. Rows where neither is finite (a
 token that P rules out, a v beyond the range of float32) are computed by the definition, in float64.
 
 e^x is 2^(x log2 e), which CPUs without Intel's libraries compute five times as fast: for a term
@@ -25,7 +26,7 @@ than any other: a tie agrees.
 Rows are processed a few at a time, so that they stay in a core's cache from the first operation
 to the last. A row's result does not depend on how many are processed at once.
 
-Shapes: N rows (tokens), V vocabulary, S rows of small divergence, 1 a kept axis.
+Shapes: N rows (tokens), V vocabulary, S rows of small divergence, F of them not near.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _CORE_ELEMENTS = 2**18  # a megabyte in float32
 _CUDA_ELEMENTS = 2**24
+_NEAR = 1 / 32
 _LOG2_E = math.log2(math.e)
 _TRUSTED = 1e-4  # a divergence above this times 1 + |sum P d|, 200 times the rounding
 _GPU_HEAD_ELEMENTS, _GPU_HEAD_ROWS = 2**26, 4096
@@ -116,24 +118,35 @@ class Reference:
         trusted_N1 = torch.isfinite(kl_N1) & (kl_N1 > _TRUSTED * (1 + moved_N1.abs()))
         kl_N, small_S = kl_N1.squeeze(1).float(), (~trusted_N1.squeeze(1)).nonzero().squeeze(1)
         if len(small_S):
-            kl_N[small_S] = self._small(part.start + small_S, q_NV[small_S], shift_N1[small_S])
+            kl_N[small_S] = self._small(part, small_S, q_NV, shift_N1)
         return nll_N, kl_N, same_N
 
-    def _small(self, rows_S: Tensor, q_SV: Tensor, shift_S1: Tensor) -> Tensor:
+    def _small(self, part: slice, small_S: Tensor, q_NV: Tensor, shift_N1: Tensor) -> Tensor:
         """Return the divergence of rows where it is small, or where it is not finite."""
         import torch
 
-        p_SV, weights_SV = self.logits_NV[rows_S], self.weights_NV[rows_S]
-        v_SV = (q_SV - p_SV).sub_(shift_S1.float())
-        excess_SV = torch.expm1(v_SV).sub_(v_SV).mul_(weights_SV)
-        if len(rows_S) == 1:  # threads would split the sum, and it would end otherwise
-            excess_SV = excess_SV.expand(2, -1)
-        kl_S = excess_SV.sum(1)[: len(rows_S)] / self.total_N1[rows_S].squeeze(1)
-        kl_S.clamp_(min=0)  # e^v - 1 - v of a v near 1e-7 is rounding
+        tensors = q_NV, self.logits_NV[part], self.weights_NV[part], shift_N1, self.total_N1[part]
+        if len(small_S) < len(q_NV):
+            # Two at least: of a single row threads would split the sum, which then ends otherwise.
+            rows_S = small_S if len(small_S) > 1 else small_S.repeat(2)
+            tensors = tuple(tensor[rows_S] for tensor in tensors)
+        q_SV, p_SV, weights_SV, shift_S1, total_S1 = tensors
+        v_SV = torch.sub(q_SV, p_SV).sub_(shift_S1.float())
+        terms_SV = (v_SV * weights_SV).mul_(v_SV)
+        kl_S = terms_SV.sum(1) / 2
+        kl_S += terms_SV.mul_(v_SV).sum(1) / 6
+        # Two passes: a norm, or `aminmax`, along a dimension takes 20 times as long on a CPU.
+        near_S = (v_SV.amax(1) < _NEAR) & (v_SV.amin(1) > -_NEAR)
+        far_F = (~near_S).nonzero().squeeze(1)
+        if len(far_F):
+            far_F = far_F if len(far_F) > 1 else far_F.repeat(2)
+            far_FV = v_SV[far_F]
+            kl_S[far_F] = torch.expm1(far_FV).sub_(far_FV).mul_(weights_SV[far_F]).sum(1)
+        kl_S = (kl_S / total_S1.squeeze(1)).clamp_(min=0)  # e^v - 1 - v near 1e-7 is rounding
         odd_S = ~torch.isfinite(kl_S)
         if bool(odd_S.any()):
             kl_S[odd_S] = divergence(p_SV[odd_S], q_SV[odd_S]).float()
-        return kl_S
+        return kl_S[: len(small_S)]
 
 
 def losses(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

@@ -1,10 +1,8 @@
-"""The column loop of GPTQ over one block as one Triton kernel: opt-in, not yet run on a GPU.
+"""The column loop of GPTQ over one block as one Triton kernel.
 
-State: compared with the plain loop (`qaudit/core/gptq_block.py`) in Triton's interpreter and
-compiled for CUDA, never run there. So it is `gptq-4bit:fused=true` and not the default; it
-becomes the default once a recorded run on a GPU matched the plain loop (`make gpu`, then
-`python benchmarks/kernel.py`). Being a parameter of the scheme it is part of every cache key
-and of the audit, and both loops can be measured side by side in one run.
+A plan takes it on a GPU where it gives the plain loop's codes (`qaudit/core/column_loops.py`). It
+was compared with the plain loop (`qaudit/core/gptq_block.py`) in Triton's interpreter and compiled
+for CUDA; `make gpu` and `python -m benchmarks.kernel` time it.
 
 The plain loop starts several small kernels per column, a thousand and more per block. Rows do
 not depend on each other, so here a program owns a tile of rows, holds their targets for all
@@ -12,6 +10,7 @@ columns of the block in registers, and walks the columns alone:
 
     ratio = target_j / scale    code = round(clamp(ratio, low, high))    quantized = code * scale
     error = weight_j - quantized        target_k += error * U_jk for every later column k
+                                        (and target_j * S_jk, where columns pull: gptaq)
 
 What equality with the plain loop rests on:
 - Division is IEEE (`div_rn`). Triton's own `/` on float32 is approximate; near a tie its last
@@ -39,15 +38,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     import triton.language as tl
     from torch import Tensor
 
+    from qaudit.core.gptq_block import Pull
     from qaudit.core.grid import Grid
 
 EXACT = MappingProxyType({"enable_fp_fusion": False})  # how the kernel must be compiled
@@ -72,29 +73,37 @@ def obstacle(weight: Tensor) -> str | None:
     return None
 
 
-def quantize_block_fused(
+def quantize_block_fused(  # noqa: PLR0913 - those of `quantize_block`, and the tile
     weight_BR: Tensor,
     target_BR: Tensor,
     lower_BB: Tensor,
     grid_PR: Grid,
     grid_of_B: Sequence[int],
+    pull: Pull | None = None,
     tile: Tile = Tile(),
 ) -> None:
     """Do what `quantize_block` does, in one kernel: same arguments, in place as there."""
     import torch
 
     size, rows = weight_BR.shape
-    if not (weight_BR.is_contiguous() and target_BR.is_contiguous()):
-        raise ValueError("the kernel writes in place and needs contiguous blocks")
+    if not (weight_BR.is_contiguous() and target_BR.is_contiguous()):  # a solver's result
+        copies = weight_BR.contiguous(), target_BR.contiguous()
+        quantize_block_fused(*copies, lower_BB, grid_PR, grid_of_B, pull, tile)
+        weight_BR.copy_(copies[0])
+        target_BR.copy_(copies[1])
+        return
     # What a column feeds to later ones is then one contiguous run.
     upper_BB = lower_BB.T.contiguous()
-    grid_of = torch.tensor(grid_of_B, dtype=torch.int32, device=weight_BR.device)
+    pulled_BB = upper_BB if pull is None else pull.lower_BB.T.contiguous()
+    grid_of = _uploaded(tuple(grid_of_B), weight_BR.device)
     programs = -(-rows // tile.rows)
     with torch.cuda.device_of(weight_BR):
         _kernel()[(programs,)](
             weight_BR,
             target_BR,
             upper_BB,
+            pulled_BB,
+            target_BR if pull is None else pull.target_BR,
             grid_PR.scale.contiguous(),
             grid_PR.low.contiguous(),
             grid_PR.high.contiguous(),
@@ -103,9 +112,18 @@ def quantize_block_fused(
             rows,
             WIDTH=1 << (size - 1).bit_length(),
             TILE=tile.rows,
+            PULLS=pull is not None,
             num_warps=tile.warps,
             **EXACT,
         )
+
+
+@lru_cache(maxsize=256)
+def _uploaded(grid_of_B: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return which grid each column is rounded on: few kinds, and each copy waits."""
+    import torch
+
+    return torch.tensor(grid_of_B, dtype=torch.int32, device=device)
 
 
 def _is_interpreted() -> bool:
@@ -129,6 +147,8 @@ def _walk_columns(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - one pointe
     weight_ptr,
     target_ptr,
     upper_ptr,
+    pulled_ptr,
+    pulling_ptr,
     scale_ptr,
     low_ptr,
     high_ptr,
@@ -137,6 +157,7 @@ def _walk_columns(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - one pointe
     rows,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    PULLS: tl.constexpr,
 ):
     """Round a tile of rows column by column: a Triton kernel, compiled by `_kernel`."""
     column_W = tl.arange(0, WIDTH)
@@ -168,3 +189,7 @@ def _walk_columns(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - one pointe
         later_W = (column_W > j) & (column_W < size)
         feed_W = tl.load(upper_ptr + j * size + column_W, mask=later_W, other=0.0)
         target_WT = tl.fma(feed_W[:, None], error_T[None, :], target_WT)
+        if PULLS:
+            tl.store(pulling_ptr + here_T, own_T, mask=real_T)
+            pull_W = tl.load(pulled_ptr + j * size + column_W, mask=later_W, other=0.0)
+            target_WT = tl.fma(pull_W[:, None], own_T[None, :], target_WT)

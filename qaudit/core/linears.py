@@ -78,6 +78,7 @@ class Linears:
     fold_source: FoldSource | None = None
     rows: Mapping[str, Rows] | None = None  # by linear
     is_last: bool = False  # whether no linear of the block reads what these compute
+    column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     around: Around | None = None  # where a scheme compares modules
     # What the unquantized model reads, batch by batch as (T, C), where a scheme compares modules.
     tokens: Callable[[], Iterator[Tensor]] | None = None

@@ -90,6 +90,7 @@ class Scheme:
     any_model: ClassVar[bool] = True  # whether no model is refused for what it is made of
     extra: ClassVar[tuple[str, str] | None] = None  # a library, and the extra that installs it
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
+    rounds_columns: ClassVar[bool] = False  # in turn, by the loop that a plan chooses
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 

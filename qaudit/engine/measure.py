@@ -144,7 +144,11 @@ def send(
             weights = open_weights(
                 task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
             )
-            fed = replace(attempt.feed, shipped=_openers(task, weights))
+            fed = replace(
+                attempt.feed,
+                shipped=_openers(task, weights),
+                column_loop=attempt.machine.column_loop,
+            )
             with (
                 opened_states(attempt.machine) as states,
                 LinearHashes() as hashes,

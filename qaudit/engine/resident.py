@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -202,6 +202,7 @@ class _Whole:
             for group in block.groups:
                 moments = self._inputs(inputs, group, block)
                 linears = block.linears(group, moments)
+                linears = replace(linears, column_loop=self.feed.column_loop)
                 quantized: Quantized = scheme.quantize(linears)
                 tally.count(quantized)
                 if moments is not None and moments.seen is not None and group.expert is not None:

@@ -204,7 +204,7 @@ class SchemeStream(Stream):
             quantize = self.scheme.train(tokens.whole(self.name, block))
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
-                linears = block.linears(group, tokens.inputs(inputs, block))
+                linears = tokens.linears(block, group, inputs)
                 if self.scheme.compares_modules:
                     linears = self._full.surrounded(linears, group, tokens)
                 quantized = quantize(linears)

@@ -50,6 +50,7 @@ class Machine:
     self_check: bool = False
     cross_check: int = 0
     trust_remote_code: bool = False
+    column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     experts: ExpertOptions = field(default_factory=ExpertOptions)
 
 
@@ -135,6 +136,7 @@ class Task:
             + (",perturbed=2" if self.perturbed == ROUNDING else "")
             + ("" if self.compared else ",not compared")
             + (machine.experts.text if scheme else "")
+            + _column_text(scheme, machine)
             + ("" if self.pass_.device is None else f",device={self.pass_.device}"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
@@ -142,6 +144,12 @@ class Task:
             numerics=NUMERICS,
             libraries=digest(libraries([scheme] if scheme else (), [self.subject.merge])),
         )
+
+
+def _column_text(scheme: Scheme | None, machine: Machine) -> str:
+    """Return how columns are rounded where not by the plain loop, for the identity of results."""
+    is_plain = scheme is None or not scheme.rounds_columns or machine.column_loop == "plain"
+    return "" if is_plain else f",columns={machine.column_loop}"
 
 
 def _model_sha256(folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.engine.whole_block import shapes, whole_block
 from qaudit.formats.repository import QuantizedWeights
-from qaudit.model.blocks import Block, BlockModel, ExpertOptions
+from qaudit.model.blocks import Block, BlockModel, ExpertOptions, Group
 from qaudit.planning.footprint import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
@@ -41,6 +41,7 @@ class Feed:
     items: Sequence[Sequence[Window]] = ()  # by parts, each of which is batched by itself
     shipped: Openers = field(default_factory=dict)
     experts: ExpertOptions = field(default_factory=ExpertOptions)
+    column_loop: str = "plain"  # how GPTQ's columns are rounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +83,7 @@ class Tokens:
 
         def calibrated() -> tuple[Linears, ...]:
             captured = capture_inputs(block, self.calibration(stream, block))
-            return tuple(
-                block.linears(group, self.inputs(captured.take(group), block))
-                for group in block.groups
-            )
+            return tuple(self.linears(block, group, captured.take(group)) for group in block.groups)
 
         return whole_block(
             block,
@@ -94,6 +92,11 @@ class Tokens:
             full=lambda k: self.states.get(f"calibration/{FULL_PRECISION}", k),
             calibrated=calibrated,
         )
+
+    def linears(self, block: Block, group: Group, inputs: Inputs | None) -> Linears:
+        """Return a group as a scheme is given it."""
+        linears = block.linears(group, self.inputs(inputs, block))
+        return replace(linears, column_loop=self.feed.column_loop)
 
     def inputs(self, inputs: Inputs | None, block: Block) -> Inputs | None:
         """Return what a group is calibrated on."""

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from qaudit.checkpoints.unchanged import refuse_changed_settings
+from qaudit.core.column_loops import FUSED
+from qaudit.core.gptq_triton import obstacle
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
@@ -140,6 +142,7 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         self_check=options.self_check,
         cross_check=options.cross_check,
         trust_remote_code=options.trust_remote_code,
+        column_loop=_column_loop(plan, device),
         experts=ExpertOptions(
             floor=plan.recipe.expert_floor,
             on_all_tokens=plan.recipe.expert_fallback == "all-tokens",
@@ -147,6 +150,17 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
             replays=plan.recipe.routing == "reference",
         ),
     )
+
+
+def _column_loop(plan: Plan, device: torch.device) -> str:
+    """Return the plan's loop over GPTQ's columns, which must run here, too."""
+    missing = obstacle(torch.empty(0, device=device)) if plan.column_loop == FUSED else None
+    if missing is not None:
+        raise OtherIdentityError(
+            f"the plan rounds GPTQ's columns by the fused kernel, and here {missing}",
+            hint="run the part in the environment of the plan, or plan again in this one",
+        )
+    return plan.column_loop
 
 
 def _free_for_streams(device: torch.device, fixed_nbytes: int, limit: int | None) -> int:

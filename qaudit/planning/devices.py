@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from qaudit.core.column_loops import PLAIN, choose
 from qaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    from qaudit.core.scheme import Scheme
+    from qaudit.planning.sizes import Sizes
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -67,6 +74,21 @@ def device_notes(device: str) -> tuple[str, ...]:
     chosen, reason = why_auto()
     is_unused = chosen == "cpu" and not reason.startswith(("no CUDA", "there is no"))
     return (f"computed on the CPU: {reason}",) if is_unused else ()
+
+
+def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> tuple[str, str]:
+    """Return how GPTQ's columns are rounded, and a note; on a GPU what is proven there."""
+    if not device.startswith("cuda") or not any(scheme.rounds_columns for scheme in schemes):
+        return PLAIN, ""
+    import torch
+
+    if not torch.cuda.is_available():
+        return (
+            PLAIN,
+            "GPTQ's columns are rounded by the plain loop: the plan was made without a GPU",
+        )
+    widths = {columns for _, columns in sizes.matrices.values()} or {sizes.hidden, sizes.widest}
+    return choose(widths, torch.device(device))
 
 
 def _torch_build() -> str:

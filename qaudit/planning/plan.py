@@ -19,7 +19,7 @@ from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import code_of
 from qaudit.planning.classes import class_notes, refuse_classes
 from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
-from qaudit.planning.devices import choose_audited, device_notes
+from qaudit.planning.devices import choose_audited, choose_column_loop, device_notes
 from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import price_further
@@ -86,6 +86,7 @@ def make_plan(
         specs=tuple(scheme.spec for scheme in chosen.schemes),
         device=work.device,
         dtype=work.dtype,
+        column_loop=work.column_loop,
         context=work.protocol.context,
         item_context=work.protocol.item_context,
         parameters=chosen.seen.largest.parameters,
@@ -218,6 +219,7 @@ class _PlannedWork:
     protocol: Protocol
     device: str
     dtype: str
+    column_loop: str
     footprint: Footprint  # of the audit's own passes
     nbytes_memory: int  # diagnostics included
     nbytes_memory_available: int
@@ -242,6 +244,7 @@ def _work(
     drawn = with_draws(recipe, schemes, claim)
     text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
     device, dtype = choose_audited(recipe.device, recipe.dtype)
+    column_loop, column_note = choose_column_loop(device, schemes, seen.largest)
     diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)
     widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
@@ -264,6 +267,7 @@ def _work(
         protocol=protocol,
         device=device,
         dtype=dtype,
+        column_loop=column_loop,
         footprint=footprint,
         nbytes_memory=max(footprint_of.memory_nbytes for footprint_of in (footprint, *beside)),
         nbytes_memory_available=available,
@@ -274,6 +278,12 @@ def _work(
         else None,
         claim=claim,
         diagnoses=tuple(work.text for work in diagnoses),
-        notes=(*text.notes, *device_notes(recipe.device), *footprint.notes, *repeats_note),
+        notes=(
+            *text.notes,
+            *device_notes(recipe.device),
+            *([column_note] if column_note else ()),
+            *footprint.notes,
+            *repeats_note,
+        ),
         presets=tuple(preset_times(recipe, chosen.subjects, schemes, pricing, (device, dtype))),
     )

@@ -75,6 +75,7 @@ class PlanDocument(Plan):
     releases: tuple[SubjectDocument, ...] = ()  # type: ignore[assignment]
     passes: int  # type: ignore[assignment]  # the streams, as the first audits called them
     streams: int = 0
+    column_loop: str = "plain"
     nbytes_memory_fixed: int = 0  # the first audits do not have it, and only a run needs it
     checkpoints: tuple[Checkpoint, ...]
 

@@ -136,6 +136,7 @@ class Plan:
     claim: ClaimKind = "method"  # what the verdict is about; earlier versions did not say
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
     plugins: tuple[Plugin, ...] = ()  # of other distributions
+    column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     nbytes_disk: int = 0  # beside downloads: hidden states, and quantized weights between rounds
     items: tuple[tuple[str, int], ...] = ()  # of each task, counted or estimated
     flips: float | None = (

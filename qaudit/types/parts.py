@@ -82,7 +82,7 @@ class Run:
         """Identify everything that the numbers of all units depend on."""
         plan = self.plan
         series = [(s.label, s.content) for s in plan.subjects] if plan.recipe.diagnostics else []
-        decides = (plan.device.partition(":")[0], plan.dtype, plan.context)
+        decides = (plan.device.partition(":")[0], plan.dtype, plan.context, plan.column_loop)
         settings = (plan.recipe.diagnostics, plan.recipe.strata, plan.recipe.confidence)
         return digest([decides, settings, series, vars(self.pins)])
 
@@ -91,7 +91,7 @@ def work_of(plan: Plan) -> tuple[object, ...]:
     """Identify the work of a plan and what judges it: everything but its price."""
     releases = tuple(release.label for release in plan.releases)
     units = tuple(unit.content for unit in units_of(plan.passes))
-    decides = (plan.device, plan.dtype, plan.context, plan.claim)
+    decides = (plan.device, plan.dtype, plan.context, plan.claim, plan.column_loop)
     return (decides, units, releases, plan.recipe, plan.further is None)
 
 

@@ -155,12 +155,6 @@ def test_the_drift_is_summed_from_differences():
     assert alone.result().drift_CC is None
 
 
-def test_the_kernel_of_gptq_is_not_used_for_gptaq():
-    linears, _, _ = streams(4, 64)
-    notes = parse_scheme("gptaq-4bit:fused=true").quantize(linears).notes
-    assert any("knows GPTQ alone" in note for note in notes)
-
-
 def test_what_they_read_and_bad_settings():
     for name in ("gptaq", "qronos"):
         assert parse_scheme(f"{name}-4bit").calibration is Calibration.BOTH_STREAMS

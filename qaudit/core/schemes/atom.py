@@ -56,6 +56,7 @@ class Atom(Scheme):
     name: ClassVar[str] = "atom"
     version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.OWN_BLOCKS
+    rounds_columns: ClassVar[bool] = True
 
     bits: int
     act: int = 4

@@ -26,11 +26,10 @@ full-precision and the scheme's own model side by side. With no drift the result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.gptq_block import quantize_block
 from qaudit.core.gptq_solver import Hessian, Start
 from qaudit.core.linears import Inputs
 from qaudit.core.scheme import Calibration
@@ -72,8 +71,3 @@ class Gptaq(Gptq):
         )
         fed_CC = torch.triu(fed_CC, 1).mul_(self.alpha / hessian.diagonal_C)
         return Start(pull_CC=fed_CC.T.contiguous())
-
-    def _column_loop(self, weight_CR: Tensor) -> tuple[Callable[..., None], list[str]]:
-        if not self.fused:
-            return quantize_block, []
-        return quantize_block, ["rounded by the plain loop: the fused kernel knows GPTQ alone"]

@@ -24,8 +24,9 @@ by default where 2510.06213 took 1,024:
 
 All linears that read the same input share one Hessian, so their rows are solved as one matrix.
 
-`fused` rounds with the kernel of `qaudit/core/gptq_triton.py`; where that cannot run, the plain
-loop does, and a note says why. Results differ where a weight is at a tie, if at all.
+`fused=auto` rounds with the loop that the plan chose (`qaudit/core/column_loops.py`), on a CPU the
+plain one; `true` with the kernel of `qaudit/core/gptq_triton.py`, and a note says where it cannot
+run; `false` with the plain loop. Results differ where a weight is at a tie, if at all.
 
 Given up: GPTQModel's search over scales by mean squared error, off by default there too.
 
@@ -38,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.core.gptq_block import quantize_block
+from qaudit.core.column_loops import FUSED, LOOPS, PLAIN
 from qaudit.core.gptq_solver import (
     Hessian,
     Solution,
@@ -48,7 +49,7 @@ from qaudit.core.gptq_solver import (
     factorize,
     solve,
 )
-from qaudit.core.gptq_triton import obstacle, quantize_block_fused
+from qaudit.core.gptq_triton import obstacle
 from qaudit.core.grid import Grid, as_stored, fit, group_notes, group_size
 from qaudit.core.linears import (
     Inputs,
@@ -73,6 +74,7 @@ class Gptq(Scheme):
     name: ClassVar[str] = "gptq"
     version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
+    rounds_columns: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper-a": {
             "act_order": True,
@@ -119,12 +121,17 @@ class Gptq(Scheme):
     damp: float = 0.05
     damp_increment: float = 0.01
     scale_dtype: str = "bf16"
-    fused: bool = added(False)
+    fused: str = added("auto")
     true_sequential: bool = added(True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_grid(self.bits, self.group, self.scale_dtype)
+        if self.fused not in ("auto", "true", "false"):
+            raise SchemeError(
+                f"`{self.fused}` is not a way to round columns",
+                hint="use fused=auto, fused=true or fused=false",
+            )
         if self.act_order and self.act_group_aware:
             raise SchemeError(
                 "`act_order` and `act_group_aware` are two orders of the same columns",
@@ -180,7 +187,7 @@ class Gptq(Scheme):
         hessian = self._factorize(gram_CC, order_C, list(linears.weights))
         start = self._start(weight_CR, gram_CC, inputs, hessian)
         weight_CR[(gram_CC.diagonal() == 0).nonzero().flatten()] = 0
-        round_block, kernel_notes = self._column_loop(weight_CR)
+        round_block, kernel_notes = self._column_loop(weight_CR, linears.column_loop)
         walk = Walk(
             group=self.group,
             fit=self._fit,
@@ -205,13 +212,15 @@ class Gptq(Scheme):
         """Return from where columns are rounded, where that is not the weights themselves."""
         return None
 
-    def _column_loop(self, weight_CR: Tensor) -> tuple[Callable[..., None], list[str]]:
-        """Return the function that rounds a block, and a note if it is not the requested one."""
-        if not self.fused:
-            return quantize_block, []
+    def _column_loop(
+        self, weight_CR: Tensor, planned: str
+    ) -> tuple[Callable[..., None], list[str]]:
+        """Return the function that rounds a block, and a note if it was asked for by name."""
+        if self.fused != "true":
+            return LOOPS[planned if self.fused == "auto" else PLAIN], []
         if reason := obstacle(weight_CR):
-            return quantize_block, [f"rounded by the plain loop, not the fused kernel: {reason}"]
-        return quantize_block_fused, ["rounded by the fused kernel"]
+            return LOOPS[PLAIN], [f"rounded by the plain loop, not the fused kernel: {reason}"]
+        return LOOPS[FUSED], ["rounded by the fused kernel"]
 
     def _as_codes(self, solution: Solution[Grid], columns: int) -> IntegerCodes:
         grid_GR = solution.grid_GR

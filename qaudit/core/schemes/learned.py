@@ -140,6 +140,8 @@ class FlatQuant(Scheme):
 class _Rotated(FlatQuant):
     """What SpinQuant and OSTQuant share: rotations, and GPTQ behind them."""
 
+    rounds_columns: ClassVar[bool] = True
+
     def _groups(self, block: WholeBlock) -> tuple[Linears, ...]:
         return block.groups
 

@@ -174,6 +174,7 @@ class Quarot(QuarotNearest):
 
     name: ClassVar[str] = "quarot"
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
+    rounds_columns: ClassVar[bool] = True
 
     damp: float = 0.01
 

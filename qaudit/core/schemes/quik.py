@@ -36,6 +36,7 @@ class Quik(Scheme):
     name: ClassVar[str] = "quik"
     version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
+    rounds_columns: ClassVar[bool] = True
 
     bits: int
     act: int = 4

@@ -119,7 +119,8 @@ class _PartsWalk:
         weights_of: dict[str, tuple[Tensor, float]] = {}
         for group in block.groups:
             inputs = None if captured is None else captured.get(group)
-            quantized = scheme.quantize(block.linears(group, inputs))
+            linears = block.linears(group, inputs)
+            quantized = scheme.quantize(replace(linears, column_loop=self.feed.column_loop))
             weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
             for name, weight_RC in quantized.weights.items():
                 # A group's linears have the same columns: what each row takes is the same.
