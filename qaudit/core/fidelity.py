@@ -125,12 +125,13 @@ class Reference:
         """Return the divergence of rows where it is small, or where it is not finite."""
         import torch
 
-        tensors = q_NV, self.logits_NV[part], self.weights_NV[part], shift_N1, self.total_N1[part]
+        rows = self.logits_NV[part], self.weights_NV[part], self.total_N1[part]
+        tensors: tuple[Tensor, ...] = (q_NV, shift_N1, *rows)
         if len(small_S) < len(q_NV):
             # Two at least: of a single row threads would split the sum, which then ends otherwise.
             rows_S = small_S if len(small_S) > 1 else small_S.repeat(2)
             tensors = tuple(tensor[rows_S] for tensor in tensors)
-        q_SV, p_SV, weights_SV, shift_S1, total_S1 = tensors
+        q_SV, shift_S1, p_SV, weights_SV, total_S1 = tensors
         v_SV = torch.sub(q_SV, p_SV).sub_(shift_S1.float())
         terms_SV = (v_SV * weights_SV).mul_(v_SV)
         kl_S = terms_SV.sum(1) / 2
