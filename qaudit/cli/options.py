@@ -59,14 +59,16 @@ def classes_named(text: str | None) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=most_bits_first))
 
 
-def with_settings(*names: str) -> Callable[[Command], Command]:
+def with_settings(*names: str, without: str = "") -> Callable[[Command], Command]:
     """Add the options of settings to a command, which takes them as `**settings`.
 
     They stand before its keyword-only parameters. Without names these are all settings that
-    have an option.
+    have an option, but for `without`.
     """
     table = {**settings_of(Presets), **settings_of(Recipe), **settings_of(RunOptions)}
-    entries = [table[name] for name in names] or [e for e in table.values() if e.setting.panel]
+    entries = [table[name] for name in names] or [
+        entry for name, entry in table.items() if entry.setting.panel and name != without
+    ]
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters.values()

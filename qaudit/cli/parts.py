@@ -15,7 +15,7 @@ from qaudit.errors import UsageError
 from qaudit.settings import COMPUTE, MEASURE
 
 
-@with_settings()
+@with_settings(without="sign")  # `collect` signs
 def plan(
     targets: Targets,
     *,

@@ -42,7 +42,13 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 def layout(parts: StoredLinear) -> Layout:
     """Take the shape of int8 rows from headers; that of 4-bit codes is stored as JSON."""
-    if ".SCB" in parts.infos:
+    bits, other = (8, 4) if ".SCB" in parts.infos else (4, 8)
+    if not parts.config.get(f"load_in_{bits}bit") or parts.config.get(f"load_in_{other}bit"):
+        raise contradiction(
+            f"`{parts.name}` is stored in {bits} bits, and the quantization configuration has no "
+            f"`load_in_{bits}bit` alone, without which transformers reads codes as weights"
+        )
+    if bits == 8:
         parts.must_hold(".weight", "I8")
         rows, columns = parts.shape(".weight", 2)
         parts.must_hold(".SCB", "F32", "F16", "BF16")

@@ -33,6 +33,7 @@ from qaudit.planning.resolve import Resolved, needs_hub, still_there
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.parts import OLD_LOCK, PLAN, refuse_older, write_plan
 from qaudit.saved.results import measured_in
+from qaudit.saved.signature import signing_key
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import SILENT, Pins, Plan, Watch, digest
 
@@ -60,6 +61,8 @@ class Prepared:
 def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SILENT) -> Prepared:
     """Resolve, pin and price; nothing is written and no weights are read."""
     keys, options = split_settings(settings)
+    if options.sign:
+        signing_key("--sign")  # before hours go into what it would sign
     out = options.out or Path("qaudit-out") / folder_name(targets)
     refuse_older(out)
     lock = next((target for target in targets if is_lock(target)), None)

@@ -88,15 +88,21 @@ def test_another_key_and_no_signature_are_refused(
     refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--sign`")
 
 
+@pytest.mark.parametrize("options", [["--sign"], ["--sign", "--dry-run"]], ids=" ".join)
 @pytest.mark.parametrize(("value", "state"), [("", "is not set"), ("short", "has 5 characters")])
-def test_a_key_that_cannot_sign_is_refused_before_anything_is_measured(
-    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch, value: str, state: str
+def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
+    place: Path,
+    scan: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    state: str,
+    options: list[str],
 ) -> None:
     monkeypatch.setenv("QAUDIT_SIGNING_KEY", value)
-    done = scan("series/step10", "--sign")
+    done = scan("series/step10", *options)
     refused(done, 2, state, "openssl rand -hex 32")
     assert "short" not in done.out + done.err.replace("shortest", "")
-    assert not (place / "out" / "evidence").exists()
+    assert not (place / "out").exists()
 
 
 def test_an_audit_without_identities_is_gated_and_labelled_and_not_taken_for_signed(

@@ -56,6 +56,7 @@ _READERS: Mapping[str, Callable[[StoredLinear, Mapping[str, Any]], Layout]] = {
     "nvfp4-pack-quantized": read_fp4,
     "mxfp4-pack-quantized": read_fp4,
 }
+_OF_ANY = ("naive-quantized", "mixed-precision")
 
 
 def layout(parts: StoredLinear) -> Layout:
@@ -67,7 +68,7 @@ def layout(parts: StoredLinear) -> Layout:
         (group.get("format") or parts.config.get("format"), stored_form),
         (weights.get("type"), kind),
     ):
-        if planned != stored and planned in (*_READERS, "int", "float"):
+        if isinstance(planned, str) and planned not in (stored, *_OF_ANY):
             raise contradiction(
                 f"the quantization configuration has `{planned}`, and `{parts.name}` is stored as "
                 f"`{stored}`"
