@@ -113,7 +113,8 @@ def edit(config: dict[str, Any], data: st.DataObject) -> None:
         tables += [value for value in table.values() if isinstance(value, dict)]
     places = [(table, key) for table in tables for key in table if key in EDITS]
     if not places or data.draw(st.integers(0, 9)) == 0:
-        config |= damaged(copy.deepcopy(config), data) or {}
+        anything = damaged(copy.deepcopy(config), data)
+        config |= anything if isinstance(anything, dict) else {}
         return
     table, key = data.draw(st.sampled_from(places))
     table[key] = data.draw(st.sampled_from(EDITS[key]))
@@ -164,7 +165,7 @@ def test_a_right_file_has_the_loss_of_transformers(form: str, spec: str, root: P
 TOLERANCE = 5e-3  # compressed-tensors multiplies zero points and scales in bfloat16
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_an_edited_configuration_is_refused_or_has_the_loss_of_transformers(
     data: st.DataObject, root: Path
