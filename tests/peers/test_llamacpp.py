@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -242,29 +247,77 @@ def _logits_in_a_child(path: Path) -> np.ndarray | None:
     return np.load(answer) if answer.is_file() else None
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "olmo3"])
-def test_metadata_that_changes_logits_is_refused(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Try every key of an architecture that the `gguf` package knows."""
-    monkeypatch.setenv("GGML_NO_BACKTRACE", "1")  # which takes seconds where llama.cpp aborts
-    base, path = tmp_path / "base", tmp_path / "m.gguf"
-    make(base, family)
-    names = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
-    keys = sorted(one for one in names if isinstance(one, str) and one.startswith("{arch}."))
+FAMILIES = ("llama", "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3")
+_KEYS = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
+KEYS = sorted(k[7:] for k in _KEYS if isinstance(k, str) and k.startswith("{arch}."))
+OBEYED = [key for key in KEYS if re.match(r"attention\.|rope\.|(block|expert|feed)_", key)]
+
+
+@cache
+def base_of(family: str, folder: Path) -> tuple[Path, str, np.ndarray]:
+    """Make a base; return it, the architecture of its files, and the logits of a plain one."""
+    # llama.cpp rotates three of four layers of a SmolLM 3, whatever its configuration says.
+    changes = {"no_rope_layer_interval": 4, "num_hidden_layers": 4} if family == "smollm3" else {}
+    base = make(folder / family, family, **changes)
+    path = folder / f"{family}.gguf"
     write_gguf(base, path, words=False)
-    plain = _logits_in_a_child(path)
-    assert plain is not None
-    architecture = read_header(path).architecture
-    obeyed = []
-    for key in (one.replace("{arch}", architecture) for one in keys):
-        for value in _metadata_values(key):
-            write_gguf(base, path, words=False, metadata={key: value})
-            other = _logits_in_a_child(path)
-            if other is None or np.abs(other - plain).max() <= 1e-6 * np.abs(plain).max():
-                continue
-            obeyed.append(key)
-            with pytest.raises(UsageError):
-                must_match("m", path, base)
-                raise AssertionError(f"{key} = {value} changes logits, and is accepted")
-    assert f"{architecture}.rope.freq_base" in obeyed
+    must_match("m", path, base)
+    logits = _logits_in_a_child(path)
+    assert logits is not None
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = model(torch.arange(40)[None]).logits[0].numpy()
+    assert np.abs(logits - theirs).max() <= 1e-4 * np.abs(theirs).max()
+    return base, read_header(path).architecture, logits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:  # which takes seconds where llama.cpp aborts
+        patch.setenv("GGML_NO_BACKTRACE", "1")
+        yield tmp_path_factory.mktemp("keys")
+
+
+def _is_refused_or_the_same(family: str, metadata: dict[str, object], folder: Path) -> bool:
+    """Return whether llama.cpp obeys metadata; fail where it does, and they are accepted."""
+    base, architecture, plain = base_of(family, folder)
+    path = folder / "changed.gguf"
+    own = {f"{architecture}.{key}": value for key, value in metadata.items()}
+    write_gguf(base, path, words=False, metadata=own)
+    try:
+        must_match("m", path, base)
+    except UsageError:
+        return True
+    other = _logits_in_a_child(path)
+    return other is None or bool(np.abs(other - plain).max() <= 1e-6 * np.abs(plain).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_metadata_that_changes_logits_is_refused(family: str, folder: Path) -> None:
+    """Try every key of an architecture that the `gguf` package knows."""
+    obeyed = [
+        (key, value)
+        for key in KEYS
+        for value in _metadata_values(key)
+        if not _is_refused_or_the_same(family, {key: value}, folder)
+    ]
+    assert not obeyed
+    base, architecture, plain = base_of(family, folder)
+    path = folder / "changed.gguf"
+    write_gguf(base, path, words=False, metadata={f"{architecture}.rope.freq_base": 2.0})
+    other = _logits_in_a_child(path)
+    assert other is not None and np.abs(other - plain).max() > 1e-3  # it obeys what it is given
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_metadata_are_refused_or_change_no_logits(data: st.DataObject, folder: Path) -> None:
+    family = data.draw(st.sampled_from(FAMILIES))
+    numbers = st.integers(0, 64) | st.floats(0, 1e6, width=32) | st.booleans()
+    layers = st.lists(st.integers(0, 4), min_size=3, max_size=4) | st.lists(
+        st.booleans(), min_size=3
+    )
+    texts = st.sampled_from(["yarn", "linear", "none", "longrope"])
+    keys = st.sampled_from(OBEYED) | st.sampled_from(KEYS)
+    metadata = data.draw(st.dictionaries(keys, numbers | layers | texts, min_size=1, max_size=3))
+    assert _is_refused_or_the_same(family, metadata, folder)

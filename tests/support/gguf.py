@@ -108,6 +108,7 @@ def write_gguf(
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
         add = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
+        add[list] = writer.add_array
         add.get(type(value), writer.add_uint32)(key, value)
     stored = WeightFolder(folder)
     tensors = dense or {name: stored.read(name).float() for name in stored.names()}
