@@ -1,10 +1,11 @@
 """Text -> Corpus: which documents are calibrated on, which are measured on, and their hashes.
 
 A document is the unit of analysis. Evaluation takes the first usable documents; calibration
-seed 0 does too, as published protocols do. The other seeds share what follows in the first
-`POOL` times as many documents, so that a draw never reads a whole web crawl: it is shuffled
-once and dealt out, so that two draws have no document in common and are independent of each
-other; draws that overlap would scatter less than fresh text does. Documents are taken lazily.
+seed 0 does too, as published protocols do. The other seeds share the usable ones that follow, up to
+`POOL` times as many, so that a draw never reads a whole web crawl: they are shuffled once and dealt
+out, so that two draws have no document in common and are independent of each other; draws that
+overlap would scatter less than fresh text does. What a seed draws does not depend on which others
+are drawn: a scan of seed 3 has the text of draw 3 of `--repeats`. Documents are taken lazily.
 One that is in both texts is refused by the hash of its bytes; what was left out, missing or
 cut short is a note in the corpus.
 """
@@ -12,8 +13,7 @@ cut short is a note in the corpus.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -63,10 +63,10 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     """
     _check(protocol, strata)
     cutter = Cutter(tokenizer, protocol)
-    scored = _take(evaluation, protocol.evaluation_documents, "evaluation", cutter)
+    scored = _take(_Usable(evaluation, cutter), protocol.evaluation_documents, "evaluation")
     count, seed = protocol.calibration_documents, protocol.calibration_seed
-    pool = _Pool(calibration, count)
-    fed = _take(pool.draw(seed), count, "calibration", cutter)
+    pool = _Usable(calibration, cutter)
+    fed = _take(pool, count, "calibration", _drawn(pool, count, seed))
     _refuse_shared(fed, scored)
     windows, documents = cutter.evaluation(scored)
     _refuse_too_few(documents, protocol)
@@ -75,7 +75,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     items, item_windows = cutter.choices(tuple(choices))
     # Without a number the recipe asks for no further draw, and none may refuse its text.
     taken = fed if repeats is not None else (*fed, *scored)
-    draws = [fed, *_further(pool, taken, protocol, cutter, repeats or DRAWS)]
+    draws = [fed, *_further(pool, taken, protocol, repeats or DRAWS)]
     different = sum(map(len, draws))
     if repeats is not None:
         _refuse_too_little(len(draws), count, different)
@@ -117,78 +117,102 @@ def _check(protocol: Protocol, strata: str | None) -> None:
         )
 
 
-class _Pool:
-    """Calibration text, read once however many draws are made from it."""
+class _Usable:
+    """Documents as tokens, read and cut once each; without duplicates and those that are short."""
 
-    def __init__(self, documents: Iterable[Document], count: int) -> None:
-        self._documents, self._count = iter(documents), count
-        self._read: list[Document] = []
+    def __init__(self, documents: Iterable[Document], cutter: Cutter) -> None:
+        self.cutter, self.short, self.twice = cutter, 0, 0
+        self._documents = iter(documents)
+        self._order: list[str] = []
+        self._uncut: dict[str, Document] = {}
+        self._cut: dict[str, Encoded | None] = {}  # None: nothing to score
 
-    def draw(self, seed: int) -> Iterator[Document]:
-        """Yield documents in the order in which a seed takes them."""
-        if seed == 0:
-            return self._in_order()
-        pool = list(itertools.islice(self._in_order(), POOL * self._count))
-        rest = pool[self._count :]
-        if len(rest) < self._count:  # too little for a draw of its own
-            rest = pool
-        shuffle, hand = divmod(seed - 1, max(1, len(rest) // self._count))
-        order = np.random.default_rng(shuffle + 1).permutation(len(rest))
-        return (rest[k] for k in np.roll(order, -hand * self._count))
-
-    def _in_order(self) -> Iterator[Document]:
+    def hashes(self) -> Iterator[str]:
+        """Yield the hash of each different document, in order."""
         for position in itertools.count():
-            if position == len(self._read):
+            while position == len(self._order):
                 document = next(self._documents, None)
                 if document is None:
                     return
-                self._read.append(document)
-            yield self._read[position]
+                if document.sha256 in self._uncut or document.sha256 in self._cut:
+                    self.twice += 1
+                    continue
+                self._order.append(document.sha256)
+                self._uncut[document.sha256] = document
+            yield self._order[position]
+
+    def cut(self, hashes: Iterable[str]) -> Iterator[Encoded]:
+        """Yield the usable ones of documents that were read."""
+        for sha256 in hashes:
+            if sha256 not in self._cut:
+                encoded = self.cutter.encode(self._uncut.pop(sha256))
+                is_short = len(encoded.tokens) <= self.cutter.unscored
+                self._cut[sha256] = None if is_short else encoded
+                self.short += is_short
+            document = self._cut[sha256]
+            if document is not None:
+                yield document
+
+
+def _drawn(pool: _Usable, count: int, seed: int) -> Iterator[Encoded]:
+    """Yield documents in the order in which a seed takes them, those dealt before it left out."""
+    if seed == 0:
+        return pool.cut(pool.hashes())
+    whole = list(itertools.islice(pool.hashes(), POOL * count))
+    first = tuple(itertools.islice(pool.cut(whole), count))  # of seed 0
+    rest = whole[whole.index(first[-1].sha256) + 1 :] if first else []
+    if len(rest) < count:  # too little for a draw of its own
+        rest = whole
+    shuffle, hand = divmod(seed - 1, max(1, len(rest) // count))
+    order = np.random.default_rng(shuffle + 1).permutation(len(rest))
+    dealt = [rest[k] for k in order]
+    return itertools.islice(pool.cut([*dealt, *dealt]), hand * count, None)
 
 
 def _further(
-    pool: _Pool, first: Sequence[Encoded], protocol: Protocol, cutter: Cutter, draws: int
+    pool: _Usable, first: Sequence[Encoded], protocol: Protocol, draws: int
 ) -> Iterator[tuple[Encoded, ...]]:
     """Yield the draws of the seeds that follow, with no document of `first` or of two draws.
 
     Draws that shared documents would agree because of that.
     """
-    cutter = replace(cutter, notes=[])  # notes on the first draw hold for all
     count, taken = protocol.calibration_documents, {encoded.sha256 for encoded in first}
     for k in range(1, draws):
-        documents = pool.draw(protocol.calibration_seed + k)
-        candidates = (document for document in documents if document.sha256 not in taken)
-        draw = _take(candidates, count, "calibration", cutter, at_least=0)
+        documents = _drawn(pool, count, protocol.calibration_seed + k)
+        draw = _different(documents, count, taken)
         taken |= {encoded.sha256 for encoded in draw}
         yield draw
 
 
-def _take(
-    documents: Iterable[Document], count: int, role: str, cutter: Cutter, at_least: int = 1
+def _different(
+    documents: Iterable[Encoded], count: int, without: Collection[str] = ()
 ) -> tuple[Encoded, ...]:
-    """Encode the first `count` usable documents, no document twice."""
-    usable: dict[str, Encoded] = {}
-    short = twice = 0
+    """Return the first documents that differ from each other and from others."""
+    taken: dict[str, Encoded] = {}
     for document in documents:
-        if document.sha256 in usable:
-            twice += 1
-            continue
-        encoded = cutter.encode(document)
-        if len(encoded.tokens) <= cutter.unscored:
-            short += 1
-            continue
-        usable[document.sha256] = encoded
-        if len(usable) == count:
+        if document.sha256 not in without:
+            taken[document.sha256] = document
+        if len(taken) == count:
             break  # before the next is read
-    if short:
-        cutter.notes.append(f"{short} {role} documents with nothing to score were left out")
-    if twice:
-        cutter.notes.append(f"{twice} duplicate {role} documents were left out")
-    if len(usable) < count:
-        cutter.notes.append(f"{count} {role} documents were requested and {len(usable)} are usable")
-    if len(usable) < at_least and role == "calibration":
+    return tuple(taken.values())
+
+
+def _take(
+    usable: _Usable, count: int, role: str, order: Iterable[Encoded] | None = None
+) -> tuple[Encoded, ...]:
+    """Take the first `count` usable documents of an order, and note what was left out."""
+    documents = usable.cut(usable.hashes()) if order is None else order
+    taken = _different(documents, count)
+    notes = usable.cutter.notes
+    if usable.short:
+        notes.append(f"{usable.short} {role} documents with nothing to score were left out")
+    if usable.twice:
+        notes.append(f"{usable.twice} duplicate {role} documents were left out")
+    if len(taken) < count:
+        notes.append(f"{count} {role} documents were requested and {len(taken)} are usable")
+    if not taken and role == "calibration":
         raise CorpusError("the calibration text has no usable document", hint="give another text")
-    return tuple(usable.values())
+    return taken
 
 
 def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol) -> None:

@@ -260,6 +260,25 @@ def test_draws_are_those_of_the_seeds_one_by_one_and_the_text_is_read_once() -> 
         assert not a.further
 
 
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(["", "x", "the text of a document"]), min_size=0, max_size=60))
+def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str]) -> None:
+    texts = [f"{kind} {k}" if kind else "" for k, kind in enumerate(kinds)]
+    texts += [*texts[:5], *(f"document {k}" for k in range(12))]  # duplicates, and enough for 4
+    pool = documents(*texts, name="c")
+    protocol = {"context": 8, "stride": 8, "calibration_documents": 3}
+    scored = documents("evaluation one", "evaluation two")
+
+    def corpus(**more: Any) -> Corpus:
+        repeats = more.pop("repeats", 1)
+        return build_corpus(pool, scored, (), BYTES, Protocol(**protocol, **more), repeats)
+
+    together = [draw.calibration for draw in corpus(repeats=4).draws]
+    alone = [corpus(calibration_seed=seed).calibration for seed in range(4)]
+    for one, other in zip(together, alone, strict=True):
+        assert [w.tokens.tolist() for w in one] == [w.tokens.tolist() for w in other]
+
+
 def test_draws_have_no_document_in_common_and_the_same_evaluation_text() -> None:
     draws = drawn(0, POOL, many(500)).draws
     every = [text for draw in draws for text in calibrated(draw)]
