@@ -16,6 +16,7 @@
     |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, results stay
     +-- TrainingError      4    a training run that cannot go on: its loss is not finite
     +-- MissingParts       3    parts of a plan are not measured yet
+    |   +-- UnfinishedError 3   an output folder that has a plan and no audit
     +-- NotShipping        3    the verdict on a class is not SHIP
     +-- Stopped           75    a part was stopped: run it again
     +-- Interrupted      130    stopped by the user; the hint is the way to go on
@@ -112,6 +113,10 @@ class MissingParts(QauditError):
     """Parts of a plan are not measured yet."""
 
     code = 3
+
+
+class UnfinishedError(MissingParts):
+    """A scan was interrupted before its audit was written."""
 
 
 class NotShipping(QauditError):

@@ -12,7 +12,7 @@ from typing import Any
 from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.errors import SourceError
 from qaudit.executors.events import RETRY_TASK, Compared, Failed, Measured, one_error
-from qaudit.executors.records import Record
+from qaudit.executors.records import Record, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
 from qaudit.judge.devices import Place, device_findings
@@ -21,10 +21,12 @@ from qaudit.judge.released import compared as compare_released
 from qaudit.judge.released import released_findings
 from qaudit.judge.table import Measurements
 from qaudit.planning.detectable import with_detectable
+from qaudit.planning.further import planned_rounds
 from qaudit.planning.passes import last_of_each_kind
 from qaudit.policy import policy_named
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import UnitDocument
+from qaudit.saved.parts import read_run, unfinished
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.types import (
     FULL_PRECISION,
@@ -36,11 +38,25 @@ from qaudit.types import (
     Plan,
     Skipped,
     Subject,
+    units_of,
 )
 from qaudit.version import __version__
 
 
-def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
+def judge_so_far(out: Path) -> AuditRecord:
+    """Judge what is measured of an unfinished scan; the rest is listed as not measured."""
+    run = read_run(out)
+    units = [unit for due in planned_rounds(run.plan.passes) for unit in units_of(due)]
+    read = {unit.name: read_record(run, out, unit) for unit in units}
+    records = [record for record in read.values() if record is not None]
+    if not any(isinstance(record.event, Measured) for record in records):
+        raise unfinished(out, 0, len(run.plan.subjects))
+    return judge(run.plan, records, out, [name for name, record in read.items() if record is None])
+
+
+def judge(
+    plan: Plan, records: Sequence[Record], out: Path, missing: Sequence[str] = ()
+) -> AuditRecord:
     """Judge what the rounds of a plan gave; its evidence is in `out`."""
     planned = {subject.label for subject in (*plan.subjects, *plan.releases)}
     records = [
@@ -49,6 +65,7 @@ def judge(plan: Plan, records: Sequence[Record], out: Path) -> AuditRecord:
     events = [record.event for record in records]
     by_label = _by_label(event for event in events if isinstance(event, Measured))
     failed = {event.label: event.error for event in events if isinstance(event, Failed)}
+    failed |= {label: SourceError("not measured yet") for label in missing}
     measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
     results = [result for event in measured for result in event.results]
     if not results:

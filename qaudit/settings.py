@@ -244,7 +244,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
         "document_tokens": 512,
         "evaluation_documents": 64,
-        "calibration_documents": 32,
+        "calibration_documents": 64,
         "repeats": 1,
         "noise_floor": False,
     },

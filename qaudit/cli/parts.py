@@ -41,7 +41,7 @@ def plan(
     from qaudit.cli.progress import Progress
     from qaudit.cli.scan import output_folder, prepared
     from qaudit.executors.folder import pin
-    from qaudit.saved.audits import plan_to_json
+    from qaudit.saved.plans import plan_to_json
 
     out = output_folder(targets, settings)
     with Progress(quiet=quiet) as progress:
@@ -169,7 +169,9 @@ def collect(
                 out, *(others or ()), sign=bool(settings["sign"]), watch=progress
             )
     except MissingParts as error:
-        error.hint = f"measure them: `qaudit part {out} --part K/N` for each K below N, then again"
+        error.hint = error.hint or (
+            f"measure them: `qaudit part {out} --part K/N` for each K below N, then again"
+        )
         raise
     print_result(to_json(collected.record) if as_json else render_terminal(collected.record))
     if not quiet:

@@ -170,9 +170,10 @@ def _names(targets: Sequence[str]) -> dict[str, str]:
 def _read(target: str, quiet: bool) -> SavedAudit:
     """Read an audit; any other target is scanned with the default settings."""
     from qaudit.saved.evidence import read_saved
+    from qaudit.saved.parts import is_unfinished
 
     path = Path(target)
-    if path.name == "audit.json" or (path / "audit.json").is_file():
+    if path.name == "audit.json" or (path / "audit.json").is_file() or is_unfinished(path):
         return read_saved(path)
     from qaudit.audit import complete, in_process
     from qaudit.cli.scan import planned

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qaudit.cli.options import option
 from qaudit.cli.terminal import print_result, say
-from qaudit.errors import UsageError
+from qaudit.errors import UnfinishedError, UsageError
 from qaudit.settings import OUTPUT
+
+if TYPE_CHECKING:
+    from qaudit.types import AuditRecord
 
 
 def report(
@@ -38,6 +41,8 @@ def report(
 ) -> int:
     """Print a saved audit as a card, a page, a summary or JSON.
 
+    Of a scan that is not finished it prints what is measured so far, and exits with 3.
+
     Example: qaudit report qaudit-out/demo --format terminal
     """
     from qaudit.cli.options import audit_at
@@ -45,10 +50,9 @@ def report(
     from qaudit.report.card import render as render_card
     from qaudit.report.figures import write
     from qaudit.report.folder import render, write_block
-    from qaudit.saved.audits import read_audit
 
     path = audit_at(audit)
-    saved = read_audit(path)
+    saved, unfinished = _read(path)
     if form != "md" and (into is not None or sparklines):
         raise UsageError(
             f"`--into` and `--sparklines` are about the card, and `{form}` is not the card",
@@ -56,13 +60,18 @@ def report(
         )
     if plots is not None:
         write(saved, plots)
+    code = 0 if unfinished is None else unfinished.code
+    if unfinished is not None:
+        say(f"{unfinished.message}; {unfinished.hint}")
     if form != "md":
         print_result(render(saved, form))
-        return 0
+        return code
     folder = path if path.is_dir() else path.parent
     card = render_card(
         saved,
-        pictures_at=None if sparklines else _pictures(folder, into, plots),
+        pictures_at=None
+        if sparklines or (unfinished is not None and plots is None)
+        else _pictures(folder, into, plots),
         has_dark=any((plots or folder / PICTURES).glob("*-dark.svg")),
     )
     if into is None:
@@ -70,7 +79,19 @@ def report(
     else:
         write_block(card, into)
         say(f"wrote the card into {into}")
-    return 0
+    return code
+
+
+def _read(path: Path) -> tuple[AuditRecord, UnfinishedError | None]:
+    """Return an audit; of an unfinished scan what is measured so far, and how to finish it."""
+    from qaudit.saved.audits import read_audit
+
+    try:
+        return read_audit(path), None
+    except UnfinishedError as error:
+        from qaudit.judging import judge_so_far
+
+        return judge_so_far(path), error
 
 
 def _pictures(folder: Path, into: Path | None, plots: Path | None) -> str | None:

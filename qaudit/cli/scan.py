@@ -67,7 +67,8 @@ def scan(
     from qaudit.cli.progress import Progress
     from qaudit.report.card import render_terminal
     from qaudit.report.plan import render_plan
-    from qaudit.saved.audits import plan_to_json, to_json
+    from qaudit.saved.audits import to_json
+    from qaudit.saved.plans import plan_to_json
 
     if dry_run:
         from qaudit.planning.prepare import prepare

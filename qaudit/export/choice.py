@@ -15,7 +15,9 @@ from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.prepare import prepare
 from qaudit.report.document import status_in_words
-from qaudit.saved.audits import FILE, read_audit
+from qaudit.saved.audits import read_audit
+from qaudit.saved.parts import is_unfinished
+from qaudit.saved.plans import FILE
 from qaudit.saved.results import sha256_of
 from qaudit.settings import SEARCHED_AT, RunOptions
 from qaudit.types import AuditRecord, ClassVerdict, Plan, Subject, Watch
@@ -56,7 +58,7 @@ class ExportChoice:
 def audit_file_of(source: str) -> Path | None:
     """Return the audit.json that a source names; None for a target."""
     path = Path(source)
-    if path.is_dir() and (path / FILE).is_file():
+    if path.is_dir() and ((path / FILE).is_file() or is_unfinished(path)):
         return path / FILE
     return path if path.name == FILE else None
 

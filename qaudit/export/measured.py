@@ -15,7 +15,8 @@ from qaudit.engine.tasks import Machine, Task
 from qaudit.export.choice import ExportChoice
 from qaudit.judge import judge
 from qaudit.policy import policy_named
-from qaudit.saved.audits import FILE, to_json
+from qaudit.saved.audits import to_json
+from qaudit.saved.plans import FILE
 from qaudit.saved.results import ResultStore, read_measurement, sha256_of
 from qaudit.types import AuditRecord, Diagnostics, Measurement, MeasurementRow
 from qaudit.version import __version__

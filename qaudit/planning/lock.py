@@ -29,10 +29,10 @@ from qaudit.core.registry import parse_merge
 from qaudit.errors import AuditError, UsageError
 from qaudit.planning.resolve import Resolved, resolve, still_there
 from qaudit.recipe.table import recipe_from
-from qaudit.saved.audits import LARGEST_NBYTES, pointers, subjects_in
 from qaudit.saved.codec import decode, parse
 from qaudit.saved.documents import LockDocument, Resolution, RunDocument, TextSources
 from qaudit.saved.parts import PLAN, RUN_SCHEMA, digest_of
+from qaudit.saved.plans import LARGEST_NBYTES, pointers, subjects_in
 from qaudit.types import Checkpoint, Recipe, Subject, TextFile
 from qaudit.whole import read_regular
 

@@ -148,7 +148,8 @@ def coverage(view: View) -> str:
     tokens = max(score.tokens for score in view.audit.measurements)
     text = f"Measured: {plural(len(view.subjects), 'subject')} under "
     text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "
-    text += f"{plural(tokens, 'token')}. The verdict is about {CLAIMS[view.audit.plan.claim]}."
+    text += f"{plural(tokens, 'token')} of {text_name(view)}. "
+    text += f"The verdict is about {CLAIMS[view.audit.plan.claim]}."
     if missing := len(view.audit.skipped):
         text += f" Planned and not measured: {missing}."
     main = view.main
@@ -158,6 +159,14 @@ def coverage(view: View) -> str:
         text += f" Verdict and first row are of the {main.documents} {view.unit}s that did not "
         text += "choose what ships; the other rows are of all."
     return text
+
+
+def text_name(view: View) -> str:
+    """Name the evaluation text; Python's documentation where none was chosen."""
+    chosen = view.audit.plan.recipe.evaluation
+    if chosen is None:
+        return "Python's documentation (no `--evaluation` was named)"
+    return f"`{chosen}`"
 
 
 def rare_damage(view: View) -> tuple[str, ...]:

@@ -100,9 +100,9 @@ class View:
 
     @cached_property
     def main(self) -> ClassVerdict | None:
-        """The class that a reader sees first: that ships, with the fewest bits."""
-        statuses = ("ship", "undecided", "incomplete", "unjudged", "hold")
+        """The class that decides: of those that the policy demands the one with its status."""
         levels = ("error", "warn", "off")
+        status = self.verdict.status if self.verdict else None
         classes = [
             decision
             for decision in (self.verdict.classes if self.verdict else ())
@@ -111,9 +111,9 @@ class View:
         return min(
             classes,
             key=lambda one: (
-                levels.index(one.level) == len(levels) - 1,
-                statuses.index(one.status),
-                one.bit_class.zfill(9),
+                levels.index(one.level),
+                one.status != status,
+                one.bit_class.zfill(9),  # then the fewest bits
             ),
             default=None,
         )

@@ -1,8 +1,7 @@
-"""`audit.json` and plans: the documents that others build on, and back, without torch.
+"""`audit.json`: the document that others build on, and back, without torch.
 
 Within one version of the schema names are only added, and an audit that was written before a name
-was added is read without it. A checkpoint is written once, in `plan.checkpoints`; members point
-there by index, and top-level `subjects` repeat what people look for.
+was added is read without it. Top-level `subjects` repeat what people look for.
 """
 
 from __future__ import annotations
@@ -14,22 +13,21 @@ from typing import Any
 
 from qaudit.errors import AuditError
 from qaudit.saved.codec import EDITED, decode, encode, parse, text_of
-from qaudit.saved.documents import (
-    AuditDocument,
-    MeasuredPlanDocument,
-    MemberDocument,
-    PlanDocument,
-    SubjectDocument,
-    SubjectSummary,
+from qaudit.saved.documents import AuditDocument, MeasuredPlanDocument, SubjectSummary
+from qaudit.saved.parts import refuse_unfinished
+from qaudit.saved.plans import (
+    FILE,
+    LARGEST_NBYTES,
+    checkpoints_of,
+    plan_fields,
+    plan_of,
+    pointers,
+    subjects_in,
 )
-from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
+from qaudit.types import AuditRecord, Checkpoint, Subject
 from qaudit.whole import read_regular
 
 SCHEMA = "2"
-
-FILE = "audit.json"
-LARGEST_NBYTES = 256 * 2**20
-"""Of an audit: a thousand subjects under eight schemes take about ten megabytes."""
 
 _AGAIN = "run the same scan again: what is missing is measured again"
 
@@ -40,45 +38,12 @@ def to_json(audit: AuditRecord) -> str:
     """Write an audit."""
     checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
     tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
-    plan = _plan_fields(audit.plan, checkpoints)
+    plan = plan_fields(audit.plan, checkpoints)
     tables["plan"] = MeasuredPlanDocument(**plan, protocol=audit.protocol)
     tables["subjects"] = tuple(_summary(subject, checkpoints) for subject in audit.subjects)
     document = encode(AuditDocument(**tables))
     document["diagnostics"] = {k: rows for k, rows in document["diagnostics"].items() if rows}
     return text_of(document)
-
-
-def plan_to_json(plan: Plan) -> str:
-    """Write a plan on its own, under the names that it has in an audit."""
-    return text_of(encode(plan_document(plan)))
-
-
-def plan_document(plan: Plan) -> PlanDocument:
-    """Return a plan as it is written."""
-    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
-    return PlanDocument(**_plan_fields(plan, checkpoints))
-
-
-def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:
-    """Return every member of the subjects once, in their order."""
-    return tuple(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
-
-
-def pointers(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectDocument:
-    """Return a subject whose members point into a list of checkpoints."""
-    places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
-    members = tuple(MemberDocument(c.label, weight, places[c]) for c, weight in subject.members)
-    return SubjectDocument(subject.label, subject.merge, members)
-
-
-def _plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
-    return {
-        **{field.name: getattr(plan, field.name) for field in fields(Plan)},
-        "passes": plan.streams,
-        "subjects": tuple(pointers(subject, checkpoints) for subject in plan.subjects),
-        "releases": tuple(pointers(release, checkpoints) for release in plan.releases),
-        "checkpoints": checkpoints,
-    }
 
 
 def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSummary:
@@ -105,6 +70,7 @@ def read_audit(path: Path) -> AuditRecord:
     """Read the audit in an output folder, or the one in a file."""
     file = path / FILE if path.is_dir() else path
     if not file.exists():
+        refuse_unfinished(file.parent)
         raise AuditError(
             f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
         )
@@ -132,36 +98,6 @@ def from_json(text: str) -> AuditRecord:
     audit = AuditRecord(**{**tables, "plan": plan_of(read.plan), "protocol": read.plan.protocol})
     _check_labels(audit)
     return audit
-
-
-def subjects_in(
-    documents: Sequence[SubjectDocument], checkpoints: Sequence[Checkpoint], where: str
-) -> tuple[Subject, ...]:
-    """Return subjects with the checkpoints that their members point to."""
-    return tuple(
-        _subject(document, checkpoints, f"{where}[{place}].members")
-        for place, document in enumerate(documents)
-    )
-
-
-def _subject(document: SubjectDocument, checkpoints: Sequence[Checkpoint], where: str) -> Subject:
-    if not document.members:
-        raise AuditError(f"`{where}` is empty", hint=EDITED)
-    for place, member in enumerate(document.members):
-        if not 0 <= member.checkpoint < len(checkpoints):
-            raise AuditError(f"`{where}[{place}].checkpoint` points to no checkpoint", hint=EDITED)
-    members = tuple((checkpoints[m.checkpoint], m.weight) for m in document.members)
-    return Subject(document.label, members, document.merge)
-
-
-def plan_of(document: PlanDocument) -> Plan:
-    """Return a plan as it was written; its passes are not among that."""
-    if not 0 < document.recipe.confidence < 1:
-        raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=EDITED)
-    values = {field.name: getattr(document, field.name) for field in fields(Plan)}
-    for name in ("subjects", "releases"):
-        values[name] = subjects_in(values[name], document.checkpoints, f"audit.plan.{name}")
-    return Plan(**{**values, "streams": document.passes, "passes": ()})
 
 
 def _check_version(document: Any) -> None:

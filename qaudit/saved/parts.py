@@ -21,16 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import AuditError, UsageError
-from qaudit.saved.audits import (
-    FILE,
-    LARGEST_NBYTES,
-    checkpoints_of,
-    plan_document,
-    plan_of,
-    pointers,
-)
-from qaudit.saved.audits import subjects_in as subjects_of
+from qaudit.errors import AuditError, UnfinishedError, UsageError
 from qaudit.saved.codec import decode, encode, parse, text_of
 from qaudit.saved.documents import (
     LockDocument,
@@ -40,6 +31,15 @@ from qaudit.saved.documents import (
     RunDocument,
     UnitDocument,
 )
+from qaudit.saved.plans import (
+    FILE,
+    LARGEST_NBYTES,
+    checkpoints_of,
+    plan_document,
+    plan_of,
+    pointers,
+)
+from qaudit.saved.plans import subjects_in as subjects_of
 from qaudit.saved.results import slug_of
 from qaudit.types import (
     Checkpoint,
@@ -49,6 +49,7 @@ from qaudit.types import (
     Run,
     WorkUnit,
     digest,
+    units_of,
     work_of,
 )
 from qaudit.version import __version__
@@ -92,11 +93,35 @@ def read_run(out: Path) -> Run:
     """Read the plan of a folder and what its processes agree on."""
     document = _document(out)
     if document.pins is None:
-        raise UsageError(
-            f"the text of the plan in `{out}` was not read, so that no part can measure it",
-            hint="run the same `qaudit scan` or `qaudit plan` again",
-        )
+        raise unfinished(out, 0, len(document.plan.subjects))
     return Run(_plan(document), document.pins)
+
+
+def is_unfinished(out: Path) -> bool:
+    """Return whether a folder has a plan and no audit."""
+    return (out / PLAN).is_file() and not (out / FILE).exists()
+
+
+def refuse_unfinished(out: Path) -> None:
+    """Refuse a folder that has a plan and no audit, with how many subjects are measured."""
+    if not is_unfinished(out):
+        return
+    run = read_run(out)
+    labels = {subject.label for subject in run.plan.subjects}
+    units = [unit for unit in units_of(run.plan.passes) if unit.label in labels]
+    documents = [read_unit(run, unit, out) for unit in units]
+    measured = sum(document is not None and document.error is None for document in documents)
+    raise unfinished(out, measured, len(labels))
+
+
+def unfinished(out: Path, measured: int, subjects: int) -> UnfinishedError:
+    """Return the error of a folder in which so many subjects are measured."""
+    return UnfinishedError(
+        f"`{out}` is not finished: {measured} of {subjects} subject{'s' * (subjects != 1)}; "
+        "run it again",
+        hint=f"the command that began it goes on, and so does `qaudit scan {out / PLAN} "
+        f"--out {out}`",
+    )
 
 
 def _document(out: Path) -> RunDocument:

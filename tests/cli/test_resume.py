@@ -71,7 +71,7 @@ def numbers(audit: dict[str, Any]) -> list[dict[str, Any]]:
 
 def without_times(audit: dict[str, Any]) -> dict[str, Any]:
     """Return a whole audit without when it was made, how fast, and how much memory was free."""
-    of_the_machine = ("seconds_low", "seconds_high", "nbytes_memory_available")
+    of_the_machine = ("seconds_low", "seconds_high", "nbytes_memory_available", "presets")
     plan = {name: value for name, value in audit["plan"].items() if name not in of_the_machine}
     rows = [
         {name: value for name, value in row.items() if name not in ("seconds", "evidence_sha256")}

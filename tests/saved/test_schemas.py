@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from qaudit.saved.audits import plan_to_json, to_json
+from qaudit.saved.audits import to_json
+from qaudit.saved.plans import plan_to_json
 from qaudit.saved.schemas import DOCUMENTS, path_of, text_of_schema
 from tests.support import sample
 

@@ -25,7 +25,7 @@ from qaudit.planning.prepare import Prepared
 from qaudit.planning.resolve import Resolved
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.traffic import missing_nbytes
-from qaudit.saved.audits import checkpoints_of
+from qaudit.saved.plans import checkpoints_of
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import (

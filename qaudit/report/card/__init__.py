@@ -126,9 +126,13 @@ def document(view: View) -> doc.Page:
 
 def screen(view: View) -> tuple[doc.Block, ...]:
     """Return what answers the question: the banner, five rows and one picture."""
-    blocks = [*(banner(view.verdict) if view.verdict else ()), *candidates(view)]
+    blocks = list(banner(view.verdict) if view.verdict else ())
     blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
-    return (*blocks, *(series_picture(view) or picture(view, "pareto") or picture(view, "shipped")))
+    return (
+        *blocks,
+        *candidates(view),
+        *(series_picture(view) or picture(view, "pareto") or picture(view, "shipped")),
+    )
 
 
 def title(view: View) -> str:
