@@ -129,7 +129,7 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
         else:
             plan = decode(LockDocument, document, "lock")
         contents = _resolved(plan.resolution if isinstance(plan, RunDocument) else plan)
-        if plan.digest and plan.digest != digest_of(plan):
+        if plan.digest and plan.digest != digest_of(document):
             raise UsageError("it was edited: its digest is of other contents", hint=_AGAIN)
         return contents
     except AuditError as error:

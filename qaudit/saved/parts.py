@@ -24,7 +24,6 @@ from typing import Any
 from qaudit.errors import AuditError, UnfinishedError, UsageError
 from qaudit.saved.codec import decode, encode, parse, text_of
 from qaudit.saved.documents import (
-    LockDocument,
     PassDocument,
     Resolution,
     RoundDocument,
@@ -82,7 +81,7 @@ def write_plan(plan: Plan, resolution: Resolution, pins: Pins | None, out: Path)
         passes=_round(FIRST, plan.passes, checkpoints),
         pins=pins,
     )
-    document = replace(document, digest=digest_of(document))
+    document = replace(document, digest=digest_of(encode(document)))
     write_whole(out / PLAN, text_of(encode(document)))
     write_whole(out / FOLDER / DIRECTORY, str(Path.cwd()))
     for later in (out / FOLDER).glob("round-*.json"):  # of another plan
@@ -141,7 +140,7 @@ def _document(out: Path) -> RunDocument:
         ) from error
     except (OSError, ValueError, AuditError) as error:
         raise UsageError(f"`{path}` cannot be read: {error}", hint=again) from error
-    if document.digest != digest_of(document):
+    if document.digest != digest_of(contents):
         raise UsageError(f"`{path}` was edited: its digest is of other contents", hint=again)
     return document
 
@@ -169,9 +168,9 @@ def _json(path: Path) -> Any:
     return parse(read_regular(path, LARGEST_NBYTES).decode())
 
 
-def digest_of(document: RunDocument | LockDocument) -> str:
-    """Return the digest of everything else in a document."""
-    return digest(encode(replace(document, digest="")))
+def digest_of(contents: Any) -> str:
+    """Digest the rest of a document as its file has it; a later version may know more fields."""
+    return digest({**contents, "digest": ""})
 
 
 # -------------------------------------------------------------------------------------- rounds

@@ -95,7 +95,7 @@ def resolved(**changes: Any) -> Resolved:
 def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
     """Write a lock as older versions did."""
     document = LockDocument(qaudit="0.2.0", **vars(lock.resolution_of(resolved, recipe)))
-    document = replace(document, digest=digest_of(document))
+    document = replace(document, digest=digest_of(encode(document)))
     write_whole(path, text_of(encode(document)))
 
 
@@ -115,6 +115,14 @@ def written(tmp_path: Path) -> Path:
 
 def test_a_lock_comes_back_as_it_was(written: Path) -> None:
     assert lock.read_lock(written) == (RECIPE, resolved())
+
+
+def test_a_lock_that_lacks_what_a_later_version_added_was_not_edited(written: Path) -> None:
+    contents = json.loads(written.read_text(encoding="utf-8"))
+    del contents["shipped"]  # has a default, as every field has that is added
+    contents["digest"] = digest_of(contents)
+    write_whole(written, json.dumps(contents))
+    assert lock.read_lock(written) == (RECIPE, resolved(shipped=()))
 
 
 def test_a_lock_is_read_without_torch_and_without_the_client_of_the_hub(written: Path) -> None:
