@@ -38,6 +38,7 @@ from qaudit.types import (
     Plan,
     Skipped,
     Subject,
+    reference_in,
     units_of,
 )
 from qaudit.version import __version__
@@ -78,6 +79,7 @@ def judge(
     measurements = [result.measurement for result in results]
     searches = [event.search for event in measured if event.search is not None]
     recipe, environment = plan.recipe, environment_of(plan, [record.document for record in records])
+    reference = reference_in(plan.subjects, recipe.reference)
     judgement = judge_measurements(
         subjects,
         measurements,
@@ -92,6 +94,7 @@ def judge(
         skipped={skip.subject: skip.reason for skip in skipped},
         bits=recipe.bits,
         claim=plan.claim,
+        reference=reference.label if reference else None,
     )
     differences = [(event.release, event.difference) for event in compared]
     diagnostics, advice = _derived(

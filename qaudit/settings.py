@@ -103,6 +103,11 @@ class Recipe:
         (),
         unset="none",
     )
+    reference: str | None = setting(
+        "A target or label: every other subject is compared with it, in KL and tasks.",
+        MEASURE,
+        unset="none",
+    )
     calibration: str | None = setting(
         "Calibration text: a file, or hf://datasets/org/name/path.",
         TEXT,

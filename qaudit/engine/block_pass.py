@@ -18,6 +18,7 @@ from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.read_out import read_out
+from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.routing import REPLAYED, RoutingWatch
 from qaudit.engine.shipped import ShippedStream
 from qaudit.engine.streams import FullPrecision, Observer, SchemeStream, Stream
@@ -49,6 +50,8 @@ def run_blocks(
     streams = _computed(schemes, feed, observe, replays=replays, calibrates=calibrates)
     files, unopened = _opened(schemes, model, feed, states, routes)
     streams += files
+    if feed.reference is not None and feed.evaluation:
+        streams.append(ReferenceStream(feed.reference(model), feed, states))
     tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states, routes), routes)
     if any(scheme.rotates_outputs for scheme in schemes):
         model.prove_rotations()

@@ -20,12 +20,22 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = None) -> Evidence:
-    """Return a stream's results by document; `full` is what it was compared with."""
+def evidence_of(
+    corpus: Corpus,
+    feed: Feed,
+    tally: Tally,
+    full: Tally | None = None,
+    reference: Tally | None = None,
+) -> Evidence:
+    """Return a stream's results by document; it is compared with `full` and `reference`."""
     windows = [(w.document, w.scored_from) for w in corpus.evaluation]
     sums, tokens = document_sums(feed.evaluation, tally.nll, windows, len(corpus.documents))
     scored = _Scored.of(corpus, feed)
-    fidelity = scored.fidelity(tally, full) if tally.kl and full is not None else None
+    fidelity = beside = None
+    if tally.kl and full is not None:
+        fidelity = scored.fidelity(tally, full, tally.kl, tally.same_top)
+    if tally.beside and reference is not None:
+        beside = scored.fidelity(tally, reference, *map(list, zip(*tally.beside, strict=True)))
     return Evidence(
         document_sha256=tuple(d.sha256 for d in corpus.documents),
         nll_sum=sums,
@@ -38,6 +48,7 @@ def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = N
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
         expert_tokens=_expert_tokens(tally),
         routing=_routing(corpus, tally),
+        reference=beside,
     )
 
 
@@ -140,9 +151,11 @@ class _Scored:
     def sums(self, values_N: Floats) -> Floats:
         return np.bincount(self.document_N, values_N, self.documents).astype(np.float64)
 
-    def fidelity(self, tally: Tally, full: Tally) -> Fidelity | None:
+    def fidelity(
+        self, tally: Tally, full: Tally, kl: Sequence[Tensor], same_top: Sequence[Tensor]
+    ) -> Fidelity | None:
         """Return the sums of each document; None, with a note, where one is not finite."""
-        kl_N = self.values(tally.kl)
+        kl_N = self.values(kl)
         dp_N = np.exp(-self.values(tally.nll)) - np.exp(-self.values(full.nll))
         if odd := int((~np.isfinite(kl_N) | ~np.isfinite(dp_N)).sum()):
             tally.note(
@@ -155,7 +168,7 @@ class _Scored:
             kl_sum=self.sums(kl_N),
             kl_max=largest_D,
             kl_counts=histogram.counts_of(kl_N, self.document_N, self.documents),
-            same_top=self.sums(self.values(tally.same_top)).astype(np.int64),
+            same_top=self.sums(self.values(same_top)).astype(np.int64),
             squared_dp_sum=self.sums(dp_N**2),
         )
 

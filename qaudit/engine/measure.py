@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from qaudit.checkpoints.configuration import read_configuration
@@ -30,6 +31,8 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.less_memory import attempts, out_of_memory
 from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.reference import NAME as BESIDE
+from qaudit.engine.reference import opener as open_reference
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
@@ -47,7 +50,7 @@ from qaudit.engine.tasks import (
 )
 from qaudit.engine.tokens import REFERENCE, Feed, Openers
 from qaudit.formats.weights import QuantizedFolder, quantization_of
-from qaudit.model.blocks import Weights
+from qaudit.model.blocks import BlockModel, Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.model.proven import reads_trees
@@ -86,7 +89,7 @@ def measure(
         round_task = replace(remaining, corpus=corpus, compared=remaining.compared and number == 0)
         observed = number == 0 and (watch is not None or machine.cross_check > 0)
         round_task = weights.used_by(round_task, read=not observed, write=number + 1 < len(rounds))
-        with unchanged_files(with_shipped(task.subject, task.pass_.shipped), task.folder) as hashes:
+        with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
             if number == 0:
                 measurements = send(round_task, machine, progress, watch)
             else:
@@ -148,6 +151,7 @@ def send(
                 attempt.feed,
                 shipped=_openers(task, weights),
                 column_loop=attempt.machine.column_loop,
+                reference=_reference(task, attempt.machine),
             )
             with (
                 opened_states(attempt.machine) as states,
@@ -185,9 +189,11 @@ def _measurements(
             full.note(shipped_reference(task.subject.label, weights.format, weights.bits))
             full.note(*weights.decoded_notes)
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
-    reference = tallies.get(REFERENCE, full)
+    reference, beside = tallies.get(REFERENCE, full), tallies.get(BESIDE)
+    if task.pass_.reference is not None and beside is None:
+        full.note(f"`{task.pass_.reference.label}` is not compared with: the model runs whole")
     return {
-        spec: _measurement(task, scheme, feed, tallies[spec], reference, sizes)
+        spec: _measurement(task, scheme, feed, (tallies[spec], reference, beside), sizes)
         for spec, scheme in task.streams.items()
         if tallies[spec].error is None
     }
@@ -204,6 +210,18 @@ def _openers(task: Task, weights: Weights) -> Openers:
         for scheme in task.schemes
         if isinstance(scheme, Shipped)
     }
+
+
+def _reference(task: Task, machine: Machine) -> Callable[[BlockModel], BlockModel] | None:
+    subject = task.pass_.reference
+    if subject is None:
+        return None
+    return open_reference(
+        subject.label,
+        task.folder(subject.first),
+        partial(open_weights, subject, allow_pickle=machine.allow_pickle, folder=task.folder),
+        trust_remote_code=machine.trust_remote_code,
+    )
 
 
 def quantize_only(
@@ -305,14 +323,20 @@ def _observer(cross_check: int, watch: Observer | None, hashes: LinearHashes) ->
 
 
 def _measurement(
-    task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, full: Tally, sizes: StoredStream
+    task: Task,
+    scheme: Scheme | None,
+    feed: Feed,
+    tallies: tuple[Tally, Tally, Tally | None],
+    sizes: StoredStream,
 ) -> Measurement:
+    """Make a measurement of a stream's tally, of full precision's and of the reference's."""
+    tally, _, _ = tallies
     plugins = origins([scheme] if scheme else (), [task.subject.merge])
     return Measurement(
         subject=task.subject.label,
         scheme=short_of(scheme),
         spec=scheme.spec if scheme else FULL_PRECISION,
-        evidence=evidence_of(task.corpus, feed, tally, full),
+        evidence=evidence_of(task.corpus, feed, *tallies),
         bits_per_weight=tally.bits_per_weight,
         seconds=tally.seconds,
         calibration_seed=task.corpus.protocol.calibration_seed,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qaudit.core.fidelity import ComparedRows, Reference, losses
 from qaudit.engine.batches import Batch
+from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Tokens
@@ -22,7 +23,7 @@ from qaudit.engine.tokens import Tokens
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
     """Add losses and divergences per token to the tally of every stream.
 
-    The first is what the others are compared with.
+    The first is what the others are compared with, and all with the reference, if there is one.
     """
     for k, batch in enumerate(tokens.feed.evaluation):
         _read_batch(tokens, streams, k, batch)
@@ -42,11 +43,22 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
             hidden.append(hidden_BTD[:, :-1].reshape(-1, hidden_BTD.shape[-1]))
     compared = tokens.feed.compared and len(streams) > 1
     chunks: list[list[ComparedRows]] = [[] for _ in streams]
+    beside: list[list[ComparedRows]] = [[] for _ in streams]
+    of_reference = next((s for s in streams if isinstance(s, ReferenceStream)), None)
     for first in range(0, len(targets_N), model.head_rows):
         part = slice(first, first + model.head_rows)
         reference: Reference | None = None
-        for stream, hidden_ND, read in zip(streams, hidden, chunks, strict=True):
+        yardstick: Reference | None = None
+        if of_reference is not None:
+            with timed(of_reference.tally, model.device):
+                place = streams.index(of_reference)
+                logits_NV = of_reference.tokens(tokens).model.logits(hidden[place][None, part])[0]
+                yardstick = Reference.of(logits_NV, targets_N[part])
+        for stream, hidden_ND, read, other in zip(streams, hidden, chunks, beside, strict=True):
             with timed(stream.tally, model.device):
+                if stream is of_reference and yardstick is not None:
+                    read.append(ComparedRows(yardstick.nll_N))
+                    continue
                 stream_model = stream.tokens(tokens).model
                 logits_NV = stream_model.logits(hidden_ND[None, part])[0]
                 if stream is streams[0] and compared:
@@ -54,8 +66,10 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                     read.append(ComparedRows(reference.nll_N))
                 else:
                     read.append(rows_of(stream.tally, reference, logits_NV, targets_N[part]))
-    for stream, read in zip(streams, chunks, strict=True):
-        stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read)
+                if yardstick is not None:
+                    other.append(rows_of(stream.tally, yardstick, logits_NV, targets_N[part]))
+    for stream, read, other in zip(streams, chunks, beside, strict=True):
+        stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read, other)
 
 
 def rows_of(

@@ -25,6 +25,7 @@ class Tally:
     nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
     kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
     same_top: list[Tensor] = field(default_factory=list)
+    beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0
     # Where a GPU computes: events before and after, which are read when nothing waits for it.
@@ -90,14 +91,33 @@ class Tally:
     def note(self, *notes: str) -> None:
         self.notes.extend(note for note in notes if note not in self.notes)
 
-    def read(self, shape: tuple[int, int], chunks: Sequence[ComparedRows]) -> None:
-        """Add a batch of (windows, tokens); each row predicts the token behind it."""
+    def read(
+        self,
+        shape: tuple[int, int],
+        chunks: Sequence[ComparedRows],
+        beside: Sequence[ComparedRows] = (),
+    ) -> None:
+        """Add a batch of (windows, tokens); each row predicts the token behind it.
+
+        `beside` are its rows compared with the reference.
+        """
         self.nll.append(_behind(shape, [rows.nll_N for rows in chunks]))
-        kl = [rows.kl_N for rows in chunks if rows.kl_N is not None]
-        same_top = [rows.same_top_N for rows in chunks if rows.same_top_N is not None]
-        if chunks and len(kl) == len(chunks):
-            self.kl.append(_behind(shape, kl))
-            self.same_top.append(_behind(shape, same_top))
+        if (compared := _compared(shape, chunks)) is not None:
+            self.kl.append(compared[0])
+            self.same_top.append(compared[1])
+        if (compared := _compared(shape, beside)) is not None:
+            self.beside.append(compared)
+
+
+def _compared(
+    shape: tuple[int, int], chunks: Sequence[ComparedRows]
+) -> tuple[Tensor, Tensor] | None:
+    """Return divergences and agreement of a batch; None where it was compared with nothing."""
+    kl = [rows.kl_N for rows in chunks if rows.kl_N is not None]
+    same_top = [rows.same_top_N for rows in chunks if rows.same_top_N is not None]
+    if not chunks or len(kl) != len(chunks):
+        return None
+    return _behind(shape, kl), _behind(shape, same_top)
 
 
 def _behind(shape: tuple[int, int], chunks: Sequence[Tensor]) -> Tensor:

@@ -109,6 +109,12 @@ class Task:
             "" if self.pass_.full_precision or not self.compared else f", calibration seed {seed}"
         )
 
+    def _beside(self, task: str | None) -> str:
+        """Return what documents are compared with beside full precision; items are with neither."""
+        if self.pass_.reference is None or task is not None:
+            return ""
+        return f",reference={self.pass_.reference.content}"
+
     def on(self, machine: Machine) -> Machine:
         """Return the machine that the pass runs on: for another dtype, one that computes in it."""
         if self.perturbed in (None, ROUNDING):
@@ -137,6 +143,7 @@ class Task:
             + ("" if self.compared else ",not compared")
             + (machine.experts.text if scheme else "")
             + _column_text(scheme, machine)
+            + self._beside(task)
             + ("" if self.pass_.device is None else f",device={self.pass_.device}"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
@@ -248,7 +255,7 @@ def folder_for(task: Task, store: ResultStore) -> ResultStore:
 
 def _check_identifiable(task: Task, machine: Machine) -> None:
     """Refuse a subject without a configuration, or with weights that nothing identifies."""
-    for checkpoint in (*(c for c, _ in task.subject.members), *task.pass_.shipped):
+    for checkpoint in (*(c for c, _ in task.subject.members), *task.pass_.beside):
         refuse_changed_settings(checkpoint)
     for checkpoint, _ in task.subject.members:
         folder = folder_of(checkpoint)

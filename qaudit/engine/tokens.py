@@ -40,6 +40,7 @@ class Feed:
     perturbed: bool = False  # whether it is computed otherwise, as far as rounding goes
     items: Sequence[Sequence[Window]] = ()  # by parts, each of which is batched by itself
     shipped: Openers = field(default_factory=dict)
+    reference: Callable[[BlockModel], BlockModel] | None = None  # opens the model of another
     experts: ExpertOptions = field(default_factory=ExpertOptions)
     column_loop: str = "plain"  # how GPTQ's columns are rounded
 

@@ -194,7 +194,7 @@ class Measuring:
 
     def _needs(self, job: _Job) -> Subject:
         """Return a subject's weights, and what is read beside them."""
-        beside = [file for task in job.tasks for file in task.pass_.shipped]
+        beside = [file for task in job.tasks for file in task.pass_.beside]
         if job.before is not None and self._series:
             beside.append(job.before)
         return with_shipped(job.subject, beside)

@@ -68,6 +68,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     skipped: Mapping[str, str] | None = None,
     bits: Sequence[str] = (),
     claim: ClaimKind = "method",
+    reference: str | None = None,
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
@@ -76,11 +77,12 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     another dtype does. Ignores of a policy expire as of `today`.
     Its rules read what was `planned`, and why it was `skipped`; `bits` are the classes to decide,
     by default all that were measured. `searched` has the labels of soups that a search made.
+    `reference` is the label of the subject that all others are compared with.
     Draws that the `claim` is not about are scored and pooled, and decide nothing.
     """
     all_draws = Measurements.of(subjects, measurements, confidence)
     table = all_draws.of_claim(claim)
-    scores = tuple(score(all_draws, m, evidence) for m in all_draws.measurements)
+    scores = tuple(score(all_draws, m, evidence, reference) for m in all_draws.measurements)
     comparisons = compare(table, searched)
     measured = {m.subject for m in table.measurements}
     held = GateInput(
@@ -98,5 +100,5 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     case = RuleCase(table, scores, comparisons, held.pick, deciding, made_of)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective), claim) if answer else None
-    tasks = tuple(score_tasks(table, evidence))
+    tasks = tuple(score_tasks(table, evidence, reference))
     return Judgement(scores, tasks, comparisons, findings, held.pick, over, made_of, verdict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
-from qaudit.types import Evidence, Fidelity, Interval, Routing
+from qaudit.types import Evidence, Fidelity, Interval, Measurement, Routing
 
 Mean = Literal["kl", "top1_agreement", "rms_dp", "routing_agreement", "routing_moved"]
 
@@ -109,6 +109,20 @@ moved_mass = MEANS["routing_moved"].sums
 def reroutings(evidence: Evidence) -> Array:
     """Return the tokens of each document with other experts, a mean over layers; NaN if unknown."""
     return evidence.tokens.astype(np.float64) - MEANS["routing_agreement"].sums(evidence)
+
+
+def reference_columns(measured: Measurement, reference: str, confidence: float) -> dict[str, Any]:
+    """Return the columns of a measurement, as far as it was compared with the reference.
+
+    The reference itself is compared with its own full precision.
+    """
+    evidence = measured.evidence
+    if measured.subject != reference:
+        evidence = replace(evidence, fidelity=evidence.reference)
+    return {
+        "reference_kl": mean_of(evidence, "kl", confidence),
+        "reference_top1_agreement": mean_of(evidence, "top1_agreement", confidence),
+    }
 
 
 def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
 from qaudit.judge.candidates import bit_class
 from qaudit.judge.draw_noise import calibrates
-from qaudit.judge.fidelity import MEANS, fidelity_columns
+from qaudit.judge.fidelity import MEANS, fidelity_columns, reference_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
 from qaudit.judge.table import EvidenceFiles, Measurements, is_finite
@@ -39,7 +39,9 @@ UNITS: dict[ComparisonKind, str] = {
 }
 
 
-def score(table: Measurements, measured: Measurement, files: EvidenceFiles) -> MeasurementRow:
+def score(
+    table: Measurements, measured: Measurement, files: EvidenceFiles, reference: str | None = None
+) -> MeasurementRow:
     """Return a measurement's row of the audit."""
     evidence, confidence = measured.evidence, table.confidence
     nll, tokens = evidence.nll_sum, evidence.tokens
@@ -79,6 +81,7 @@ def score(table: Measurements, measured: Measurement, files: EvidenceFiles) -> M
         bit_class=bit_class(measured),
         calibrates=calibrates(measured),
         **fidelity_columns(evidence, confidence),
+        **(reference_columns(measured, reference, confidence) if reference else {}),
     )
 
 

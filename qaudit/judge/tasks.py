@@ -123,9 +123,12 @@ def marked(
     )
 
 
-def score_tasks(table: Measurements, files: EvidenceFiles | None = None) -> Iterator[TaskRow]:
+def score_tasks(
+    table: Measurements, files: EvidenceFiles | None = None, reference: str | None = None
+) -> Iterator[TaskRow]:
     """Yield accuracy and its drop for every subject, scheme and task; of draws for the first."""
     files = files or {}
+    yardstick = table.full(reference) if reference else None
     for measured in table.measurements:
         if measured is not table.find(measured.subject, measured.scheme):
             continue
@@ -137,6 +140,8 @@ def score_tasks(table: Measurements, files: EvidenceFiles | None = None) -> Iter
         ]
         if len(rows) > 1:
             rows.append(_mean_row(measured, full, table.confidence))
+        if yardstick is not None and measured is not yardstick:
+            rows = [_with_reference(row, measured, yardstick, table.confidence) for row in rows]
         share = draw_share(table, (measured.subject, measured.scheme)) if rows and full else None
         yield from (_with_draw(row, share, table.confidence) if share else row for row in rows)
 
@@ -189,6 +194,20 @@ def _mean_row(measured: Measurement, full: Measurement | None, confidence: float
     )
     pairs = marked(measured, full, MEAN)
     return row if pairs is None else _with_changes(row, pairs, confidence)
+
+
+def _with_reference(
+    row: TaskRow, measured: Measurement, yardstick: Measurement, confidence: float
+) -> TaskRow:
+    """Return a row with what changed against the reference on the same items."""
+    pairs = marked(measured, yardstick, row.task)
+    if pairs is None or any(len(p.right_N) != len(p.full_N) for p in pairs):
+        return row
+    return replace(
+        row,
+        reference_drop=paired.drop(pairs, confidence, normalized=False),
+        reference_flips=paired.flips(pairs, confidence).estimate,
+    )
 
 
 def _with_draw(row: TaskRow, share: DrawShare, confidence: float) -> TaskRow:

@@ -70,13 +70,14 @@ class Footprint:
         files = [scheme for scheme in load.schemes if isinstance(scheme, Shipped)]
         # A file is opened with embeddings and head of its own, which are dropped where they equal
         # the base's; its block is beside the base's.
-        rests = 1 + bool(files) + sum(file.format in EMBEDDINGS_TOO for file in files)
+        beside = bool(files) + (load.streams > len(load.schemes) + 1)  # or a reference
+        rests = 1 + beside + sum(file.format in EMBEDDINGS_TOO for file in files)
         masks_nbytes = min(load.text.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize
         streams = self.streams_nbytes
         stages = self._stages_nbytes()
         return (
             rests * sizes.rest_parameters * itemsize
-            + (2 + bool(files)) * sizes.block_parameters * itemsize
+            + (2 + beside) * sizes.block_parameters * itemsize
             + min(streams, self.limit_nbytes)
             + min(MASKS_NBYTES, masks_nbytes)
             + min(self._inside_nbytes, self.limit_nbytes)

@@ -46,6 +46,7 @@ _MARK, _RUN = "qaudit plan", "qaudit run"
 _CHOOSES = (
     "targets", "checkpoints", "stages", "every", "last", "limit", "soups", "calibration",
     "evaluation", "choices", "tasks", "task_data", "schedule", "family", "shipped",
+    "reference",
 )  # fmt: skip
 """The keys of a recipe that decide what a lock holds."""
 

@@ -74,6 +74,19 @@ def passes_of(
     return tuple(passes)
 
 
+def with_reference(step: Pass, reference: Subject | None, pricing: Pricing) -> Pass:
+    """Return a pass with the reference beside it, where it is the first of another subject."""
+    subject = step.subject
+    if reference in (None, subject) or step.draw or step.perturbed or not step.full_precision:
+        return step
+    if subject.is_search:
+        return step
+    one_stream = replace(pricing.text, item_tokens=0, calibration_tokens=0)
+    work = flops(pricing.sizes, Load.of((), one_stream))
+    price = step.price + _reading(reference) + Price(work, 0, 1)
+    return replace(step, reference=reference, price=price)
+
+
 def draw_of(subject: Subject, schemes: Sequence[Scheme], number: int) -> Pass:
     """Return the pass of a subject on a further draw, under schemes that calibrate."""
     return Pass(subject, _specs(schemes), full_precision=False, draw=number)

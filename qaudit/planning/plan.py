@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qaudit.core.keys import nearest
 from qaudit.core.registry import origins, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.registry import origins_of
@@ -23,7 +24,14 @@ from qaudit.planning.devices import choose_audited, choose_column_loop, device_n
 from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import price_further
-from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
+from qaudit.planning.passes import (
+    Pricing,
+    calibrated,
+    passes_of,
+    with_draws,
+    with_reference,
+    with_scheme,
+)
 from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.presets import preset_times
 from qaudit.planning.releases import Releases, find_releases
@@ -53,6 +61,7 @@ from qaudit.types import (
     Recipe,
     Subject,
     Traffic,
+    reference_in,
 )
 
 DEFAULTS = RunOptions()
@@ -155,6 +164,7 @@ def _chosen(
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     code = code_of(resolved.recipe, trusted=options.trust_task_code)
+    must_name_reference(recipe, resolved.subjects)
     files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
     schemes, resolved = (*schemes, *shipped), replace(resolved, shipped=files)
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
@@ -187,6 +197,20 @@ def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
     return (*floor, *([recipe.compare_dtype] if recipe.compare_dtype else ()))
 
 
+def must_name_reference(recipe: Recipe, subjects: Sequence[Subject]) -> None:
+    """Refuse a reference that is not one of what is measured, or is searched."""
+    if recipe.reference is None:
+        return
+    reference = reference_in(subjects, recipe.reference)
+    if reference is None or reference.is_search:
+        labels = [subject.label for subject in subjects]
+        raise UsageError(
+            f"the reference `{recipe.reference}` is not one of the {len(subjects)} subjects that "
+            "are measured",
+            hint=f"name it as a target, too; {nearest(recipe.reference, labels)}",
+        )
+
+
 # ------------------------------------------------------------------------------- fetching
 
 
@@ -198,7 +222,9 @@ def _fetched(
     releases = find_releases(resolved.recipe, resolved.checkpoints)
     if hub is None:
         return releases, None
-    subjects = [with_shipped(subject, resolved.shipped) for subject in chosen.subjects]
+    reference = reference_in(chosen.subjects, resolved.recipe.reference)
+    beside = [*resolved.shipped, *(c for c, _ in (reference.members if reference else ()))]
+    subjects = [with_shipped(subject, beside) for subject in chosen.subjects]
     downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
     free = free_disk_nbytes()
     wanted = {r: missing_budget(downloads, r, budget_nbytes, free) for r in releases.subjects}
@@ -248,8 +274,14 @@ def _work(
     diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)
     widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
+    streams = 2 if recipe.reference else 1
     footprint = Footprint(
-        seen.largest, Load.of(schemes, text), ITEMSIZE[widest], limit, device, text.most_items
+        seen.largest,
+        Load.of(schemes, text, streams),
+        ITEMSIZE[widest],
+        limit,
+        device,
+        text.most_items,
     )
     available = available_nbytes()
     footprint.refuse_short_memory(available, protocol.calibration_documents)
@@ -260,6 +292,8 @@ def _work(
     passes = passes_of(
         chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects, perturbations
     )
+    reference = reference_in(chosen.subjects, recipe.reference)
+    passes = tuple(with_reference(step, reference, pricing) for step in passes)
     more = drawn.repeats is None and text.draws != 1
     idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
     repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()

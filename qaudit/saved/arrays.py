@@ -15,6 +15,7 @@ Array = np.ndarray[Any, Any]
 Tokens = npt.NDArray[np.int64]
 
 _FIDELITY = ("kl_sum", "kl_max", "kl_counts", "same_top", "squared_dp_sum")
+_REFERENCE = "reference_"
 _POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
 _ROUTING = ("routing_blocks", "routing_same", "routing_moved")
 _MOST_POSITIONS = 64
@@ -37,6 +38,8 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
         arrays["strata"] = np.array(evidence.strata)
     for task in evidence.tasks:  # at most one: each task has a file of its own
         arrays |= _task_arrays(task)
+    if evidence.reference is not None:
+        arrays |= {f"{_REFERENCE}{name}": getattr(evidence.reference, name) for name in _FIDELITY}
     return arrays | _sums(evidence.fidelity, evidence.positions)
 
 
@@ -73,6 +76,7 @@ def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
         positions=_positions(arrays, tokens, compared=fidelity is not None),
         expert_tokens=_expert_tokens(arrays),
         routing=_routing(arrays, tokens),
+        reference=_fidelity(_of_reference(arrays), tokens),
     )
 
 
@@ -155,6 +159,11 @@ def _fidelity(arrays: Mapping[str, Array], tokens: Tokens) -> Fidelity | None:
         same_top=same_top,
         squared_dp_sum=_amounts(arrays, "squared_dp_sum", shape),
     )
+
+
+def _of_reference(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    names = [name for name in arrays if name.startswith(_REFERENCE)]
+    return {name.removeprefix(_REFERENCE): arrays[name] for name in names}
 
 
 def _positions(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> Positions | None:

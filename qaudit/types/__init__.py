@@ -104,6 +104,7 @@ from qaudit.types.subjects import (
     Subject,
     WeightFile,
     digest,
+    reference_in,
 )
 from qaudit.types.text import (
     CHOICES,

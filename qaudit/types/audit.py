@@ -74,7 +74,14 @@ class Pass:
     perturbed: Perturbation | None = None  # None: a measurement of the subject
     price: Price = Price()
     shipped: tuple[Checkpoint, ...] = ()  # the quantized files that `schemes` names
+    reference: Subject | None = None  # runs beside it: its streams are compared with this one too
     device: str | None = None  # measured before; now on this kind of device, to compare kinds
+
+    @property
+    def beside(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that are read beside the subject."""
+        members = self.reference.members if self.reference else ()
+        return (*self.shipped, *(checkpoint for checkpoint, _ in members))
 
     @property
     def is_quantized(self) -> bool:
@@ -212,6 +219,7 @@ class Evidence:
     # where a layer has fewer experts. None: no scheme that calibrates, or no experts.
     expert_tokens: npt.NDArray[np.int64] | None = None
     routing: Routing | None = None  # None: full precision, or no experts, or replayed
+    reference: Fidelity | None = None  # against another subject, where one is the reference
 
     @property
     def is_split(self) -> bool:

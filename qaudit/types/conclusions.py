@@ -55,6 +55,8 @@ class MeasurementRow(Row):
     calibrates: bool | None = None  # whether it depends on the draw of calibration text
     routing_agreement: Interval | None = None  # of tokens and layers whose experts are the same
     routing_moved: Interval | None = None  # mass of routing weights on other experts, mean
+    reference_kl: Interval | None = None  # KL divergence to the subject that is the reference
+    reference_top1_agreement: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class TaskRow(Row):
     changed_answers: int | None = None  # items with another answer, be both wrong
     p_value: float | None = None  # of McNemar's test, mid-p
     margin_factor: Interval | None = None  # median over items; None: too few
+    reference_drop: Interval | None = None  # in points, against the subject that is the reference
+    reference_flips: float | None = None
     evidence: str = ""
     evidence_sha256: str = ""
 

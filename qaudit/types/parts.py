@@ -54,10 +54,10 @@ class WorkUnit:
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """The members and the quantized files beside them, equal contents once."""
+        """The members and what is read beside them, equal contents once."""
         members = [checkpoint for checkpoint, _ in self.subject.members]
-        shipped = [checkpoint for step in self.passes for checkpoint in step.shipped]
-        return tuple({c.content: c for c in (*members, *shipped)}.values())
+        beside = [checkpoint for step in self.passes for checkpoint in step.beside]
+        return tuple({c.content: c for c in (*members, *beside)}.values())
 
     @cached_property
     def content(self) -> str:
@@ -66,6 +66,7 @@ class WorkUnit:
         shipped = [checkpoint.content for step in self.passes for checkpoint in step.shipped]
         place = [] if self.device is None else [self.device]
         settings = [c.settings_content for c in self.checkpoints if c.settings]
+        place += [f"reference:{p.reference.content}" for p in self.passes if p.reference]
         place += [digest(settings)] if settings else []  # old plans pinned none
         return digest([self.subject.content, self.label, passes, shipped, *place])
 

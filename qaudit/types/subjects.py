@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,6 +123,20 @@ class Subject:
         if self.merge is None:
             return self.first.content
         return digest([self.merge, [(c.content, weight) for c, weight in self.members]])
+
+
+def reference_in(subjects: Sequence[Subject], name: str | None) -> Subject | None:
+    """Return the one subject of a label or a place; None where there is none, or several."""
+    if name is None:
+        return None
+    labelled = [subject for subject in subjects if subject.label == name]
+    alone = [subject for subject in subjects if subject.merge is None]
+    wanted = Ref.parse(name.removeprefix("hf://"))
+    placed = [s for s in alone if s.first.ref == wanted] or [
+        s for s in alone if s.first.ref.location.rstrip("/") == name.rstrip("/")
+    ]
+    matching = labelled or placed
+    return matching[0] if len(matching) == 1 else None
 
 
 def digest(value: object) -> str:

@@ -23,6 +23,7 @@ from qaudit.report.card.protocol import (
     reproduce_section,
     skipped_section,
 )
+from qaudit.report.card.reference import reference_section
 from qaudit.report.card.tables import (
     candidates,
     errors_section,
@@ -105,6 +106,7 @@ def document(view: View) -> doc.Page:
         doc.Section("Added loss", errors_section(view), 0, LONG),
         doc.Section("Every subject", every_subject_section(view), 8, ("markdown",)),
         doc.Section("KL divergence", fidelity_section(view), 3, LONG),
+        doc.Section("Against the reference", reference_section(view), 1, LONG),
         doc.Section("Along the series", series_section(view), 2, LONG),
         doc.Section("Soup against ingredients", soup_section(view), 4, LONG),
         doc.Section("What fewer bits cost", pareto_section(view), 3, LONG),

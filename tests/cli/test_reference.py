@@ -1,0 +1,126 @@
+"""`qaudit scan --reference`: one of the subjects is what all others are compared with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.cards import section, table
+from tests.support.cli import Run, audit_of, refused
+from tests.support.models import save_model
+from tests.support.parts import same_audit
+
+PARENT, CHILD = "series/step10", "series/step200"
+REFERENCE = (PARENT, CHILD, "--reference", PARENT)
+
+
+def rows_of(out: Path) -> dict[tuple[str, str], dict[str, object]]:
+    return {(row["subject"], row["scheme"]): row for row in audit_of(out)["measurements"]}
+
+
+def divergence(place: Path, out: Path) -> float:
+    """Return the KL divergence of the parent's predictions to the child's, by the library."""
+    tokenizer = AutoTokenizer.from_pretrained(place / PARENT)
+    parent, child = (
+        AutoModelForCausalLM.from_pretrained(place / p).eval() for p in (PARENT, CHILD)
+    )
+    context = audit_of(out)["plan"]["context"]
+    total, count = 0.0, 0
+    for line in (place / "evaluation.jsonl").read_text().splitlines():
+        ids = tokenizer(json.loads(line)["text"], add_special_tokens=True)["input_ids"]
+        for first in range(0, len(ids), context):
+            tokens_1T = torch.tensor([ids[first : first + context]])
+            if tokens_1T.shape[1] < 2:
+                continue
+            p, q = (m(tokens_1T).logits[0, :-1].double().log_softmax(-1) for m in (parent, child))
+            total += float((p.exp() * (p - q)).sum())
+            count += len(p)
+    return total / count
+
+
+def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) -> None:
+    done = scan(*REFERENCE)
+    assert done.code == 0, done.err
+    rows = rows_of(place / "out")
+    with torch.no_grad():
+        assert rows["step200", "fp"]["reference_kl"] == pytest.approx(
+            divergence(place, place / "out"), rel=1e-4
+        )
+    assert rows["step200", "fp"]["kl"] is None
+    child, parent = rows["step200", "rtn-4bit"], rows["step10", "rtn-4bit"]
+    assert 0 < child["kl"] != child["reference_kl"] > 0
+    assert parent["reference_kl"] == parent["kl"]  # the reference's own full precision
+    card = section((place / "out" / "card.md").read_text(), "Against the reference")
+    assert [row[:2] for row in table(card)[1:]] == [
+        ["`step10`", "rtn-4bit"], ["`step200`", "fp"], ["`step200`", "rtn-4bit"]
+    ]  # fmt: skip
+    again = scan(*REFERENCE)
+    assert again.code == 0
+    assert rows_of(place / "out") == rows  # from disk
+
+
+def test_a_reference_moves_no_other_number(place: Path, scan: Run) -> None:
+    assert scan(PARENT, CHILD, "--out", "alone").code == 0
+    assert scan(*REFERENCE).code == 0
+    new = {"reference_kl", "reference_top1_agreement", "seconds", "evidence", "evidence_sha256"}
+    new |= {f"reference_{n}_{e}" for n in ("kl", "top1_agreement") for e in ("low", "high")}
+    for cell, row in rows_of(place / "alone").items():
+        other = rows_of(place / "out")[cell]
+        assert {k: v for k, v in row.items() if k not in new} == {
+            k: v for k, v in other.items() if k not in new
+        }
+
+
+def test_answers_are_paired_with_the_reference(place: Path, scan: Run) -> None:
+    items = [{"context": f"{k} and", "choices": [" a", " the", " of"], "answer": k % 3}
+             for k in range(12)]  # fmt: skip
+    (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
+    assert scan(*REFERENCE, "--choices", "items.jsonl").code == 0
+    tasks = {(t["subject"], t["scheme"]): t for t in audit_of(place / "out")["tasks"]}
+    parent, child = tasks["step10", "fp"], tasks["step200", "fp"]
+    assert child["drop"] is None
+    assert child["reference_drop"] == pytest.approx(parent["accuracy"] - child["accuracy"])
+    assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
+
+
+@pytest.mark.slow
+def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -> None:
+    asked = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+    assert qaudit("plan", *asked, "--schemes", "rtn-4bit", *REFERENCE, "--out", "parts").code == 0
+    for part in ("0/2", "1/2"):
+        assert qaudit("part", "parts", "--part", part).code == 0
+    assert qaudit("collect", "parts").code == 0
+    assert scan(*REFERENCE).code == 0
+    same_audit(place / "out", place / "parts")
+
+
+def test_a_reference_that_is_not_measured_is_refused(place: Path, scan: Run) -> None:
+    refused(scan(PARENT, "--reference", CHILD), 2, f"the reference `{CHILD}` is not", "as a target")
+
+
+def test_a_reference_of_another_depth_is_refused_by_name(place: Path, scan: Run) -> None:
+    shallow = save_model(place / "shallow", 3, num_hidden_layers=1)
+    for file in (place / PARENT).glob("tokenizer*"):
+        shutil.copy(file, shallow)
+    done = scan("shallow", CHILD, "--reference", "shallow")
+    assert done.code == 3, done.err
+    (skipped,) = audit_of(place / "out")["skipped"]
+    assert skipped["subject"] == "step200"
+    assert "the reference `shallow` is a `llama` of 1 blocks" in skipped["reason"]
+
+
+def test_another_tokenizer_is_refused(place: Path, scan: Run) -> None:
+    path = place / CHILD / "tokenizer.json"
+    table_of = json.loads(path.read_text())
+    words = table_of["model"]["vocab"]
+    first, second, *_ = words
+    words[first], words[second] = words[second], words[first]
+    path.unlink()
+    path.write_text(json.dumps(table_of))
+    shutil.rmtree(place / "out", ignore_errors=True)
+    refused(scan(*REFERENCE), 2, "tokenizer", "")
