@@ -114,8 +114,11 @@ def test_the_demo_from_the_hub_gives_the_audit_of_its_folder(
 
 
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a measurement without what it took and where it lies."""
-    return {key: row[key] for key in row if key not in ("seconds", "evidence", "evidence_sha256")}
+    """Return a measurement without what it took, where it lies, and the Hub's git ids in hashes."""
+    left_out = ("seconds", "evidence", "evidence_sha256", "sha256", "weights_sha256")
+    hashes = row.get("weights_sha256", {}).items()
+    weights = {name: sha256 for name, sha256 in hashes if name.endswith(".safetensors")}
+    return {key: row[key] for key in row if key not in left_out} | {"weights": weights}
 
 
 # ------------------------------------------------------------------------------- plan, lock, resume
