@@ -38,19 +38,26 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-@pytest.fixture
-def trained(place: Path) -> Path:
-    """Return a place with three checkpoints around one that has learned the words it is scored on.
+@pytest.fixture(scope="module")
+def learned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint that has learned the words it is scored on, and three around it.
 
-    `a` and `b` lie on opposite sides of it, so that their mean is it; `c` is far from it.
+    `a` and `b` are on opposite sides of it, so that their mean is it; `c` is far from it.
     """
-    learned = place / "series" / "step10"
-    _learn(learned)
+    root = tmp_path_factory.mktemp("learned")
+    shutil.copytree(shipped / "series" / "step10", root / "step10")
+    _learn(root / "step10")
     for seed, (name, share) in enumerate((("a", 0.8), ("b", -0.8), ("c", 3.0))):
-        folder = place / "ends" / f"series-{name}"
-        folder.parent.mkdir(exist_ok=True)
-        shutil.copytree(learned, folder)
+        folder = root / "ends" / f"series-{name}"
+        shutil.copytree(root / "step10", folder)
         _push(folder / "model.safetensors", share, seed // 2)
+    return root
+
+
+@pytest.fixture
+def trained(learned: Path, place: Path) -> Path:
+    shutil.copytree(learned / "ends", place / "ends")
+    shutil.copytree(learned / "step10", place / "series" / "step10", dirs_exist_ok=True)
     return place
 
 

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Run, refused
+from tests.support.cli import QUICK, Run, refused, run_in
 
 MORE = ("--schemes", "rtn-3bit,bnb-nf4")  # beside rtn-4bit, which every scan here has
 
 
+@pytest.fixture(scope="module")
+def shared(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scan the series once; tests have copies of the audit."""
+    folder = tmp_path_factory.mktemp("picked") / "place"
+    shutil.copytree(shipped, folder)
+    soup = ("--soup", "soup=mean(step10+step200)")
+    assert run_in(folder, "scan", *QUICK, "series", *MORE, *soup) == 0
+    return folder / "out"
+
+
 @pytest.fixture
-def audited(scan: Run, place: Path) -> Path:
-    assert scan("series", *MORE, "--soup", "soup=mean(step10+step200)").code == 0
-    return place / "out"
+def audited(shared: Path, place: Path) -> Path:
+    return shutil.copytree(shared, place / "out")
 
 
 def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run, audited: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 STEPS = (10, 200, 1000)  # as text they sort otherwise
 TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
@@ -22,6 +25,21 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+def run_in(folder: Path, *arguments: object) -> int:
+    """Run the command line in a folder without pictures, for audits that tests share."""
+    from qaudit.cli import main
+    from tests.support.saved_audits import stub_pictures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("QAUDIT_CACHE", str(folder / "cache"))
+        patch.setattr("qaudit.report.folder.write", stub_pictures)
+        patch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return int(end.value.code or 0)
 
 
 def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:

@@ -17,6 +17,7 @@ from qaudit.errors import SchemeError
 
 COLUMNS = 160
 LEARNED = ("flatquant", "spinquant", "ostquant")
+FEW_STEPS = 3
 OTHER_VALUES = {
     "bits": (8, 3),
     "group": (64, -1, 48),
@@ -31,15 +32,20 @@ OTHER_VALUES = {
     "clip": (1.0,),
     "keep": (4, 0),
     "down": (4,),
-    "steps": (3,),
+    "steps": (FEW_STEPS,),
 }
 
 
 def parameter_sets(plugin):
-    """Yield a scheme's default object and objects with one parameter changed."""
+    """Yield a scheme's default object and objects with one parameter changed.
+
+    Transforms are learned in few steps there: what a contract holds needs no good ones.
+    """
     fields = dataclasses.fields(plugin)
     base = {"bits": 4} if any(field.name == "bits" for field in fields) else {}
     yield plugin(**base)
+    if plugin.name in LEARNED:
+        base["steps"] = FEW_STEPS
     for field in fields:
         values = OTHER_VALUES.get(field.name, ())
         if isinstance(field.default, bool):
