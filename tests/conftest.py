@@ -33,7 +33,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 
 pytest_plugins = ["tests.support.hub.fixtures"]
 
-settings.register_profile("busy", deadline=None)  # a core that others use is no finding
+# A core that others use is no finding; `make fuzz` gives the inputs that are saved here.
+settings.register_profile("busy", deadline=None, max_examples=50)
 settings.register_profile("fuzz", deadline=None, max_examples=4000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 

@@ -13,9 +13,6 @@ from typing import ClassVar
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Calibration, Scheme
 
-EMBEDDINGS_TOO = ("mlx", "gguf")
-"""Formats that store embeddings and head quantized, too."""
-
 LOOKS_BROKEN = "looks broken"
 """What a note of weights that are far from those of the base begins with."""
 

@@ -26,7 +26,8 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import SourceError, UsageError
 from qaudit.formats.activations import Rounding
-from qaudit.formats.repository import QuantizedWeights, must_match, open_quantized
+from qaudit.formats.reading import QuantizedWeights
+from qaudit.formats.repository import must_match, open_quantized
 from qaudit.model.blocks import BlockModel
 from qaudit.model.groups import Block
 from qaudit.model.structure import weight_of

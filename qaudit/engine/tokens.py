@@ -17,7 +17,7 @@ from qaudit.engine.items import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.engine.whole_block import shapes, whole_block
-from qaudit.formats.repository import QuantizedWeights
+from qaudit.formats.reading import QuantizedWeights
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions, Group
 from qaudit.planning.footprint import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window

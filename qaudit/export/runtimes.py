@@ -22,6 +22,7 @@ from qaudit.core.keys import nearest
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.export import llamacpp
 from qaudit.formats.gguf import FILE as GGUF
+from qaudit.formats.registry import formats
 from qaudit.types import Tolerances
 
 
@@ -36,21 +37,23 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Program:
-    """A program, the packages it needs, and the formats that it loads."""
+    """A program and the packages it needs; a format says which programs load it."""
 
     name: str
     packages: tuple[str, ...]
-    formats: tuple[str, ...]
     load: Callable[[Path, torch.dtype], Loaded]
     rounds_activations: bool = False
 
     def missing(self, form: str) -> tuple[str, ...]:
-        needed = (*self.packages, *_NEEDED.get((self.name, form), ()))
-        return tuple(name for name in needed if find_spec(name.replace("-", "_")) is None)
+        return tuple(
+            name for name in self._needed(form) if find_spec(name.replace("-", "_")) is None
+        )
 
     def described(self, form: str) -> str:
-        needed = (*self.packages, *_NEEDED.get((self.name, form), ()))
-        return ", ".join(f"{name} {_version(name)}" for name in needed)
+        return ", ".join(f"{name} {_version(name)}" for name in self._needed(form))
+
+    def _needed(self, form: str) -> tuple[str, ...]:
+        return (*self.packages, *formats()[form].loaded_by[self.name])
 
     def install(self, missing: Sequence[str]) -> str:
         """Return the command that installs what is missing."""
@@ -65,12 +68,6 @@ class Program:
         if is_plain(self, folder):
             return allowed.plain, allowed.plain
         return allowed.loss, allowed.kl
-
-
-_NEEDED = {
-    ("transformers", "compressed-tensors"): ("compressed-tensors",),
-    ("transformers", "bnb"): ("bitsandbytes", "accelerate"),
-}
 
 
 def _version(name: str) -> str:
@@ -155,23 +152,21 @@ def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 RUNTIMES = (
-    Program("transformers", ("transformers",), ("compressed-tensors", "bnb"), _transformers),
-    Program("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
-    Program("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
-    Program("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp, rounds_activations=True),
+    Program("transformers", ("transformers",), _transformers),
+    Program("gptqmodel", ("gptqmodel",), _gptqmodel),
+    Program("vllm", ("vllm",), _vllm),
+    Program("llama.cpp", ("xllamacpp",), _llama_cpp, rounds_activations=True),
 )
 
 
 def runtime_for(form: str, name: str | None) -> Program:
-    able = [one for one in RUNTIMES if form in one.formats]
-    if name is None:
-        return able[0]
-    for one in able:
-        if one.name == name:
-            return one
+    able = [program for program in RUNTIMES if program.name in formats()[form].loaded_by]
+    for program in able:
+        if name in (None, program.name):
+            return program
     raise UsageError(
         f"`{name}` is no runtime here that loads `{form}`",
-        hint=nearest(name, [one.name for one in able]),
+        hint=nearest(str(name), [program.name for program in able]),
     )
 
 

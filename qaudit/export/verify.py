@@ -130,6 +130,9 @@ def verify(
         return Verification(record, differences, trusted=trusted, unhashed=unhashed)
     from qaudit.export.runtimes import runtime_for
 
+    if runtime is None and not form.loaded_by:
+        why = f"no runtime here loads `{record.format}`"
+        return Verification(record, (), why_not_run=why, trusted=trusted)
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
         why, install = f"{' and '.join(missing)} is not installed", program.install(missing)

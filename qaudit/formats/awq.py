@@ -102,6 +102,7 @@ class AwqFiles(Format):
     """Files that vLLM, SGLang and transformers load as AWQ."""
 
     name: ClassVar[str] = "awq"
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
     reader = AWQ
 
     @property

@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
-from qaudit.core.stored import StoredWeight
+from qaudit.core.stored import Codes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats.activations import of_bitsandbytes
 from qaudit.formats.arithmetic import wide
@@ -149,6 +149,10 @@ class Bitsandbytes(Format):
     """Files that transformers and SGLang load through bitsandbytes."""
 
     name: ClassVar[str] = "bnb"
+    holds: ClassVar[tuple[Codes, ...]] = ("bitsandbytes",)
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "transformers": ("bitsandbytes", "accelerate")
+    }
     reader = FORMAT
 
     @property

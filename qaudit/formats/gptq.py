@@ -164,6 +164,7 @@ class GptqFiles(Format):
     """Files that GPTQModel, transformers, vLLM and SGLang load as GPTQ."""
 
     name: ClassVar[str] = "gptq"
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
     reader = GPTQ
     config_files: ClassVar[tuple[str, ...]] = ("quantize_config.json",)
     bits: ClassVar[tuple[int, ...]] = (3, 4, 8)

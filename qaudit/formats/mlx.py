@@ -89,6 +89,7 @@ class MlxFiles(Format):
     """Files that mlx-lm loads."""
 
     name: ClassVar[str] = "mlx"
+    has_embeddings: ClassVar[bool] = True
     reader = MLX
     bits: ClassVar[tuple[int, ...]] = (2, 3, 4, 5, 6, 8)
     groups: ClassVar[tuple[int, ...]] = (32, 64, 128)

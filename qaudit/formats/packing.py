@@ -5,7 +5,7 @@ A format packs what schemes return as stored; what it cannot hold it refuses, wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,14 +16,20 @@ from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
-from qaudit.formats.reading import DenseWeights, PackedWeights, Reader, read_linear
+from qaudit.formats.reading import (
+    DenseWeights,
+    PackedWeights,
+    QuantizedWeights,
+    Reader,
+    read_linear,
+)
 from qaudit.settings import EXAMPLE_SCHEMES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Document = dict[str, Any]
-_HELD_BY: dict[Codes, str] = {"bitsandbytes": "bnb", "gguf": "gguf"}
+_HELD_BY: dict[Codes, str] = {}  # which each format says of itself
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,14 @@ class Format:
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
     has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
     leaves_out: ClassVar[tuple[str, ...]] = ()  # dense tensors that its files may lack
+    holds: ClassVar[tuple[Codes, ...]] = ()  # codes that no other format has
+    has_embeddings: ClassVar[bool] = False  # quantized, as the head is
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The programs of `verify` that load the files, and the packages that they need for it."""
+
+    def __init_subclass__(cls) -> None:
+        for codes in cls.holds:
+            _HELD_BY[codes] = cls.name
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -100,6 +114,37 @@ class Format:
     def settings(self, config: Mapping[str, Any]) -> Document:
         """Return what else runtimes need in `config.json`, of a checkpoint with such a one."""
         return {}
+
+
+Identity = tuple[str, int, int]
+"""The format of what is quantized, and the bits of its codes and of activations."""
+
+
+class FileFormat(Format):
+    """Base of a format that is one file beside no configuration, told by its ending."""
+
+    ending: ClassVar[str]
+
+    @classmethod
+    def identify(cls, path: Path) -> Identity:
+        raise NotImplementedError
+
+    @classmethod
+    def identify_remote(
+        cls, label: str, path: Path, nbytes: int, first: Callable[[int], bytes], base: Path
+    ) -> Identity:
+        """Identify a file of the Hub by its `first` bytes; refuse one of another model."""
+        raise NotImplementedError
+
+    @classmethod
+    def must_match(cls, label: str, path: Path, base: Path) -> None:
+        """Refuse a file of another architecture or another vocabulary than the base has."""
+        raise NotImplementedError
+
+    @classmethod
+    def open_file(cls, path: Path, base: Collection[str]) -> QuantizedWeights:
+        """Open a file as dense tensors; `base` names those of the model that was quantized."""
+        raise NotImplementedError
 
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:

@@ -228,6 +228,39 @@ class DenseWeights(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
+class QuantizedLinear(Protocol):
+    """One linear of a file: its shape, the bits of a code, and what rounds its inputs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def rounding(self) -> Rounding | None: ...
+
+
+class QuantizedWeights(DenseWeights, Protocol):
+    """The weights of a quantized file or folder, decoded one at a time."""
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def linears(self) -> Mapping[str, QuantizedLinear]: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def nbytes_of(self, name: str) -> int: ...
+
+    def groups(self, name: str) -> Tensor | None: ...
+
+
 class PackedWeights:
     """The weights of an exported folder; linears are decoded, and all else is as it is stored."""
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import PurePath
 
 import qaudit.formats
 from qaudit.core.plugins import Plugins
 from qaudit.core.registry import discover, modules_in
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, UsageError
-from qaudit.formats.packing import Format
+from qaudit.formats.packing import FileFormat, Format
 from qaudit.formats.reading import Reader
 
 
@@ -37,6 +38,18 @@ def reader_named(name: str) -> Reader | None:
     if name in readers() or name not in formats().entries:
         return readers().get(name)
     return getattr(formats()[name], "reader", None)
+
+
+def file_format(place: PurePath | str) -> type[FileFormat] | None:
+    """Return the format of a single file by its ending; None for a folder."""
+    built_in = formats().built_in.values()
+    endings = {form.ending: form for form in built_in if issubclass(form, FileFormat)}
+    return endings.get(PurePath(place).suffix.lower())
+
+
+def has_embeddings(name: str) -> bool:
+    """Return whether a format stores embeddings and head quantized, too."""
+    return name in formats() and formats()[name].has_embeddings
 
 
 def format_named(name: str, scheme: Scheme) -> Format:

@@ -1,4 +1,4 @@
-"""Whether a quantized file has the tokenizer of its base, by `tokenizer.json` and GGUF metadata."""
+"""Whether a quantized file has the tokenizer of its base, and the refusals where it is another."""
 
 from __future__ import annotations
 
@@ -48,6 +48,15 @@ def _alike(own: Any, base: Any) -> bool:
     if isinstance(own, list) and isinstance(base, list):
         return len(own) == len(base) and all(map(_alike, own, base))
     return type(own) is type(base) and bool(own == base)
+
+
+def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
+    """Make the error for a file that differs from its base in a value of the configuration."""
+    return UsageError(
+        f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
+        f"is {str(theirs)[:40]}",
+        hint="give the model that the file was made from as the target",
+    )
 
 
 def other_tokenizer(label: str, part: str, base: Path) -> UsageError:

@@ -13,9 +13,10 @@ from pathlib import Path
 from qaudit.checkpoints.places import hub_cache
 from qaudit.core.fidelity import gpu_head_rows
 from qaudit.core.scheme import Calibration
-from qaudit.core.shipped import EMBEDDINGS_TOO, Shipped
+from qaudit.core.shipped import Shipped
 from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError
+from qaudit.formats.registry import has_embeddings
 from qaudit.planning.cost import ROUND_TOKENS, Load
 from qaudit.planning.sizes import Sizes
 from qaudit.planning.traffic import free_disk_nbytes, shares_disk
@@ -71,7 +72,7 @@ class Footprint:
         # A file is opened with embeddings and head of its own, which are dropped where they equal
         # the base's; its block is beside the base's.
         beside = bool(files) + (load.streams > len(load.schemes) + 1)  # or a reference
-        rests = 1 + beside + sum(file.format in EMBEDDINGS_TOO for file in files)
+        rests = 1 + beside + sum(has_embeddings(file.format) for file in files)
         masks_nbytes = min(load.text.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize
         streams = self.streams_nbytes
         stages = self._stages_nbytes()

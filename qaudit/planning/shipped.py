@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.places import folder_of, is_gguf, weights_of
+from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.keys import nearest
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
 from qaudit.errors import HubError, SourceError, UsageError
-from qaudit.formats.gguf import base as gguf_base
-from qaudit.formats.gguf import reading as gguf
-from qaudit.formats.gguf.header import header_by, read_header
+from qaudit.formats.packing import FileFormat, Identity
+from qaudit.formats.registry import file_format
 from qaudit.formats.repository import format_of, must_match, open_quantized
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub import Hub, open_hub
@@ -63,7 +62,7 @@ def _name(checkpoint: Checkpoint) -> str:
 
 def _local(place: str) -> Checkpoint:
     path = Path(place)
-    if path.is_file() and is_gguf(path):
+    if path.is_file() and file_format(path):
         file = WeightFile(path.name, path.stat().st_size, hash_of(path))
         return Checkpoint(Ref(str(path.parent)), path.name, (file,))
     if not path.is_dir():
@@ -81,7 +80,7 @@ def _local(place: str) -> Checkpoint:
 
 def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
     listing = (hub or open_hub()).listing
-    if is_gguf(place):
+    if file_format(place):
         return _file_on_hub(listing, place)
     found = with_files(listing, find_all([place], None, lambda: listing))
     if len(found) != 1 or not found[0].files:
@@ -100,7 +99,7 @@ def _file_on_hub(listing: Listing, target: str) -> Checkpoint:
     revision = revisions_of(listing, Ref(ref.location, ref.revision, path))[0]
     files = {file.path: file for file in listing.files(ref.location, revision.commit)}
     if path not in files:
-        near = nearest(path, sorted(name for name in files if is_gguf(name)) or sorted(files))
+        near = nearest(path, sorted(name for name in files if file_format(name)) or sorted(files))
         raise HubError(f"there is no file `{path or target}` in `{ref.location}`", hint=near)
     folder, _, name = path.rpartition("/")
     return Checkpoint(
@@ -172,8 +171,9 @@ def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: se
         )
     folder = folder_of(checkpoint)
     place = weights_of(checkpoint, folder)
-    if checkpoint.commit is not None and place != folder:
-        return _identified(checkpoint, *_remote(checkpoint, place, base, hub))
+    form = file_format(place)
+    if checkpoint.commit is not None and form is not None:
+        return _identified(checkpoint, *_remote(form, checkpoint, place, base, hub))
     if checkpoint.commit is not None and hub is not None:
         hub.fetcher.settings(checkpoint)
     must_match(checkpoint.label, place, folder_of(base))
@@ -190,19 +190,16 @@ def _identified(checkpoint: Checkpoint, name: str, bits: int, act: int) -> Shipp
 
 
 def _remote(
-    checkpoint: Checkpoint, place: Path, base: Checkpoint, hub: Hub | None
-) -> tuple[str, int, int]:
-    """Read the header of a GGUF file of the Hub, and no more of it."""
-    if place.is_file():
-        header = read_header(place)
-    else:
-        (file,) = weights_on_hub(checkpoint)
-        listing = (hub or open_hub()).listing
+    form: type[FileFormat], checkpoint: Checkpoint, place: Path, base: Checkpoint, hub: Hub | None
+) -> Identity:
+    """Read the header of a file of the Hub, and no more of it."""
+    (file,) = weights_on_hub(checkpoint)
+
+    def first(count: int) -> bytes:
         where = (checkpoint.ref.location, str(checkpoint.commit), file)
-        header = header_by(place, file.nbytes, lambda count: listing.read(*where, 0, count))
-    if (folder_of(base) / "config.json").is_file():
-        gguf_base.must_match(checkpoint.label, header, folder_of(base))
-    return gguf.FORMAT, gguf.bits_in(header), 16
+        return (hub or open_hub()).listing.read(*where, 0, count)
+
+    return form.identify_remote(checkpoint.label, place, file.nbytes, first, folder_of(base))
 
 
 def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:

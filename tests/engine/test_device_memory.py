@@ -58,7 +58,7 @@ def must_go_on(checkpoint, whole, folder, numbers):
 
 def test_a_pass_goes_on_with_its_states_on_the_host(checkpoint, whole, tmp_path):
     expected, first = whole
-    must_go_on(checkpoint, expected, tmp_path, first[1 :: len(first) // 6])
+    must_go_on(checkpoint, expected, tmp_path, first[1 :: len(first) // 3])
 
 
 @pytest.mark.slow

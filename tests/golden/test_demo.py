@@ -98,6 +98,7 @@ def test_two_ingredients_their_soup_and_a_gate(
 
 
 @same_torch
+@pytest.mark.slow  # the folder is held every time, and both to the same numbers
 def test_a_series_on_the_hub(
     qaudit: Run,
     online: Path,

@@ -225,7 +225,7 @@ LONG = "a-name-without-end-" * 6 + "{}"
         (1, 2, 1, "step{}"),
         (2, 1, 0, LONG),
         (15, 12, 1, "W" * 60 + "{}"),
-        (200, 8, 30, LONG),
+        pytest.param(200, 8, 30, LONG, marks=pytest.mark.slow),
     ],
 )
 def test_every_text_is_inside_its_figure(

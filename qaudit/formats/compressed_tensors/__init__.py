@@ -118,6 +118,10 @@ class CompressedTensors(Format):
     """Files that transformers, vLLM and SGLang load through compressed-tensors."""
 
     name: ClassVar[str] = "compressed-tensors"
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "transformers": ("compressed-tensors",),
+        "vllm": (),
+    }
     reader = FORMAT
 
     @property

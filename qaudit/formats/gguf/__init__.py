@@ -10,20 +10,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.checkpoints.places import is_gguf
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import GgufBlocks, assembled, pair
-from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
 from qaudit.formats.gguf.base import ARCHITECTURES, must_match
-from qaudit.formats.gguf.header import read_header
-from qaudit.formats.gguf.reading import GgufFile, library
+from qaudit.formats.gguf.header import header_by, read_header
+from qaudit.formats.gguf.reading import GgufFile, bits_in, library
 from qaudit.formats.gguf.writing import names_in, write_file
-from qaudit.formats.packing import Document, Format, Runtime, half_scales, integer_codes, schemes_of
+from qaudit.formats.packing import (
+    Document,
+    FileFormat,
+    Identity,
+    Runtime,
+    half_scales,
+    integer_codes,
+    schemes_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,13 +43,17 @@ _EXACT = {4: "Q4_0", 8: "Q8_0"}  # bits of symmetric codes
 _SECONDS = 3600
 
 
-class GgufFiles(Format):
+class GgufFiles(FileFormat):
     """A file that llama.cpp, ollama and LM Studio load."""
 
     name: ClassVar[str] = "gguf"
     has_settings: ClassVar[bool] = False
 
     leaves_out: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # where it is the embeddings
+    holds: ClassVar[tuple[Codes, ...]] = ("gguf",)
+    has_embeddings: ClassVar[bool] = True
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"llama.cpp": ()}
+    ending: ClassVar[str] = ".gguf"
 
     template: Path | None = None
     converter: Path | None = None
@@ -56,6 +68,29 @@ class GgufFiles(Format):
     @property
     def _kind(self) -> str:
         return self.scheme.layout.kind if self.scheme.layout else ""
+
+    # ------------------------------------------------------------------------------ read
+
+    @classmethod
+    def identify(cls, path: Path) -> Identity:
+        return cls.name, GgufFile(path).bits, 16
+
+    @classmethod
+    def identify_remote(
+        cls, label: str, path: Path, nbytes: int, first: Callable[[int], bytes], base: Path
+    ) -> Identity:
+        header = read_header(path) if path.is_file() else header_by(path, nbytes, first)
+        if (base / "config.json").is_file():
+            must_match(label, header, base)
+        return cls.name, bits_in(header), 16
+
+    @classmethod
+    def must_match(cls, label: str, path: Path, base: Path) -> None:
+        must_match(label, read_header(path), base, path)
+
+    @classmethod
+    def open_file(cls, path: Path, base: Collection[str]) -> GgufFile:
+        return GgufFile(path, base=base)
 
     # --------------------------------------------------------------------------- a linear
 

@@ -18,7 +18,13 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
 from qaudit.formats.gguf.keys import UNKNOWN, differences, rope_factors
 from qaudit.formats.reading import refused
-from qaudit.formats.tokenizers import VOCABULARY, merges_of, other_tokenizer, read_tokenizer
+from qaudit.formats.tokenizers import (
+    VOCABULARY,
+    merges_of,
+    other_model,
+    other_tokenizer,
+    read_tokenizer,
+)
 
 ARCHITECTURES = {
     "llama": ("llama", "mistral"),
@@ -136,15 +142,6 @@ def _must_rotate_alike(
         or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs_of)
     ):
         raise _other_arithmetic(label, ROPE_FACTORS, "of other rotations", "those of its own", base)
-
-
-def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
-    """Make the error for a file that differs from its base in a value of the configuration."""
-    return UsageError(
-        f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
-        f"is {str(theirs)[:40]}",
-        hint="give the model that the file was made from as the target",
-    )
 
 
 def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:

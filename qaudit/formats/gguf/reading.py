@@ -31,7 +31,6 @@ from qaudit.whole import open_regular
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = "gguf"
 EXTRA = "pip install 'qaudit-llm[gguf]'"
 
 _PLAIN = ("F32", "F16", "BF16")
