@@ -62,6 +62,9 @@ def look(target: str, recipe: Recipe | None = None) -> CheckpointGroup:
         for place, name in places
     )
     alone = [place for place, _ in places] == [folder]
+    if not alone and (runs := _nested_runs(folder)):
+        note = f"{_named(runs)} left out, with checkpoints inside: name them as targets, too"
+        candidates = (replace(candidates[0], notes=(note,)), *candidates[1:])
     whole = places[-1][0] == folder and not _is_requested(candidates[-1].label, recipe)
     return CheckpointGroup(
         _without_copy(candidates) if len(places) > 1 and whole else candidates, alone
@@ -154,7 +157,26 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     hint = "a checkpoint is a folder with `config.json` and its weights as safetensors"
     if weight_files(folder):
         raise SourceError(f"`{folder}` holds weights and no `config.json`", hint=hint)
+    if runs := _nested_runs(folder):
+        hint = f"its sub-folders have some: name them as targets, as `{folder / runs[0]}`"
     raise UsageError(f"there is no checkpoint in `{folder}`", hint=hint)
+
+
+def _nested_runs(folder: Path) -> list[str]:
+    """Return the names of sub-folders that are no checkpoint, and hold several."""
+    inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return [
+        sub.name
+        for sub in inside
+        if _checkpoint_at(sub) is None
+        and any((below / "config.json").is_file() for below in sub.iterdir() if below.is_dir())
+    ]
+
+
+def _named(runs: Sequence[str]) -> str:
+    names = ", ".join(f"`{name}`" for name in runs[:3])
+    more = f" and {len(runs) - 3} more" * (len(runs) > 3)
+    return f"{names}{more} {'is' if len(runs) == 1 else 'are'}"
 
 
 def _checkpoint_at(folder: Path) -> Path | None:

@@ -349,6 +349,23 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert "config.json" in error.hint
 
 
+def test_runs_beside_checkpoints_are_said_to_be_left_out(tmp_path: Path) -> None:
+    series(tmp_path, "step10", "step20")
+    series(tmp_path / "run-b", "step30", "step40")
+    found = find_checkpoints(tmp_path)
+    assert labels(found) == ["step10", "step20"]
+    (note,) = [note for c in found for note in c.notes]
+    assert note.startswith("`run-b` is left out, with checkpoints inside: name them as targets")
+
+
+def test_a_folder_of_runs_names_the_first_of_them(tmp_path: Path) -> None:
+    series(tmp_path / "run-a", "step10", "step20")
+    series(tmp_path / "run-b", "step10", "step20")
+    error = refused(tmp_path)
+    assert error.message == f"there is no checkpoint in `{tmp_path}`"
+    assert f"as `{tmp_path / 'run-a'}`" in error.hint
+
+
 def test_weights_without_a_config_are_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "a")
     (folder / "config.json").unlink()

@@ -274,11 +274,18 @@ def test_the_line_is_the_relative_error_along_the_main_line() -> None:
     ]
     tokens = [float(s.first.tokens or 0) for s in trunk(view)]
     look = style.looks(view.schemes)["gptq-3bit"]
-    (line,) = parts(drawing, Line, *look.stroke.split(), *([] if look.line else ["line"]))
+    line, *siblings = parts(drawing, Line, *look.stroke.split(), *([] if look.line else ["line"]))
     assert isinstance(line, Line)
     assert np.corrcoef([x for x, _ in line.points], tokens)[0, 1] == pytest.approx(1)
     order = np.argsort([-y for _, y in line.points])
     assert list(order) == list(np.argsort(errors))
+    # Ingredients beside the main line are lines of their own, from the state they decay from.
+    fork = line.points[tokens.index(max(t for t in tokens if t in stage_tokens(view)))]
+    assert [path.points[0] for path in siblings if isinstance(path, Line)] == [fork, fork]
+
+
+def stage_tokens(view: View) -> set[float]:
+    return {float(s.first.tokens or 0) for s in view.checkpoints if s.first.stage == "stage1"}
 
 
 def test_the_learning_rate_is_beneath_only_where_it_is_known() -> None:

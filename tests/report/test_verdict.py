@@ -15,7 +15,7 @@ from qaudit.report.verdict import answer, headline, label
 from qaudit.report.views import NEEDS, View
 from qaudit.types import Finding, Interval
 from tests.support import sample
-from tests.support.cards import LAST, SOUP, WHY, screen, section, table, titles
+from tests.support.cards import SOUP, WHY, screen, section, table, titles
 from tests.support.verdicts import RIVAL, class_verdict, three, verdict, with_verdict
 
 
@@ -173,7 +173,7 @@ def test_the_first_screen_has_60_lines_and_500_words() -> None:
     assert titles(render(with_verdict()))[0] == WHY
 
 
-def test_five_rows_have_the_scheme_that_ships() -> None:
+def test_rows_have_the_scheme_that_ships_and_of_several_ends_none_is_the_last() -> None:
     text = screen(render(with_verdict(verdict(class_verdict("4")))))
     head, *rows = table(text.partition("| subject")[1] + text.partition("| subject")[2])
     assert head[0] == "subject"
@@ -181,7 +181,6 @@ def test_five_rows_have_the_scheme_that_ships() -> None:
     assert roles == {
         "ships": (SOUP, "gptq-4bit"),
         "runner-up": (RIVAL, "gptq-4bit"),
-        "last checkpoint": (LAST, "gptq-4bit"),
         "full precision": (SOUP, "fp"),
         "best checkpoint": ("stage2-ingredient1-step1000", "gptq-4bit"),
     }
@@ -189,7 +188,7 @@ def test_five_rows_have_the_scheme_that_ships() -> None:
     assert score is not None
     assert score.relative_error is not None
     assert rows[0][3].startswith(percent(score.relative_error, bounds=False))
-    assert [row[4:6] for row in rows] == [["-", "-"]] * 5
+    assert [row[4:6] for row in rows] == [["-", "-"]] * 4
 
 
 def test_divergence_and_agreement_are_shown_where_they_were_measured() -> None:

@@ -176,7 +176,7 @@ def _roles(
     yield STATUSES.get(one.status, doc.status_in_words(one.status)), (subject, scheme)
     if one.runner_up is not None:
         yield "runner-up", (one.runner_up, one.runner_up_scheme or scheme)
-    if view.last is not None:
+    if view.last is not None and len(view.ends) == 1:  # of ingredients side by side none is last
         yield "last checkpoint", (view.last.label, scheme)
     yield "full precision", (subject, FULL_PRECISION)
     for role, kind in (("best checkpoint", view.checkpoints), ("best soup", view.soups)):

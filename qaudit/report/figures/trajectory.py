@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from qaudit.report.figures.frame import (
     mixed_ticks,
     widened,
 )
-from qaudit.report.figures.style import fitted, looks, name
+from qaudit.report.figures.style import Look, fitted, looks, name
 from qaudit.report.format import count, percent, pixels_of, printable
 from qaudit.report.series import Axis, axis, knows_rates, phases, soup_position, trunk
 from qaudit.report.views import View
@@ -147,6 +147,7 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
         if (error := view.error(subject.label, scheme)) and math.isfinite(error.estimate)
     ]
     parts = frame.curve([(x, error) for s, x, error in points if s.label in main], up, look)
+    parts += _siblings(view, {s.label: (x, up.at(e.estimate)) for s, x, e in points}, look)
     for subject, x, error in points:
         soup, on_main = subject.kind == "soup", subject.label in main
         if not on_main:
@@ -159,6 +160,26 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
             )
         )  # fmt: skip
     return Series(str(view.schemes.index(scheme)), tuple(parts))
+
+
+def _siblings(view: View, places: Mapping[str, tuple[float, float]], look: Look) -> list[Part]:
+    """Draw a line for each other ingredient, from the checkpoint that it was trained on from."""
+    lines: dict[tuple[str | None, int | None], list[tuple[float, float]]] = {}
+    main = {subject.label for subject in trunk(view)}
+    before: dict[str | None, tuple[float, float]] = {}  # of a stage, the last of the one before
+    last: tuple[str | None, tuple[float, float]] | None = None
+    for subject in view.checkpoints:
+        if (at := places.get(subject.label)) is None:
+            continue
+        stage = subject.first.stage
+        if last is not None and last[0] != stage:
+            before.setdefault(stage, last[1])
+        if subject.label in main:
+            last = stage, at
+        else:
+            fork = [before[stage]] if stage in before else []
+            lines.setdefault((stage, subject.first.ingredient), fork).append(at)
+    return [Path(tuple(points), look.stroke) for points in lines.values() if len(points) > 1]
 
 
 def _tip(view: View, subject: Subject, scheme: str) -> list[str]:
@@ -244,7 +265,7 @@ def _key(view: View) -> str:
     draws = " and calibration draws" * (view.draws > 1)
     words = [f"bands: {level} intervals over {view.unit}s{draws}"]
     if len(trunk(view)) < len(view.checkpoints):
-        words.append("hollow: other ingredients")
+        words.append("hollow, on lines of their own: other ingredients")
     if view.soups:
         words.append("star: soup" if len(view.soups) == 1 else "stars: soups")
     if any(phase.name == "falls" for phase in phases(view, axis(view))):
