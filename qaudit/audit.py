@@ -138,6 +138,7 @@ def gate(
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
     from qaudit.report.claims import must_claim_alike, must_claim_as
+    from qaudit.report.next_step import next_step
 
     def held(opened: Audit) -> GateInput:
         if signed:
@@ -150,13 +151,14 @@ def gate(
     named = [(a.name or str(a.folder), a.record) for a in (opened, before) if a is not None]
     must_claim_as(rules, *named[0])
     must_claim_alike(*named)
-    return judged(
+    answer = judged(
         rules,
         held(opened),
         None if before is None else held(before),
         today=datetime.now(UTC).date(),
         targets=opened.plan.recipe.targets,
     )
+    return replace(answer, next_step=next_step(opened.record, answer.classes))
 
 
 def pick(
@@ -181,11 +183,13 @@ def decide(
     from qaudit.judge.gate import gate as judged
     from qaudit.judge.objectives import parse_objective
     from qaudit.policy import policy_named
+    from qaudit.report.next_step import next_step
 
     wanted, rules = parse_objective(objective), policy_named(policy)
     held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
     judgement = judged(rules, held, today=datetime.now(UTC).date())
-    return verdict_of(judgement, str(wanted), held.claim)
+    verdict = verdict_of(judgement, str(wanted), held.claim)
+    return replace(verdict, next_step=next_step(saved.audit, verdict.classes))
 
 
 def _opened(audit: Audit | str | Path) -> Audit:

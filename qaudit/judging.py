@@ -24,6 +24,7 @@ from qaudit.planning.detectable import with_detectable
 from qaudit.planning.further import planned_rounds
 from qaudit.planning.passes import last_of_each_kind
 from qaudit.policy import policy_named
+from qaudit.report.next_step import next_step
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import UnitDocument
 from qaudit.saved.parts import read_run, unfinished
@@ -109,7 +110,7 @@ def judge(
     further = [finding for search in searches for finding in search.findings]
     further += [*released_findings(differences)]
     further += [*_of_devices(environment.get("devices", ()), measured, subjects), *advice]
-    return AuditRecord(
+    record = AuditRecord(
         plan=with_detectable(plan, measurements),
         environment=environment,
         protocol=records[0].document.protocol,
@@ -125,6 +126,10 @@ def judge(
         pick=judgement.pick,
         verdict=judgement.verdict,
     )
+    if judgement.verdict is None:
+        return record
+    step = next_step(record, judgement.verdict.classes)
+    return replace(record, verdict=replace(judgement.verdict, next_step=step))
 
 
 def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, Any]:

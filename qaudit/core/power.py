@@ -28,13 +28,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from qaudit.core.draws import DrawNoise, added_by_draws, pooled
+from qaudit.core.draws import DrawNoise, Pooled, added_by_draws, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Spread, Statistic, Sums, reach
 from qaudit.types import Interval
 
 POWER = 0.8
 BOUND = 0.8
 MOST = 10**7  # documents: beyond that no audit is feasible
+MOST_TO_DECIDE = 4096
+"""Documents: what takes more to decide is at its margin."""
 LUCK = (np.arange(64) + 0.5) / 64  # quantiles over which the scatter's luck is averaged
 
 
@@ -106,6 +108,46 @@ def documents_to_detect(
     """Return how many documents find an effect in `POWER` of all cases, judged by a pilot."""
     pilot = Pilot.of(columns, statistic, noises)
     return _smallest(lambda n: pilot.power(effect, n, confidence) >= POWER, MINIMUM_DOCUMENTS, MOST)
+
+
+def documents_to_decide(
+    result: Pooled, margin: float, confidence: float, more_draws: tuple[int, int] = (1, 1)
+) -> int | None:
+    """Return how many documents decide on which side of a margin a quantity is, with `POWER`.
+
+    The true value is unknown: it is near the estimate, give or take the standard error, so that an
+    estimate far from the margin may be so by luck. The chance is over both, the true value and
+    what further documents add to those that were measured. None beyond `MOST_TO_DECIDE`: the
+    quantity is at the margin. `more_draws` is the number of draws now and then.
+    """
+    spread = result.spread
+    if spread is None or not math.isfinite(result.interval.estimate):
+        return None
+    distance = abs(result.interval.estimate - margin)
+    now, then = more_draws
+    alone = together = 0.0
+    if result.draw is not None:
+        together = min(result.together, result.draw) ** 2
+        alone = result.draw**2 - together
+
+    def is_enough(documents: int) -> bool:
+        after = _with_documents(spread, documents)
+        reached, moved = max(reach(after, confidence)), spread.standard_error**2
+        moved -= after.standard_error**2
+        if result.draw is not None:
+            shared = together * spread.documents / documents * now / then
+            noise = DrawNoise(alone * now / then + shared, shared, result.freedom + then - now)
+            reached = math.hypot(
+                reached, math.sqrt(float(added_by_draws(noise, after, confidence)))
+            )
+            moved += alone * (1 - now / then)
+        if moved <= 0.0:
+            return distance > reached
+        error = math.sqrt(moved)
+        chance = special.ndtr((distance - reached) / error)
+        return bool(chance + special.ndtr((-distance - reached) / error) >= POWER)
+
+    return _smallest(is_enough, max(MINIMUM_DOCUMENTS, spread.documents + 1), MOST_TO_DECIDE)
 
 
 def documents_for_width(

@@ -220,17 +220,11 @@ def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
 # --------------------------------------------------------------------- verdicts
 
 
-def documents_to_settle(result: Interval, documents: int, margin: float = 0.0) -> int | None:
-    """Return the documents needed to decide on which side of the margin the estimate is.
-
-    Widths shrink with the square root of the number; None where the estimate is the margin.
-    """
-    distance = abs(result.estimate - margin)
-    above = result.estimate > margin
-    reach = result.estimate - result.low if above else result.high - result.estimate
-    if distance == 0.0 or not math.isfinite(reach) or not math.isfinite(distance):
-        return None
-    return max(documents, math.ceil(documents * (reach / distance) ** 2))
+def spread_from(result: Interval, documents: int, confidence: float) -> Spread:
+    """Return the spread that makes an interval of so many documents, by its longer side."""
+    reached = max(result.estimate - result.low, result.high - result.estimate)
+    quantile = float(special.stdtrit(max(1, documents - 1), 0.5 + confidence / 2))
+    return Spread(documents, reached / (quantile * (1 + 1 / documents)), documents - 1.0, 0.0)
 
 
 def simultaneous(confidence: float, comparisons: int) -> float:

@@ -94,6 +94,7 @@ def protocol_of(corpus: Corpus) -> dict[str, Any]:
         **asdict(corpus.protocol),
         **({"calibration_draws": len(corpus.draws)} if corpus.further else {}),
         "evaluation_documents": len(corpus.documents),
+        "evaluation_documents_available": corpus.available,
         "evaluation_tokens": sum(w.scored for w in corpus.evaluation),
         "calibration_windows": len(corpus.calibration),
         "calibration_tokens": sum(len(w.tokens) for w in corpus.calibration),

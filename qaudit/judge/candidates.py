@@ -21,13 +21,20 @@ from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.older import class_of
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement
+from qaudit.types import (
+    FULL_PRECISION,
+    HELD_OUT,
+    SELECTION,
+    Interval,
+    Measurement,
+    MeasurementRow,
+)
 
 UNQUANTIZED = "fp"
 """The class of full precision, which only an objective that names it chooses."""
 
 
-def bit_class(measured: Measurement) -> str:
+def bit_class(measured: Measurement | MeasurementRow) -> str:
     """Return what a measurement competes in, as it was recorded."""
     return class_of(measured) if measured.bit_class is None else measured.bit_class
 

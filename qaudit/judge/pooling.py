@@ -8,6 +8,7 @@ everything here is the interval over documents that `core.statistics` gives, to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, Pooled, pooled
-from qaudit.core.power import documents_to_detect
+from qaudit.core.power import MOST_TO_DECIDE, documents_to_decide
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_in, noise_of
 from qaudit.judge.fidelity import (
@@ -257,6 +258,21 @@ def _share_of_draw(result: Pooled, confidence: float) -> float | None:
 # ------------------------------------------------------------------ the documents needed to decide
 
 
+@dataclass(frozen=True)
+class Deciding:
+    """What would decide, in a sentence; the documents and draws where more of them do."""
+
+    hint: str
+    documents: int | None = None
+    draws: int | None = None  # None: as many as there are
+
+
+MORE_DRAWS = (3, 5, 7)
+AT_THE_MARGIN = Deciding(
+    f"at the margin: {MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
+)
+
+
 def settling(  # noqa: PLR0913 - a quantity of cells, its margin, and on which documents
     table: Measurements,
     cells: Sequence[Cell],
@@ -266,24 +282,32 @@ def settling(  # noqa: PLR0913 - a quantity of cells, its margin, and on which d
     *,
     confidence: float | None = None,
     sums: Sums = losses,
-) -> str:
-    """Return a hint: the documents needed to decide on which side of a margin a quantity is."""
-    level = table.confidence if confidence is None else confidence
+) -> Deciding:
+    """Return what decides on which side of a margin a quantity is."""
     columns = columns_of(table, cells, split, sums)
     if columns is None:
-        return ""
-    effect = abs(pooled(columns.sums, statistic).interval.estimate - margin)
-    measured = int(table.scored(split).sum())
-    if not effect > 0.0:
-        return "more documents may not decide it: the estimate is at the margin"
-    needed = documents_to_detect(columns.sums, statistic, effect, level, columns.noises)
-    if needed is not None:
-        every = -(-needed * table.documents // measured)  # where only one half decides
-        needed = max(every, statistics.MINIMUM_DOCUMENTS)
-        return f"needs about {needed} documents to decide; {table.documents} were measured"
-    if any(columns.noises) and documents_to_detect(columns.means, statistic, effect, level):
-        draws = "1 draw" if columns.draws == 1 else f"{columns.draws} draws"
-        return (
-            f"more documents do not decide it with {draws} of calibration text: raise `--repeats`"
-        )
-    return "more documents may not decide it: the estimate is at the margin"
+        return Deciding("")
+    level = table.confidence if confidence is None else confidence
+    result = columns.pooled(statistic, level)
+    further = MORE_DRAWS if any(columns.noises) else ()
+    numbers = [columns.draws, *(draws for draws in further if draws > columns.draws)]
+    # Where only one half of the documents decides, twice as many are needed.
+    share = table.documents / max(1, int(table.scored(split).sum()))
+    needed = {
+        draws: math.ceil(count * share)
+        for draws in numbers
+        if (count := documents_to_decide(result, margin, level, (columns.draws, draws)))
+    }
+    return cheapest_to_decide(needed, columns.draws, table.documents)
+
+
+def cheapest_to_decide(needed: Mapping[int, int], draws: int, measured: int) -> Deciding:
+    """Return the documents and draws that take the fewest passes over documents, of several."""
+    feasible = {number: count for number, count in needed.items() if count <= MOST_TO_DECIDE}
+    if not feasible:
+        return AT_THE_MARGIN
+    then = min(feasible, key=lambda number: number * feasible[number])
+    documents, more = feasible[then], then if then > draws else None
+    with_draws = f" and {then} calibration draws" if more else ""
+    hint = f"needs about {documents:,} documents{with_draws} to decide; {measured:,} were measured"
+    return Deciding(hint, documents, more)

@@ -72,7 +72,7 @@ def pick_is_a_tie(case: RuleCase) -> Iterator[Finding]:
         f"at {pick.runner_up_scheme}"
     )
     split = HELD_OUT if pick.held_out else None
-    hint = settling(case.table, cells, statistics.change, split=split)
+    hint = settling(case.table, cells, statistics.change, split=split).hint
     yield Finding("QA002", "warn", *cells[0], message, hint, pick.interval, 0.0, "inconclusive")
 
 
@@ -221,6 +221,33 @@ def draw_outweighs_documents(case: RuleCase) -> Iterator[Finding]:
         yield Finding("QA018", "info", *cell, message, hint, interval, outcome="pass")
 
 
+def has_equal_documents(case: RuleCase) -> Iterator[Finding]:
+    """QA045: documents with the losses of another in every measurement."""
+    if not case.table.measurements:
+        return
+    first = case.table.measurements[0]
+    evidence, scored = first.evidence, case.table.scored()
+    losses_MD = np.stack([m.evidence.nll_sum for m in case.table.measurements])[:, scored]
+    alike: dict[tuple[int, int], list[int]] = {}
+    copies: list[int] = []
+    for k, size in enumerate(zip(evidence.tokens[scored], evidence.nbytes[scored], strict=True)):
+        earlier = alike.setdefault(size, [])
+        # Sums in float32 differ by rounding where a copy is in another batch.
+        if any(np.allclose(losses_MD[:, k], losses_MD[:, j], rtol=1e-6, atol=0) for j in earlier):
+            copies.append(k)
+        else:
+            earlier.append(k)
+    if not copies:
+        return
+    sha256 = np.array(evidence.document_sha256)[scored][copies[0]][:12]
+    message = (
+        f"{len(copies)} of {case.table.documents} documents have the losses of another in every "
+        "measurement: copies narrow intervals and add nothing"
+    )
+    hint = f"leave copies out of the evaluation text: document {sha256} is one"
+    yield Finding("QA045", "warn", first.subject, None, message, hint, outcome="inconclusive")
+
+
 RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
     pick_is_a_tie,
     has_notes,
@@ -232,4 +259,5 @@ RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
     costs_more_than_before,
     draw_outweighs_documents,
     lambda case: rare_damage(case.table),  # QA029
+    has_equal_documents,
 )

@@ -11,7 +11,7 @@ from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import ClaimKind, ClassVerdict, Interval, Status, Verdict
+from qaudit.types import ClaimKind, ClassVerdict, Interval, NextStep, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
 """Of the classes in the headline: those that the policy does not ask for are not in it."""
@@ -76,7 +76,22 @@ def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
     """Return a line for each bit class, and what else keeps the whole from shipping."""
     bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
     notices = tuple(_notice(decision, verdict.claim) for decision in verdict.classes)
-    return (doc.Banner(notices), *bullets)
+    return (doc.Banner(notices), *bullets, *_next_step(verdict.next_step))
+
+
+def _next_step(step: NextStep | None) -> Iterator[doc.Block]:
+    """Yield the command that decides, and whether the text has as many documents."""
+    if step is None:
+        return
+    bits = listing([f"{name} bits" if name.isdecimal() else name for name in step.bits])
+    sentences = [f"To decide {bits}, in four of five cases:"]
+    if step.available is not None and step.available < step.documents:
+        sentences.append(
+            f"The text at hand has {plural(step.available, 'document')}: name a longer one with "
+            "`--evaluation`."
+        )
+    yield doc.paragraph(*sentences)
+    yield doc.CodeBlock(step.command, "sh")
 
 
 def _notice(one: ClassVerdict, claim: ClaimKind) -> doc.Notice:

@@ -20,6 +20,7 @@ from qaudit.types import (
     Finding,
     GreedySearch,
     MeasurementRow,
+    NextStep,
     Pass,
     Perturbation,
     Pick,
@@ -268,6 +269,7 @@ class GateAnswer:
     checks: tuple[CheckDocument, ...]
     classes: tuple[ClassVerdict, ...]
     warnings: tuple[Finding, ...]
+    next_step: NextStep | None
     error: None
 
 

@@ -6,24 +6,31 @@ seed 0 does too, as published protocols do. The other seeds share the usable one
 out, so that two draws have no document in common and are independent of each other; draws that
 overlap would scatter less than fresh text does. What a seed draws does not depend on which others
 are drawn: a scan of seed 3 has the text of draw 3 of `--repeats`. Documents are taken lazily.
-One that is in both texts is refused by the hash of its bytes; what was left out, missing or
-cut short is a note in the corpus.
+What is cut counts: documents with the same tokens are one, in both texts they are refused, and
+near-copies among those that are measured on are one unit (`text.copies`). What was left out,
+missing or cut short is a note in the corpus.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
+from qaudit.core.power import MOST_TO_DECIDE
 from qaudit.errors import CorpusError
+from qaudit.text.copies import NearCopies
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
 from qaudit.text.strata import strata_notes
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 POOL = 16
 """Calibration seeds draw from this many times the documents asked for: so many share nothing."""
+
+LONGEST_COUNTED = 1 << 26  # characters that are read to count documents
 
 ONE_DRAW = "calibration text was drawn once"
 
@@ -63,7 +70,8 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     """
     _check(protocol, strata)
     cutter = Cutter(tokenizer, protocol)
-    scored = _take(_Usable(evaluation, cutter), protocol.evaluation_documents, "evaluation")
+    text = _Usable(evaluation, cutter)
+    scored = _take_units(text, protocol.evaluation_documents)
     count, seed = protocol.calibration_documents, protocol.calibration_seed
     pool = _Usable(calibration, cutter)
     fed = _take(pool, count, "calibration", _drawn(pool, count, seed))
@@ -92,6 +100,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
         items=items,
         item_windows=item_windows,
         notes=tuple(cutter.notes),
+        available=text.available(len(documents)),
         further=tuple(cutter.calibration(draw) for draw in draws[1:]),
     )
 
@@ -125,7 +134,8 @@ class _Usable:
         self._documents = iter(documents)
         self._order: list[str] = []
         self._uncut: dict[str, Document] = {}
-        self._cut: dict[str, Encoded | None] = {}  # None: nothing to score
+        self._cut: dict[str, Encoded | None] = {}  # None: nothing to score, or another's tokens
+        self._tokens: set[bytes] = set()
 
     def hashes(self) -> Iterator[str]:
         """Yield the hash of each different document, in order."""
@@ -146,12 +156,30 @@ class _Usable:
         for sha256 in hashes:
             if sha256 not in self._cut:
                 encoded = self.cutter.encode(self._uncut.pop(sha256))
-                is_short = len(encoded.tokens) <= self.cutter.unscored
-                self._cut[sha256] = None if is_short else encoded
-                self.short += is_short
+                is_short, is_copy = self._is_short(encoded), encoded.cut in self._tokens
+                self._cut[sha256] = None if is_short or is_copy else encoded
+                self._tokens.add(encoded.cut)
+                self.short, self.twice = self.short + is_short, self.twice + (is_copy > is_short)
             document = self._cut[sha256]
             if document is not None:
                 yield document
+
+    def _is_short(self, encoded: Encoded) -> bool:
+        return len(encoded.tokens) <= self.cutter.unscored
+
+    def available(self, taken: int) -> int | None:
+        """Count the documents of the text, `taken` and those behind, up to what may be decided.
+
+        None where they are too long to be read for that.
+        """
+        behind, characters = {*self._uncut}, 0
+        with suppress(CorpusError):  # what is not measured on may be damaged
+            for document in itertools.islice(self._documents, MOST_TO_DECIDE):
+                behind |= {document.sha256} - {*self._cut}
+                characters += len(document.text)
+                if characters > LONGEST_COUNTED:
+                    return None
+        return None if self.cutter.protocol.packed else taken + len(behind)
 
 
 def _drawn(pool: _Usable, count: int, seed: int) -> Iterator[Encoded]:
@@ -203,16 +231,38 @@ def _take(
     """Take the first `count` usable documents of an order, and note what was left out."""
     documents = usable.cut(usable.hashes()) if order is None else order
     taken = _different(documents, count)
+    _note(usable, len(taken), count, role)
+    if not taken and role == "calibration":
+        raise CorpusError("the calibration text has no usable document", hint="give another text")
+    return taken
+
+
+def _note(usable: _Usable, taken: int, count: int, role: str) -> None:
     notes = usable.cutter.notes
     if usable.short:
         notes.append(f"{usable.short} {role} documents with nothing to score were left out")
     if usable.twice:
         notes.append(f"{usable.twice} duplicate {role} documents were left out")
-    if len(taken) < count:
-        notes.append(f"{count} {role} documents were requested and {len(taken)} are usable")
-    if not taken and role == "calibration":
-        raise CorpusError("the calibration text has no usable document", hint="give another text")
-    return taken
+    if taken < count:
+        notes.append(f"{count} {role} documents were requested and {taken} are usable")
+
+
+def _take_units(usable: _Usable, count: int) -> tuple[Encoded, ...]:
+    """Take evaluation documents until they are so many, near-copies being one together."""
+    if usable.cutter.protocol.packed:
+        return _take(usable, count, "evaluation")
+    copies, taken, notes = NearCopies(), list[Encoded](), usable.cutter.notes
+    for encoded in usable.cut(usable.hashes()):
+        taken.append(replace(encoded, unit=copies.add(encoded.tokens)))
+        if copies.count == count:
+            break  # before the next is read
+    if len(taken) > copies.count:
+        notes.append(
+            f"{len(taken) - copies.count} evaluation documents are near-copies of others, and are "
+            f"counted with them: {copies.count} units remain"
+        )
+    _note(usable, copies.count, count, "evaluation")
+    return tuple(taken)
 
 
 def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol) -> None:
@@ -241,8 +291,8 @@ def _one_draw(draws: int, count: int, different: int) -> str:
 
 
 def _refuse_shared(fed: Sequence[Encoded], scored: Sequence[Encoded]) -> None:
-    evaluated = {encoded.sha256 for encoded in scored}
-    shared = [encoded.name for encoded in fed if encoded.sha256 in evaluated]
+    evaluated = {encoded.cut for encoded in scored}
+    shared = [encoded.name for encoded in fed if encoded.cut in evaluated]
     if shared:
         raise CorpusError(
             f"calibration and evaluation share {len(shared)} documents, the first is `{shared[0]}`",

@@ -57,6 +57,12 @@ class Encoded:
     tokens: Tokens
     nbytes: Counts
     stratum: str = ""
+    unit: int | None = None  # near-copies have one together; None: it is a unit of its own
+
+    @property
+    def cut(self) -> bytes:
+        """What is fed of it: two texts that differ behind the cut are one document."""
+        return hashlib.sha256(self.tokens.tobytes()).digest()
 
 
 @dataclass(eq=False)
@@ -109,14 +115,16 @@ class Cutter:
         """Cut evaluation documents into windows, and count the bytes that are scored."""
         context, stride = self.protocol.context, self.protocol.stride
         first = 1 if self.protocol.packed else self.unscored
-        windows, scored = [], []
+        windows, scored = [], dict[int, EvaluationDocument]()
         for k, part in enumerate(self._units(documents)):
-            nbytes = 0
+            nbytes, unit = 0, k if part.unit is None else part.unit
             for start, stop, scored_from in cuts(len(part.tokens), context, stride, first):
-                windows.append(Window(k, part.tokens[start:stop], scored_from))
+                windows.append(Window(unit, part.tokens[start:stop], scored_from))
                 nbytes += int(part.nbytes[start + scored_from : stop].sum())
-            scored.append(EvaluationDocument(part.name, part.sha256, nbytes, stratum=part.stratum))
-        return tuple(windows), _split(scored, packed=self.protocol.packed)
+            document = EvaluationDocument(part.name, part.sha256, nbytes, stratum=part.stratum)
+            scored[unit] = _joined(scored[unit], document) if unit in scored else document
+        windows.sort(key=lambda window: window.document)
+        return tuple(windows), _split([*scored.values()], packed=self.protocol.packed)
 
     def choices(self, choices: Sequence[Choice]) -> tuple[tuple[Item, ...], tuple[Window, ...]]:
         """Return items, and a window for each of their options: the context, then the option.
@@ -227,6 +235,12 @@ def owned_nbytes(text: str, ends: Sequence[int]) -> Counts:
     upto = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     reached = np.maximum.accumulate(np.array(ends, dtype=np.int64))
     return np.diff(upto[reached], prepend=0)
+
+
+def _joined(document: EvaluationDocument, copy: EvaluationDocument) -> EvaluationDocument:
+    """Return a document with a near-copy of it, as one unit."""
+    sha256 = hashlib.sha256(f"{document.sha256} {copy.sha256}".encode()).hexdigest()
+    return replace(document, sha256=sha256, nbytes=document.nbytes + copy.nbytes)
 
 
 def _split(

@@ -88,6 +88,7 @@ from qaudit.types.policies import (
     Gate,
     Ignore,
     Level,
+    NextStep,
     Policy,
     PolicyRule,
     Status,

@@ -142,6 +142,10 @@ _OF_AUDITS: dict[str, Code] = {
         "a shipped file looks broken",
         "Its weights are farther from those of the base than its codes explain, in a known way.",
     ),
+    "QA045": Code(
+        "documents have equal sums",
+        "Documents with the same losses in every measurement are copies, and one observation.",
+    ),
     "QA044": Code(
         "subjects were measured on devices of several kinds",
         "Each kind rounds otherwise; one subject is measured on each of them to show how far.",

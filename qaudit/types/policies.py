@@ -95,6 +95,8 @@ class Check(Row):
     against: str | None = None  # the subject of the baseline, or the best member of the soup
     bit_class: str | None = None  # of the scheme
     ignored: Ignore | None = None
+    needed_documents: int | None = None  # that decide an inconclusive check; None: more would not
+    needed_draws: int | None = None  # of calibration text, beside them; None: no more
     known: bool = False  # the baseline breaches it, too, and this is not shown to be worse
     line: int = 1  # of the policy file
 
@@ -113,6 +115,17 @@ CheckStanding = Literal["fail", "missing", "inconclusive", "warning", "ignored",
 
 
 @dataclass(frozen=True)
+class NextStep(Row):
+    """What decides the classes that are undecided, as one command."""
+
+    bits: tuple[str, ...]
+    command: str
+    documents: int
+    draws: int | None = None  # of calibration text; None: no more
+    available: int | None = None  # documents that the text at hand has; None: it was not counted
+
+
+@dataclass(frozen=True)
 class Gate:
     """A policy held against an audit."""
 
@@ -123,6 +136,7 @@ class Gate:
     baseline: str | None = None
     at_once: int = 1  # intervals of rules that count: all of them hold with the confidence
     classes: tuple[ClassVerdict, ...] = ()  # what ships of each bit class
+    next_step: NextStep | None = None
 
     def of(self, outcome: str) -> tuple[Check, ...]:
         return tuple(c for c in self.checks if c.counts and c.outcome == outcome)
@@ -175,6 +189,8 @@ class ClassVerdict(Row):
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
     warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
+    needed_documents: int | None = None  # that decide, in four of five cases; None: more do not
+    needed_draws: int | None = None  # beside them; None: no more
     documents: int | None = None  # that judge it: all intervals here are of these
     held_out: bool = False  # they are those that did not choose it; else each half chooses it
 
@@ -195,3 +211,4 @@ class Verdict:
     status: Status  # the worst of the classes whose level is `error`, and of `others`
     others: tuple[str, ...] = ()  # errors of the policy that are about no class
     claim: ClaimKind = "method"  # what is judged; earlier versions did not say
+    next_step: NextStep | None = None  # None: nothing is undecided, or more documents do not decide

@@ -122,6 +122,7 @@ class Corpus:
     notes: tuple[str, ...] = ()
     further: tuple[tuple[Window, ...], ...] = ()  # calibration of the seeds that follow
     failed_tasks: tuple[tuple[str, str], ...] = ()  # and why
+    available: int | None = None  # evaluation documents of the text, some thousands at most
 
     @property
     def draws(self) -> tuple[Corpus, ...]:

@@ -15,7 +15,12 @@ from benchmarks.noise import Model, run
 from benchmarks.trials import WORSE, measured_twins, said_to_differ, simulated
 from benchmarks.trials import difference as difference_of_relative_errors
 from qaudit.core.draws import DrawNoise, combined, draw_noise, pooled
-from qaudit.core.power import detectable, documents_for_width, documents_to_detect
+from qaudit.core.power import (
+    detectable,
+    documents_for_width,
+    documents_to_decide,
+    documents_to_detect,
+)
 from qaudit.core.statistics import interval
 from qaudit.types import Interval
 
@@ -255,6 +260,19 @@ def test_a_pilot_of_several_draws_holds_what_it_promises() -> None:
         powers.append(found_with(named, 10, effect, 0.0005, 60))
     # 720 trials have an error of 1.5 points; the pilots' luck adds some.
     assert np.mean(powers) >= 0.76
+
+
+def test_more_draws_decide_where_draws_scatter_most() -> None:
+    pilot = pair(np.random.default_rng(3), 100, 3, 0.02, 0.02)
+    result = pooled(pilot, difference)
+    numbers = [documents_to_decide(result, 0.0, 0.95, (3, draws)) for draws in (3, 5, 15)]
+    assert numbers[0] is None
+    assert numbers[2] is not None
+
+
+def test_what_is_at_the_margin_is_decided_by_no_number_of_documents() -> None:
+    result = pooled(pair(np.random.default_rng(4), 200, 1, 0.0, 0.0), difference)
+    assert documents_to_decide(result, result.interval.estimate, 0.95) is None
 
 
 def test_half_the_effect_takes_four_times_the_documents() -> None:

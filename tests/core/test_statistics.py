@@ -220,23 +220,9 @@ def test_accuracy_has_wilsons_interval() -> None:
 # ------------------------------------------------------------------ verdicts
 
 
-def test_documents_to_settle_grow_with_the_square_of_what_is_missing() -> None:
-    assert statistics.documents_to_settle(Interval(0.01, -0.01, 0.03), 50) == 200
-    assert statistics.documents_to_settle(Interval(0.01, -0.01, 0.03), 50, margin=0.005) == 800
-    assert statistics.documents_to_settle(Interval(0.01, 0.008, 0.012), 50) == 50
-    assert statistics.documents_to_settle(Interval(0.0, -0.01, 0.01), 50) is None
-
-
-def test_the_promised_number_of_documents_settles() -> None:
-    full, quantized, _ = documents(25, seed=2)
-    few = statistics.relative_error(quantized, full)
-    margin = few.estimate + 0.4 * (few.high - few.estimate)
-    assert few.low < margin < few.high
-    needed = statistics.documents_to_settle(few, 25, margin)
-    assert needed is not None
-    repeats = math.ceil(1.1 * needed / 25)  # the same documents again keep the estimate
-    many = statistics.relative_error(np.tile(quantized, repeats), np.tile(full, repeats))
-    assert not many.low <= margin <= many.high
+def test_a_spread_makes_the_interval_that_it_was_read_from() -> None:
+    spread = statistics.spread_from(Interval(0.01, -0.01, 0.03), 50, 0.95)
+    assert statistics.reach(spread, 0.95) == pytest.approx((0.02, 0.02))
 
 
 def test_simultaneous_intervals_share_the_error() -> None:

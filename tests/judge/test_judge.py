@@ -780,13 +780,30 @@ def test_a_draw_that_outweighs_documents_is_a_finding() -> None:
     assert found.hint == "more documents will not narrow it: raise `--repeats`"
 
 
+def test_documents_with_equal_losses_everywhere_are_a_finding() -> None:
+    def copied(m: Measurement, schemes: tuple[str, ...]) -> Measurement:
+        nll, tokens = m.evidence.nll_sum.copy(), m.evidence.tokens.copy()
+        nbytes = m.evidence.nbytes.copy()
+        tokens[5], nbytes[5] = tokens[2], nbytes[2]
+        if m.scheme in schemes:
+            nll[5] = nll[2] * (1 + 1e-8)
+        return replace(m, evidence=replace(m.evidence, nll_sum=nll, tokens=tokens, nbytes=nbytes))
+
+    every = tuple({m.scheme for m in sample.measurements()})
+    alike = tuple(copied(m, every) for m in sample.measurements())
+    (finding,) = findings(sample.judged(alike), "QA045")
+    assert "1 of 64 documents have the losses of another" in finding.message
+    by_chance = tuple(copied(m, ("fp",)) for m in sample.measurements())
+    assert not findings(sample.judged(by_chance), "QA045")
+
+
 def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:
     def hint(found: tuple[Measurement, ...]) -> str:
         (tie,) = findings(sample.judged(found), "QA002")
         return tie.hint
 
     near = tuple(m for m in tie_of(0.9995) if m.scheme in ("fp", "gptq-4bit"))
-    assert re.fullmatch(r"needs about \d+ documents to decide; 64 were measured", hint(near))
+    assert re.fullmatch(r"needs about [\d,]+ documents to decide; 64 were measured", hint(near))
     noisy = tuple(
         replace(
             m,
@@ -795,7 +812,7 @@ def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:
         )
         for k, m in enumerate(m for m in near if m.scheme == "gptq-4bit")
     )
-    assert "raise `--repeats`" in hint((*near, *noisy))
+    assert hint((*near, *noisy)).startswith("at the margin: 4,096 documents")
 
 
 def tie_of(factor: float) -> tuple[Measurement, ...]:

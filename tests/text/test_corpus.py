@@ -96,7 +96,8 @@ def test_calibration_windows_never_overlap() -> None:
 
 
 def test_document_tokens_cap_every_document() -> None:
-    corpus = build(documents(*TEXTS), context=64, document_tokens=3)
+    fed = documents("one of them", "two of them", name="c")
+    corpus = build(documents(*TEXTS), calibration=fed, context=64, document_tokens=3)
     assert [len(w.tokens) for w in corpus.evaluation] == [3, 3]
     assert [len(w.tokens) for w in corpus.calibration] == [3, 3]
 

@@ -79,7 +79,10 @@ class Counted:
 def damaged_after(path: Path, count: int) -> str:
     """Write a zipped text that ends in bytes nobody can unzip, far behind `count` documents."""
     good = lines(
-        *(f"document {k} of {path.name} {hashlib.sha256(b'%d' % k)}" for k in range(count))
+        *(
+            f"document {k} of {path.name} {hashlib.sha256(b'%d' % k).hexdigest()}"
+            for k in range(count)
+        )
     )
     more = lines(*(f"more {k} {hashlib.sha512(b'%d' % k).hexdigest()}" for k in range(20_000)))
     packer = zlib.compressobj(wbits=31)

@@ -16,13 +16,14 @@ import numpy as np
 
 from qaudit.core import items as paired
 from qaudit.core import statistics
+from qaudit.core.draws import Pooled
 from qaudit.core.histogram import quantile_interval
-from qaudit.core.power import items_to_detect
+from qaudit.core.power import documents_to_decide, items_to_detect
 from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.audits import SHIPS
 from qaudit.judge.gate.questions import SUMS, Question
 from qaudit.judge.gate.sentences import sentence
-from qaudit.judge.pooling import estimated, settling
+from qaudit.judge.pooling import Deciding, cheapest_to_decide, estimated, settling
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
 from qaudit.judge.tasks import MEAN, draw_share, marked, tasks_of, widened
@@ -35,7 +36,7 @@ class _Answer:
 
     interval: Interval
     against: str | None
-    deciding: Callable[[], str]
+    deciding: Callable[[], Deciding]
 
 
 def answer(question: Question, policy: Policy, confidence: float) -> Check:
@@ -84,17 +85,19 @@ def _documents(question: Question) -> int:
 def _judge(check: Check, question: Question, result: _Answer, policy: Policy) -> Check:
     outcome: Literal["pass", "fail", "inconclusive", "missing"]
     interval, margin, hint = result.interval, question.rule.margin, ""
+    needed = Deciding("")
     fails, passes = interval.low > margin, interval.high <= margin
     least = least_documents(policy)
     if check.documents < least:
         outcome = "inconclusive"
         # The policy's number where the interval alone is conclusive.
-        conclusive = fails or passes
-        hint = f"the policy requires {least} documents" if conclusive else result.deciding()
+        required = Deciding(f"the policy requires {least} documents", _as_many(question, least))
+        needed = required if fails or passes else result.deciding()
+        needed = replace(needed, documents=max(needed.documents or 0, required.documents or 0))
     elif fails:
         outcome, hint = "fail", _advice(question, check)
     elif not passes:
-        outcome, hint = "inconclusive", result.deciding()
+        outcome, needed = "inconclusive", result.deciding()
     elif question.unmeasured:
         names = ", ".join(f"`{name}`" for name in question.unmeasured)
         outcome, hint = "missing", f"measure {names} of its members, too"
@@ -104,10 +107,18 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
         check,
         outcome=outcome,
         message=sentence(question, interval, result.against, check.documents),
-        hint=hint,
+        hint=hint or needed.hint,
         interval=interval,
         against=result.against,
+        needed_documents=needed.documents,
+        needed_draws=needed.draws,
     )
+
+
+def _as_many(question: Question, documents: int) -> int:
+    """Return the documents of which so many judge: twice as many where one half does."""
+    judging = int(question.table.scored(question.split).sum())
+    return math.ceil(documents * question.table.documents / max(1, judging))
 
 
 def _advice(question: Question, check: Check) -> str:
@@ -142,7 +153,7 @@ def _worst(question: Question, confidence: float) -> _Answer | str:
     if worst is None:
         return f"no stratum of `{cell[0]}` has a `{measure}` that is finite"
     hint = f"the worst stratum has {worst.documents} documents: evaluate on more of its kind"
-    return _Answer(worst.interval, worst.stratum, lambda: hint)
+    return _Answer(worst.interval, worst.stratum, lambda: Deciding(hint))
 
 
 def _tail(question: Question, share: float, confidence: float) -> _Answer | str:
@@ -155,14 +166,14 @@ def _tail(question: Question, share: float, confidence: float) -> _Answer | str:
     counts = [m.evidence.fidelity.kl_counts[scored] for m in draws if m.evidence.fidelity]
     interval = quantile_interval(np.sum(counts, axis=0), share, confidence)
 
-    def deciding() -> str:
-        documents = int(scored.sum())
+    def deciding() -> Deciding:
         if not math.isfinite(interval.high):
-            return "too few tokens for the upper bound: evaluate on more documents"
-        needed = statistics.documents_to_settle(interval, documents, question.rule.margin)
-        if needed is None:
-            return "more documents may not decide it: the estimate is at the margin"
-        return f"needs about {needed} documents to decide; {documents} were measured"
+            return Deciding("too few tokens for the upper bound: evaluate on more documents")
+        estimated_spread = statistics.spread_from(interval, int(scored.sum()), confidence)
+        result = Pooled(interval, estimated_spread.standard_error, spread=estimated_spread)
+        count = documents_to_decide(result, question.rule.margin, confidence)
+        needed = {1: _as_many(question, count)} if count else {}
+        return cheapest_to_decide(needed, 1, table.documents)
 
     return _Answer(interval, None, deciding)
 
@@ -188,7 +199,7 @@ def _mean(question: Question, confidence: float) -> _Answer | str:
     _, other, _ = max(results, key=lambda each: each[0].estimate)
     _, _, cells = max(results, key=lambda each: each[0].high)
 
-    def deciding() -> str:
+    def deciding() -> Deciding:
         margin = question.rule.margin
         return settling(table, cells, statistic, margin, split, confidence=confidence, sums=sums)
 
@@ -217,10 +228,12 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
     draw = share.reach(items_alone, confidence) if share else 0.0
     whole = widened(items_alone, draw)
 
-    def deciding() -> str:
+    def deciding() -> Deciding:
         needed = items_to_detect(items_alone, items, rule.margin, confidence, draw)
         if needed is None:
-            return "more items may not decide it: the estimate is at the margin"
-        return f"needs about {needed} items to decide; {items} were measured: raise `--task-items`"
+            return Deciding("more items may not decide it: the estimate is at the margin")
+        return Deciding(
+            f"needs about {needed} items to decide; {items} were measured: raise `--task-items`"
+        )
 
     return _Answer(whole, task if rule.tasks else None, deciding)

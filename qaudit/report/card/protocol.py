@@ -119,7 +119,7 @@ def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     )
 
 
-def rescan(audit: AuditRecord, **changed: str) -> str:
+def rescan(audit: AuditRecord, **changed: Any) -> str:
     """Return the command line that measures an audit again, with some settings changed."""
     used = {"device": audit.plan.device, "dtype": audit.plan.dtype}
     return command(audit.plan.recipe, _needs(audit), **{**used, **changed})
@@ -144,7 +144,7 @@ def _version(version: str) -> str:
     return f"pip install {shlex.quote(printable(f'qaudit-llm=={version}'))}"
 
 
-def command(recipe: Recipe, needs: Collection[str] = (), **used: str) -> str:
+def command(recipe: Recipe, needs: Collection[str] = (), **used: Any) -> str:
     """Return the command line of a recipe.
 
     `needs` are what it has to permit, `used` settings that the plan has decided.

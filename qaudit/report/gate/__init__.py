@@ -66,6 +66,7 @@ def _to_json(gate: Gate) -> str:
         checks=tuple(map(_check, checks)),
         classes=gate.classes,
         warnings=gate.warnings,
+        next_step=gate.next_step,
         error=None,
     )
     return text_of(encode(answer))

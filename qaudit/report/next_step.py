@@ -1,0 +1,49 @@
+"""The one command that decides what is undecided."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from qaudit.judge.candidates import bit_class
+from qaudit.report.card.protocol import rescan
+from qaudit.types import AuditRecord, ClassVerdict, NextStep
+
+AVAILABLE = "evaluation_documents_available"  # of the protocol
+
+
+def next_step(audit: AuditRecord, classes: Sequence[ClassVerdict]) -> NextStep | None:
+    """Return the command that measures what is undecided, and nothing else, on more documents.
+
+    None where nothing is undecided, or where more documents and draws would not decide it.
+    """
+    undecided = {
+        decision.bit_class: decision
+        for decision in classes
+        if decision.status == "undecided" and decision.needed_documents is not None
+    }
+    if not undecided:
+        return None
+    documents = max(decision.needed_documents or 0 for decision in undecided.values())
+    draws = max((decision.needed_draws or 0 for decision in undecided.values()), default=0)
+    schemes = {row.spec: row.scheme for row in audit.measurements if bit_class(row) in undecided}
+    changed: dict[str, Any] = {
+        "schemes": tuple(schemes[spec] for spec in audit.plan.specs if spec in schemes),
+        "bits": tuple(undecided),
+        "evaluation_documents": documents,
+    }
+    if draws:
+        changed["repeats"] = draws
+    command = f"{rescan(audit, **changed)} --out {shlex.quote(_folder(audit, [*undecided]))}"
+    available = audit.protocol.get(AVAILABLE)
+    return NextStep(tuple(undecided), command, documents, draws or None, available)
+
+
+def _folder(audit: AuditRecord, bits: Sequence[str]) -> str:
+    """Return a folder of its own: what is decided stays where it is."""
+    targets = audit.plan.recipe.targets
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(targets[0]).name if targets else "audit")
+    return f"qaudit-out/{name}-{'-'.join(bits)}bit"

@@ -1,0 +1,69 @@
+"""Documents with the same tokens, and documents with nearly the same."""
+
+from __future__ import annotations
+
+import random
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.errors import CorpusError
+from qaudit.text.copies import NearCopies
+from qaudit.text.corpus import build_corpus
+from qaudit.types import Corpus, Document, Protocol
+from tests.support.texts import BYTES
+
+
+def text(seed: int, words: int = 60) -> str:
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices(ascii_lowercase, k=6)) for _ in range(words))
+
+
+def corpus(evaluation: list[str], **protocol: Any) -> Corpus:
+    settings = {"context": 512, "stride": 512, "calibration_documents": 2, **protocol}
+    fed = [Document(f"c{k}", text(1000 + k)) for k in range(2)]
+    scored = [Document(f"e{k}", words) for k, words in enumerate(evaluation)]
+    return build_corpus(fed, scored, (), BYTES, Protocol(**settings))
+
+
+def test_texts_that_differ_behind_the_cut_are_one_document() -> None:
+    tails = [text(k % 4) + f" tail {k}" for k in range(16)]
+    cut = corpus(tails, document_tokens=200)
+    assert len(cut.documents) == 4
+    assert "12 duplicate evaluation documents were left out" in cut.notes
+    with pytest.raises(CorpusError, match="share 1 documents"):
+        corpus([text(1000) + " tail", text(1), text(2)], document_tokens=200)
+
+
+def test_near_copies_are_one_unit_in_one_half() -> None:
+    texts = [text(k // 2) + (" further words" if k % 2 else "") for k in range(12)]
+    cut = corpus(texts)
+    assert len(cut.documents) == 6
+    assert [document.split for document in cut.documents] == ["selection", "held-out"] * 3
+    assert any("6 evaluation documents are near-copies of others" in note for note in cut.notes)
+    scored = {window.document for window in cut.evaluation}
+    assert scored == set(range(6))
+    assert len(cut.evaluation) == 12
+    whole = sum(len(words.encode()) for words in texts)
+    assert whole - 12 <= sum(document.nbytes for document in cut.documents) <= whole
+
+
+def test_documents_of_other_words_and_short_ones_stay_apart() -> None:
+    cut = corpus([text(k) for k in range(8)] + ["a phrase of 8", "a phrase of 9"])
+    assert len(cut.documents) == 10
+    assert [window.document for window in cut.evaluation] == list(range(10))
+
+
+def test_the_copies_of_a_copy_are_found_by_any_of_them() -> None:
+    copies, tokens = NearCopies(), list(range(100))
+    shifted = [tokens[k:] + [1000 + j for j in range(k)] for k in (0, 20, 40)]
+    clusters = [copies.add(np.array(one, dtype=np.int32)) for one in shifted]
+    assert clusters == [0, 0, 0]
+    assert copies.count == 1
+
+
+def test_documents_of_the_text_are_counted_for_the_next_step() -> None:
+    assert corpus([text(k) for k in range(9)], evaluation_documents=4).available == 9
+    assert corpus([text(k) for k in range(9)]).available == 9
