@@ -17,6 +17,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset
 from llmcompressor import oneshot
+from llmcompressor.modeling.moe.linearize import linearize_moe
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from loguru import logger
@@ -29,14 +30,15 @@ from benchmarks.run_transformers import evaluate
 
 def recipe(scheme: str, group: int) -> object:
     """Return llm-compressor's words for `gptq-4bit` and the like."""
-    name, bits = scheme.removesuffix("bit").split("-")
+    name, bits = scheme.partition("bit")[0].split("-")
     weights = QuantizationArgs(
         num_bits=int(bits), type="int", symmetric=True, strategy="group", group_size=group
     )
     groups = {"all": QuantizationScheme(targets=["Linear"], weights=weights)}
+    ignore = ["lm_head", "re:.*mlp.gate$"]
     if name == "gptq":
-        return GPTQModifier(config_groups=groups, ignore=["lm_head"], actorder=None)
-    return QuantizationModifier(config_groups=groups, ignore=["lm_head"])
+        return GPTQModifier(config_groups=groups, ignore=ignore, actorder=None)
+    return QuantizationModifier(config_groups=groups, ignore=ignore)
 
 
 def main() -> None:
@@ -46,6 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     calibration, evaluation = read_tokens(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    linearize_moe(model)  # nothing to do for a dense one
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", unk_token="<unk>"
@@ -61,6 +64,8 @@ def main() -> None:
             "shuffle_calibration_samples": False,
             "batch_size": batches[0],
         }
+    if "bit-" in scheme:  # of a mixture of experts: routed, or all
+        given["moe_calibrate_all_experts"] = scheme.endswith("-all")
     began = time.process_time()
     oneshot(model=model, processor=tokenizer, recipe=recipe(scheme, group), **given)
     result = {"quantize": time.process_time() - began}

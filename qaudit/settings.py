@@ -276,7 +276,10 @@ class RunOptions:
     trust_task_code: bool = setting("Run Python code of a folder of tasks.", COMPUTE, False)
     self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
     cross_check: int = setting(
-        "Quantize N modules with GPTQModel too, and note the agreement.", COMPUTE, 0, at_least=0
+        "Quantize N modules, and N of experts, with GPTQModel too; note the agreement.",
+        COMPUTE,
+        0,
+        at_least=0,
     )
     sign: bool = setting("Sign the audit with the key in QAUDIT_SIGNING_KEY.", OUTPUT, False)
     out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET")

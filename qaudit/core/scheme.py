@@ -133,6 +133,11 @@ class Scheme:
         return False
 
     @property
+    def experts_see_all(self) -> bool:
+        """Whether each expert is calibrated on all tokens, and not on those routed to it."""
+        return False
+
+    @property
     def rotates_outputs(self) -> bool:
         """Whether it asks which outputs of a block can be rotated."""
         return False

@@ -55,7 +55,10 @@ class PeerAnswer:
 
 
 class CrossCheck:
-    """Quantizes the first `count` linears of each scheme that GPTQModel has, a second time."""
+    """Quantizes the first `count` linears of each scheme that GPTQModel has, a second time.
+
+    Where there are experts, as many of their linears are checked beside.
+    """
 
     def __init__(self, count: int) -> None:
         """Refuse a machine without GPTQModel before any work is done."""
@@ -65,7 +68,7 @@ class CrossCheck:
                 hint="pip install 'qaudit-llm[gptqmodel]', or leave out --cross-check",
             )
         self._count = count
-        self._checked: dict[str, int] = {}
+        self._checked: dict[tuple[str, bool], int] = {}  # by scheme, and if of experts
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> CrossCheck:
@@ -84,11 +87,12 @@ class CrossCheck:
         settings = scheme.gptqmodel_settings(len(linears.inputs.gram_CC))
         if settings is None:
             return None
-        remaining = self._count - self._checked.get(scheme.spec, 0)
+        kind = scheme.spec, linears.inputs.seen is not None
+        remaining = self._count - self._checked.get(kind, 0)
         names = list(linears.weights)[: max(remaining, 0)]
         if not names:
             return None
-        self._checked[scheme.spec] = self._checked.get(scheme.spec, 0) + len(names)
+        self._checked[kind] = self._checked.get(kind, 0) + len(names)
         notes = []
         if getattr(scheme, "scale_dtype", "float32") != "float32":
             changed: Any = {"scale_dtype": "float32"}

@@ -51,11 +51,11 @@ def gathered(
     if group.expert is not None and block.experts.on_all_tokens and seen < block.experts.floor:
         sums = Sums(seen=seen)
         for read, valid_BT, full in batches():
-            sums.add(block, group, _for_everyone(read), valid_BT, full)
+            sums.add(block, group, for_everyone(read), valid_BT, full)
     return sums.inputs(block, group)
 
 
-def _for_everyone(read: Read) -> Read:
+def for_everyone(read: Read) -> Read:
     """Return a read in which every expert reads every token, where that can be had."""
     if not isinstance(read, Routed) or read.everyone is None:
         return read

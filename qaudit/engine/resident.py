@@ -199,6 +199,9 @@ class _Whole:
                 inputs = self._capture(block, both=scheme.calibration is Calibration.BOTH_STREAMS)
             if scheme.calibration is Calibration.WHOLE_BLOCK:
                 tally.note(NOTE_GROUPS)
+            options = block.experts
+            if scheme.experts_see_all:
+                block.experts = options.on_all
             for group in block.groups:
                 moments = self._inputs(inputs, group, block)
                 linears = block.linears(group, moments)
@@ -210,6 +213,7 @@ class _Whole:
                 if (said := observe(scheme, linears, quantized)) is not None:
                     tally.note(said)
                 block.install(quantized)
+            block.experts = options
 
     def _inputs(self, captured: Captured | None, group: Group, block: Block) -> Inputs | None:
         inputs = None if captured is None else captured.get(group)

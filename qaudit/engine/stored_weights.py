@@ -65,6 +65,10 @@ class StandIn(Scheme):
         return self.inner.compares_modules
 
     @property
+    def experts_see_all(self) -> bool:
+        return self.inner.experts_see_all
+
+    @property
     def rotates_outputs(self) -> bool:
         return self.inner.rotates_outputs
 

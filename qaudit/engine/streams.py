@@ -24,13 +24,14 @@ from qaudit.engine.gathering import (
     alone,
     capture_inputs,
     expert_inputs,
+    for_everyone,
     visited,
 )
 from qaudit.engine.surroundings import Surroundings
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Tokens
 from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
-from qaudit.model.blocks import Block, Group
+from qaudit.model.blocks import Block, ExpertOptions, Group
 from qaudit.model.cache import RoundingCache
 from qaudit.model.experts import Routed
 from qaudit.types import FULL_PRECISION
@@ -170,6 +171,8 @@ class FullPrecision(Stream):
         for k in range(len(tokens.feed.calibration)):
             hidden_NH = tokens.states.get(f"inputs/{group.door}", k)
             routed = replace(self._routed[group.door, k], hidden_NH=hidden_NH)
+            if block.experts.sees_all:
+                routed = for_everyone(routed)
             with block.as_it_was(group.expert.before):
                 yield expert_inputs(block, group, routed)[0]
 
@@ -193,10 +196,14 @@ class SchemeStream(Stream):
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
         self._cache: RoundingCache | None = None  # of the block that is passed
+        self._options = ExpertOptions()  # of the block, as other schemes have them
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         """Return the block quantized."""
         outputs: list[Tensor] = []
+        self._options = block.experts
+        if self.scheme.experts_see_all:
+            block.experts = block.experts.on_all
         if self.scheme.kv != NO_CACHE:
             self._cache = block.round_cache(self._round_heads)
         quantize: Quantize = self.scheme.quantize
@@ -226,6 +233,7 @@ class SchemeStream(Stream):
         if self._cache is not None and self._cache.width is not None:
             bits = bits_per_value(self.scheme.kv, self._cache.width)
             self.tally.note(f"keys and values in {self.scheme.kv}: {bits:.4g} bits each")
+        block.experts = self._options
         super().leave(block)
 
     def _round_heads(self, states: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class BlockModel:
         self._vocabulary = int(self.config.get_text_config().vocab_size)
         self._blocks = self._skeleton.blocks
         self._recorded: dict[Shape, dict[int, Arguments]] = {}
-        self._set_stubs(as_tuple=False)
+        self._set_stubs(returns=0)
         self._fill_front_and_head()
         width = self._check_links()
         self._inspector = Inspector(width, self._heads(), dtype, device, self.experts.gates)
@@ -235,8 +235,8 @@ class BlockModel:
             if same is not None and torch.equal(same, parameter):
                 parameter.data = same.data
 
-    def _set_stubs(self, *, as_tuple: bool) -> None:
-        self._tape = Tape(self.num_blocks, as_tuple=as_tuple)
+    def _set_stubs(self, *, returns: int) -> None:
+        self._tape = Tape(self.num_blocks, returns=returns)
         stubs = [Stub(i, block, self._tape) for i, block in enumerate(self._blocks)]
         parent, _, attribute = self._skeleton.blocks_name.rpartition(".")
         setattr(self._skeleton.model.get_submodule(parent), attribute, nn.ModuleList(stubs))
@@ -264,8 +264,8 @@ class BlockModel:
         """Make sure that nothing but hidden states links the blocks; return their width."""
         tokens_BT = torch.arange(PROBE[1])[None] % self._vocabulary
         failures: list[Exception] = []
-        for as_tuple in (False, True):  # what this family's blocks return
-            self._set_stubs(as_tuple=as_tuple)
+        for returns in range(4):  # values of this family's blocks: hidden states and others
+            self._set_stubs(returns=returns)
             try:
                 _, arguments = self._record(tokens_BT)
                 hidden_BTD, others = self._record((tokens_BT * 7 + 5) % self._vocabulary)

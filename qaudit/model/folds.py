@@ -229,7 +229,7 @@ class Inspector:
 
         kind = (structure.readers, *(tuple(p.shape) for p in exact.parameters()))
         if kind not in self._proved:
-            _must_be_causal(index, exact, arguments, hidden_BTD)
+            must_be_causal(index, exact, arguments, hidden_BTD)
             guesses = list(candidates(exact, structure, self.heads))
             self._proved[kind] = true_folds(exact, run, guesses)
             return self._proved[kind], ()
@@ -256,10 +256,10 @@ def _run_first(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: T
         ) from error
 
 
-def _must_be_causal(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> None:
+def must_be_causal(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> None:
     """Refuse a block in which a position can see the one after it."""
     changed_BTD = hidden_BTD.clone()
-    changed_BTD[:, -1] += 1
+    changed_BTD[:, -1] = hidden_BTD[:, -1].flip(-1)  # a LayerNorm removes what is added to all
     before = arguments.call(block, hidden_BTD)[:, :-1]
     after = arguments.call(block, changed_BTD)[:, :-1]
     if not torch.allclose(before, after, rtol=1e-4, atol=1e-4):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -26,6 +27,15 @@ class ExpertOptions:
     on_all_tokens: bool = False  # whether it then sees all tokens, or is rounded to nearest
     gates: bool = False  # whether routers and other small gates are quantized
     replays: bool = False  # whether streams are given full precision's choice of experts
+
+    @property
+    def on_all(self) -> ExpertOptions:
+        """Return the options under which every expert sees all tokens."""
+        return replace(self, floor=sys.maxsize, on_all_tokens=True)
+
+    @property
+    def sees_all(self) -> bool:
+        return self == self.on_all
 
     @property
     def text(self) -> str:

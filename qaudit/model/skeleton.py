@@ -123,14 +123,25 @@ class Skeleton:
         return joined.stored[int(places.pop())] if len(places) == 1 else ""
 
 
+NO_DECODERS = {
+    "cpmant": "reads what is before an answer in both directions",
+    "hrm_text": "runs each of its blocks several times for a token",
+    "paligemma": "reads what is before an answer in both directions",
+    "prophetnet": "predicts several tokens ahead, each in a stream of its own",
+}
+_CROSS_ATTENTION = ("encoder_attn", "crossattention", "cross_attn")
+
+
 def build_skeleton(
     folder: Path, weights: Weights, dtype: torch.dtype, *, trust_remote_code: bool = False
 ) -> Skeleton:
     """Build the model that `folder` describes without memory, and route the weights to it."""
     config = read_config(folder, trust_remote_code=trust_remote_code)
     must_be_held(config.to_dict(), len(weights.names()), f"`{folder}`")
+    must_be_causal_type(config, folder)
     model = _build_on_meta(config, folder, dtype)
     blocks_name = find_blocks(model, folder)
+    _must_need_no_encoder(model.get_submodule(blocks_name), folder)
     parameters = dict(model.state_dict())
     routes = route(model, weights, parameters, folder)
     absent = missing(model.all_tied_weights_keys, routes.keys, parameters, folder, blocks_name)
@@ -138,6 +149,26 @@ def build_skeleton(
     return Skeleton(
         model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused
     )
+
+
+def must_be_causal_type(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuse types that are known to be no plain decoders, before their weights are downloaded."""
+    reason = NO_DECODERS.get(str(config.model_type))
+    if reason is not None:
+        raise ModelError(
+            f"the model in `{folder}` is a `{config.model_type}`, which {reason}",
+            hint="only decoder language models whose blocks run once can be audited",
+        )
+
+
+def _must_need_no_encoder(blocks: nn.Module, folder: Path) -> None:
+    """Refuse a decoder that reads an encoder: text alone never runs that part of its blocks."""
+    for name, module in blocks.named_modules():
+        if name.rpartition(".")[2] in _CROSS_ATTENTION and any(True for _ in module.parameters()):
+            raise ModelError(
+                f"blocks of the model in `{folder}` read an encoder (`{name.partition('.')[2]}`)",
+                hint="only models that are a decoder alone have a next-token loss to audit",
+            )
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Tape:
     arguments: dict[int, Arguments] = field(default_factory=dict)
     first_BTD: Tensor | None = None
     played_BTD: Tensor | None = None  # hidden states for the head; None while recording
-    as_tuple: bool = False  # whether this family's blocks return tuples
+    returns: int = 0  # how many values this family's blocks return as a tuple; 0: one, bare
     _linked: Tensor | None = None
 
     def pass_on(self, index: int, hidden_BTD: Tensor, arguments: Arguments) -> Tensor:
@@ -89,6 +89,10 @@ class Tape:
         self.first_BTD, self._linked = None, None
         self.arguments.clear()
         return recorded
+
+
+class Beside:
+    """What a block returns beside hidden states; a link between blocks where one is given it."""
 
 
 def hidden_keyword(called: Mapping[str, Any]) -> str:
@@ -121,13 +125,19 @@ class Stub(nn.Module):
             rest = {name: value for name, value in kwargs.items() if name != keyword}
             arguments = Arguments((), rest, keyword)
         out = self._tape.pass_on(self._index, hidden_BTD, arguments)
-        return (out,) if self._tape.as_tuple else out
+        count = self._tape.returns
+        return (out, *(Beside() for _ in range(count - 1))) if count else out
 
 
 def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
     """Refuse arguments that could carry state from one block to another."""
     for index, argument in arguments.items():
         for value in _leaves((argument.before, *argument.after.values())):
+            if isinstance(value, Beside):
+                raise LinkedBlocksError(
+                    f"block {index} is given what a block before it returned beside hidden states",
+                    hint=_HINT,
+                )
             if not isinstance(value, _PLAIN):
                 raise LinkedBlocksError(
                     f"block {index} is given a `{type(value).__name__}`, "

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
 from qaudit.checkpoints.series import tell_apart
-from qaudit.errors import HubError, Interrupted, UnreachableError
+from qaudit.errors import HubError, Interrupted, ModelError, QauditError, UnreachableError
 from qaudit.families import Family
 from qaudit.hub import open_hub
 from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
+from qaudit.planning.survey import must_be_auditable
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.report.catalog import Catalog
 from qaudit.types import Checkpoint, Recipe, Watch
@@ -68,6 +69,7 @@ class _CatalogReader:
                 c.label: weights_nbytes(c) for c in checkpoints if c.commit is None and not c.files
             },
             findings=content_findings(checkpoints),
+            refusals=tuple(self._refusals([c for c in checkpoints if c.commit is None or c.files])),
             remarks=tuple(remark for family in _families(names) for remark in family.remarks),
         )
 
@@ -87,6 +89,23 @@ class _CatalogReader:
                 parts = with_files(self._listing, [checkpoint], known_only=unread, keep_all=True)
             for part in parts:
                 yield part, checkpoint.label
+
+    def _refusals(self, checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
+        """Yield why the last checkpoint of each repository cannot be audited, by its headers.
+
+        Those of the Hub are asked for with `--check` alone: they are further requests.
+        """
+        last = {checkpoint.ref.location: checkpoint for checkpoint in checkpoints}
+        for checkpoint in last.values():
+            if checkpoint.commit is not None and not self._check:
+                continue
+            hub = None if checkpoint.commit is None else open_hub(watch=self._watch)
+            try:
+                must_be_auditable(checkpoint, hub)
+            except ModelError as error:
+                yield f"`{checkpoint.label}` cannot be audited: {error.message}"
+            except QauditError:  # damaged, or not reached: another matter
+                continue
 
     def _fetch_trees(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Read every tree that is not known yet; one that fails leaves the others."""

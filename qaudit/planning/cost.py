@@ -79,7 +79,8 @@ def flops(sizes: Sizes, load: Load) -> float:
     text, calibration_tokens = load.text, load.text.calibration_tokens
     read = sizes.blocks * (3 * sizes.hidden + sizes.widest)  # activations of a token
     weights = sizes.blocks * sizes.block_parameters
-    forward = 2.0 * weights + 4.0 * sizes.blocks * text.context * sizes.hidden + BETWEEN * read
+    active = sizes.blocks * sizes.active_parameters
+    forward = 2.0 * active + 4.0 * sizes.blocks * text.context * sizes.hidden + BETWEEN * read
     gram = 9 / 8 * sizes.blocks * (3 * sizes.hidden**2 + sizes.widest**2)
     evaluating = load.streams * (
         (text.evaluation_tokens + text.item_tokens) * forward
@@ -87,6 +88,8 @@ def flops(sizes: Sizes, load: Load) -> float:
     )
     work = evaluating + load.calibrated * calibration_tokens * (forward + gram)
     for scheme in load.schemes:
+        if scheme.experts_see_all:
+            work += calibration_tokens * 2.0 * (weights - active)
         # 20 candidates of scales; statistics, and the error before and behind.
         again = 20 * scheme.compares_modules + 3 * (scheme.calibration is Calibration.WHOLE_BLOCK)
         work += again * calibration_tokens * forward

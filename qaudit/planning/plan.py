@@ -22,6 +22,7 @@ from qaudit.planning.classes import class_notes, refuse_classes
 from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
 from qaudit.planning.devices import choose_audited, choose_column_loop, device_notes
 from qaudit.planning.diagnoses import diagnoses_of, price_of
+from qaudit.planning.experts import expert_notes
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import price_further
 from qaudit.planning.passes import (
@@ -112,6 +113,7 @@ def make_plan(
             *chosen.seen.notes,
             *(chosen.seen.references if not any(p.is_quantized for p in work.passes) else ()),
             *class_notes(chosen.schemes, chosen.seen.largest),
+            *expert_notes(chosen.seen.largest, resolved.recipe),
             *allowed_notes(chosen.members),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *(f"Python code of tasks is run on this machine: {file}" for file in chosen.task_code),

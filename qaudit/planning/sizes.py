@@ -48,6 +48,17 @@ class Sizes:
     tensors: int = field(default=1 << 40, compare=False)  # unknown where no header was read
     # Of blocks, by block and name: empty where no header was read.
     matrices: Mapping[tuple[int, str], tuple[int, int]] = field(default_factory=dict, compare=False)
+    expert_parameters: int = 0  # of the largest block
+    experts: int = 0  # of a layer
+    per_token: int = 0  # experts that read a token
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters of a block that a token goes through."""
+        if not self.experts:
+            return self.block_parameters
+        idle = self.expert_parameters * (self.experts - self.per_token) // self.experts
+        return self.block_parameters - idle
 
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
@@ -91,12 +102,14 @@ class Sizes:
         if not numbered:
             raise ModelError(f"`{name}` holds no numbered blocks", hint="is it a causal LM?")
         prefix = Counter(m.group(1) for m, _ in numbered).most_common(1)[0][0]
-        per_block: Counter[int] = Counter()
+        per_block, of_experts = Counter[int](), Counter[int]()
         widest, inner = 1, {}
         for match, tensor in numbered:
             if match.group(1) == prefix:
                 block, shape = int(match.group(2)), shapes[tensor]
                 per_block[block] += int(np.prod(shape))
+                if re.search(r"\bexperts\b", tensor):
+                    of_experts[block] += int(np.prod(shape))
                 widest = max((widest, *shape))
                 if len(shape) == 2:
                     name = tensor[match.end() :].removesuffix(".weight")
@@ -114,6 +127,7 @@ class Sizes:
             vocabulary=max(embedding),
             tensors=len(shapes),
             matrices=inner,
+            expert_parameters=max(of_experts.values(), default=0),
         )
 
 

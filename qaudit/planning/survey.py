@@ -34,6 +34,7 @@ from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.proven import STREAMABLE, reads_trees
+from qaudit.planning.experts import with_experts
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Checkpoint, Subject
@@ -77,6 +78,11 @@ def survey(
         notes=tuple(surveyor.notes),
         references=tuple(surveyor.references),
     )
+
+
+def must_be_auditable(checkpoint: Checkpoint, hub: Hub | None) -> None:
+    """Refuse a checkpoint that a plan would refuse, by its configuration and headers."""
+    _Surveyor(hub, allow_pickle=True, code=True).look_at(checkpoint)
 
 
 def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
@@ -144,7 +150,8 @@ class _Surveyor:
             if not is_known(config) and quantization_of(folder) is None:
                 weights = WeightFolder(folder, allow_pickle=self._allow_pickle)
                 must_open(folder, {name: weights.shape(name) for name in weights.names()})
-            return sizes, longest_context(config, LONGEST_CONTEXT), reads_trees(config)
+            context = longest_context(config, LONGEST_CONTEXT)
+            return with_experts(sizes, config), context, reads_trees(config)
         folder = self._hub.fetcher.settings(checkpoint, code=self._code)
         config = read_configuration(folder)
         self._must_be_allowed(checkpoint, config)
@@ -160,7 +167,7 @@ class _Surveyor:
             ) or self._sizes(hub, checkpoint, folder, config)
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
         context = longest_context(config, LONGEST_CONTEXT)
-        return self._known[key], context, reads_trees(config)
+        return with_experts(self._known[key], config), context, reads_trees(config)
 
     def _note_quantized(self, checkpoint: Checkpoint, folder: Path) -> None:
         if quantization_of(folder) is not None:

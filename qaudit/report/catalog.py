@@ -55,6 +55,7 @@ class Catalog:
     nbytes: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     remarks: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()  # why checkpoints cannot be audited
 
     def size_of(self, checkpoint: Checkpoint) -> int | None:
         """Return the bytes of a checkpoint's weights; zero only where there are none."""
@@ -74,7 +75,7 @@ def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bo
     also = [f"{f.rule} {f.message}" for f in catalog.findings if f.rule not in _IN_THE_TABLE]
     numbered = [f"{number} {text}" for text, number in notes.numbers.items()]
     remarks = ["From its family's file:", *catalog.remarks] if catalog.remarks else []
-    below = ([*numbered, *also], _inferred(catalog), remarks)
+    below = (catalog.refusals, [*numbered, *also], _inferred(catalog), remarks)
     legend = "* selected   - not known, or not checked (`--check` reads every tree)"
     parts = [_filled(_head(catalog), width), "\n".join(table)]
     parts += ["\n".join(_filled(line, width) for line in lines) for lines in below if lines]
@@ -233,5 +234,6 @@ def catalog_to_json(catalog: Catalog) -> str:
         "checkpoints": rows,
         "findings": [encode(finding) for finding in catalog.findings],
         "remarks": list(catalog.remarks),
+        "refusals": list(catalog.refusals),
     }
     return text_of(document)

@@ -164,8 +164,13 @@ def test_a_config_whose_contradiction_shows_only_when_it_runs(place: Path, scan:
             torch.zeros(3, 16),
             "where the config asks",
         ),
+        (
+            "model.layers.1.block_sparse_moe.experts.1.w2.weight",
+            torch.zeros(16, 5),
+            "block_sparse_moe.experts",
+        ),
     ],
-    ids=["an expert", "the last expert", "a router"],
+    ids=["an expert", "the last expert", "a router", "a converter that fails"],
 )
 def test_experts_that_do_not_fit(
     key: str, value: torch.Tensor | None, sentence: str, place: Path, scan: Run
@@ -178,6 +183,19 @@ def test_experts_that_do_not_fit(
     save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
     done = scan("moe", "series/step10")
     assert done.code == 3 and "moe" in done.err and sentence in done.err
+    rows: Any = audit_of(place / "out")["measurements"]
+    assert {row["subject"] for row in rows} == {"step10"}  # the other goes on
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_count_of_experts_that_contradicts_the_tensors(
+    count: int, place: Path, scan: Run
+) -> None:
+    folder = save_model(place / "moe", 0, "mixtral", num_local_experts=3)
+    save_tokenizer(folder)
+    change_config(folder, num_local_experts=count)
+    done = scan("moe", "series/step10")
+    assert done.code == 3 and f"[3, 32] where the config asks for [{count}, 32]" in done.err
     rows: Any = audit_of(place / "out")["measurements"]
     assert {row["subject"] for row in rows} == {"step10"}  # the other goes on
 

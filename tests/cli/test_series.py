@@ -12,6 +12,7 @@ import pytest
 
 from qaudit.errors import UnreachableError
 from qaudit.hub.listing import Listing
+from tests.support import released
 from tests.support.cli import Run, refused
 from tests.support.hub import Hub, write_headers
 from tests.support.hub.fixtures import Serve
@@ -222,3 +223,15 @@ def test_a_recipe_s_own_selection_is_shown(hub: Hub, tmp_path: Path, qaudit: Run
     assert [name for name in stars if name.startswith("step")] == [
         "step10000", "step15000", "step20000",
     ]  # fmt: skip
+
+
+def test_a_type_that_cannot_be_opened_is_shown_with_its_reason(
+    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released.save(tmp_path / "runs" / "step10", "jetmoe")
+    monkeypatch.chdir(tmp_path)
+    done = qaudit("series", "runs")
+    assert done.code == 0, done.err
+    assert "`step10` cannot be audited" in done.out and "would not be quantized" in done.out
+    done = qaudit("series", "runs", "--json")
+    assert "would not be quantized" in json.loads(done.out)["refusals"][0]

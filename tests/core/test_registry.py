@@ -140,14 +140,17 @@ def test_the_canonical_form_spells_every_parameter_in_order():
         (
             "gptq-3bit:preset=llm-compressor",
             "gptq-3bit:act_order=true:act_group_aware=false:static_groups=true:damp=0.01"
-            ":damp_increment=0.0:true_sequential=false",
+            ":damp_increment=0.0:true_sequential=false:all_tokens=true",
         ),
         (
             "gptq-4bit:preset=autogptq",
             "gptq-4bit:act_order=true:act_group_aware=false:damp=0.01:damp_increment=0.0",
         ),
         ("gptq-4bit:preset=gptqmodel", "gptq-4bit"),
-        ("awq-4bit:preset=llm-compressor", f"awq-4bit:clip=false:{UNSHARED}:ratios=llm-compressor"),
+        (
+            "awq-4bit:preset=llm-compressor",
+            f"awq-4bit:clip=false:{UNSHARED}:ratios=llm-compressor:all_tokens=true",
+        ),
         ("awq-4bit:preset=autoawq", f"awq-4bit:{UNSHARED}"),
         ("rtn:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
         ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),

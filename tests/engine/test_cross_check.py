@@ -5,6 +5,7 @@ numpy GPTQ of tests/support/reference: another implementation than ours, found b
 """
 
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,6 +135,22 @@ def test_only_the_first_linears_of_each_gptq_scheme_are_checked(stand_in, monkey
         else:
             assert [note and note.count("agrees") for note in notes] == [3, 1, None]
     assert asked == [4] * 4 + [3] * 4
+
+
+def test_linears_of_experts_are_checked_beside_the_first(stand_in, monkeypatch):
+    asked = []
+
+    def ask(self, config, weight_RC, x_CC):
+        asked.append(len(weight_RC))
+        return cross_check.PeerAnswer("0", weight_RC.numpy(), np.ones((16, 64), np.float32), 0.05)
+
+    monkeypatch.setattr(CrossCheck, "_ask", ask)
+    dense, expert = group_of_linears(("q", "k")), group_of_linears(("gate", "up"))
+    expert = replace(expert, inputs=replace(expert.inputs, seen=256))
+    check, scheme = CrossCheck(1), parse_scheme("gptq-4bit")
+    notes = [check.observe(scheme, one, Quantized(one.weights, 0)) for one in (dense, expert) * 2]
+    assert [bool(note) for note in notes] == [True, True, False, False]
+    assert "`q`" in notes[0] and "`gate`" in notes[1]
 
 
 @pytest.mark.parametrize("tokens", [256, 20], ids=["full rank", "fewer tokens than columns"])

@@ -18,9 +18,11 @@ from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel
+from qaudit.model.folds import must_be_causal
 from qaudit.model.head import chunk_rows, chunked_nll
 from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
+from qaudit.model.tape import Arguments
 from tests.support import tiny
 
 CPU = torch.device("cpu")
@@ -236,6 +238,20 @@ def test_blocks_that_see_the_future_are_refused(tmp_path: Path) -> None:
         del tiny.FAMILIES["bert"]
     with pytest.raises(ModelError, match="sees the token after it"):
         stream(open_model(tmp_path), tiny.tokens(1, 8))
+
+
+def test_a_norm_that_removes_what_is_added_hides_no_look_at_the_future() -> None:
+    class Ahead(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(16, elementwise_affine=False)
+
+        def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+            return hidden_BTD + self.norm(hidden_BTD).mean(1, keepdim=True)
+
+    hidden_BTD = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ModelError, match="in block 3 a token sees the token after it"):
+        must_be_causal(3, Ahead(), Arguments(), hidden_BTD)
 
 
 def test_state_that_passes_between_blocks_is_refused(tmp_path: Path) -> None:

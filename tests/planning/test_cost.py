@@ -10,10 +10,11 @@ from qaudit.core.registry import parse_schemes
 from qaudit.errors import MachineError, ModelError
 from qaudit.planning import cost
 from qaudit.planning.cost import ROUND_TOKENS, Load, flops
+from qaudit.planning.experts import expert_notes, with_experts
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
-from qaudit.types import Protocol
+from qaudit.types import Protocol, Recipe
 
 
 def shapes(hidden=64, ffn=160, blocks=3, vocabulary=1000, tied=True):
@@ -214,3 +215,40 @@ def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
     assert of_items(900_000, 10**12).notes == ()
     bound = replace(footprint, limit_nbytes=10**15).memory_nbytes
     assert bound == of_items(ROUND_TOKENS, 10**15).memory_nbytes
+
+
+def mixture(fused):
+    found = shapes(blocks=2)
+    for i in range(2):
+        prefix = f"model.layers.{i}.mlp"
+        found[f"{prefix}.gate.weight"] = (8, 64)
+        if fused:
+            found[f"{prefix}.experts.gate_up_proj"] = (8, 2 * 32, 64)
+            found[f"{prefix}.experts.down_proj"] = (8, 64, 32)
+        for k in range(0 if fused else 8):
+            for name, shape in (("gate", (32, 64)), ("up", (32, 64)), ("down", (64, 32))):
+                found[f"{prefix}.experts.{k}.{name}_proj.weight"] = shape
+    config = {"num_experts": 8, "num_experts_per_tok": 2}
+    return with_experts(Sizes.of(found, "model"), config)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_token_is_priced_by_the_experts_that_read_it(fused):
+    sizes = mixture(fused)
+    assert sizes.expert_parameters == 8 * 3 * 32 * 64
+    assert sizes.active_parameters == sizes.block_parameters - 6 * 3 * 32 * 64
+    asked = load(("gptq-4bit",))
+    routed, everyone = (
+        flops(sizes, load((name,))) for name in ("gptq-4bit", "gptq-4bit:all_tokens=true")
+    )
+    assert routed < everyone < flops(replace(sizes, experts=0), asked)
+    calibration = asked.text.calibration_tokens
+    assert everyone - routed == pytest.approx(2 * calibration * 2 * 6 * 3 * 32 * 64)
+
+
+def test_a_plan_names_the_gates_it_leaves_and_the_memory_of_experts():
+    notes = list(expert_notes(mixture(fused=False), Recipe(("here",))))
+    assert notes[0].startswith("2 of 8 experts in a layer read a token")
+    assert "`mlp.gate`" in notes[1]
+    assert len(list(expert_notes(mixture(fused=False), Recipe(("a",), quantize_routers=True)))) == 1
+    assert list(expert_notes(SMALL, Recipe(("here",)))) == []

@@ -32,6 +32,8 @@ TOLERANCE = 1e-5
 _CPU = torch.device("cpu")
 _LENGTHS, _LONGEST = (40, 33, 40), 40
 _RANDOM = np.random.default_rng(0)
+_CALIBRATION = [Window(i, _RANDOM.integers(20, 2000, _LONGEST).astype(np.int32)) for i in range(64)]
+_SCHEMES = ("rtn-4bit", "gptq-4bit")
 _WINDOWS = [
     Window(i, _RANDOM.integers(20, 2000, n).astype(np.int32)) for i, n in enumerate(_LENGTHS)
 ]
@@ -76,18 +78,18 @@ def _must_open(folder: Path) -> str:
 
 
 def _audit(folder: Path, scratch: Path) -> Mapping[str, Tally]:
-    feed = Feed((), make_batches(_WINDOWS, _LONGEST, 160))
+    feed = Feed(make_batches(_CALIBRATION, _LONGEST), make_batches(_WINDOWS, _LONGEST, 160))
     route = Route(folder, WeightFolder(folder), torch.float32, _CPU)
     with HiddenStates(scratch, 10**9, _CPU) as states:
         return route.follow(
-            feed, parse_schemes(["rtn-4bit"]), states, lambda *_: None, lambda *_: None, check=False
+            feed, parse_schemes(_SCHEMES), states, lambda *_: None, lambda *_: None, check=False
         )
 
 
 def _compared(
     plain: Any, documents: list[torch.Tensor], wanted: list[float], tallies: Mapping[str, Tally]
 ) -> dict[str, Any]:
-    (spec,) = set(tallies) - {FULL_PRECISION}
+    spec, gptq = (scheme.spec for scheme in parse_schemes(_SCHEMES))
     linears = tallies[spec].linears
     result: dict[str, Any] = {"runs": "in blocks"}
     if any("run whole" in note for tally in tallies.values() for note in tally.notes):
@@ -95,6 +97,7 @@ def _compared(
     result["fp"] = _difference(tallies[FULL_PRECISION], wanted)
     result["left"] = sorted({_short(name) for name in reference.left(plain, linears)})
     result["quantized"], unknown = reference.round_in_place(plain, linears)
+    result["gptq"] = float(f"{_divergence(tallies[gptq]) / _divergence(tallies[spec]):.2f}")
     result["rtn"] = _difference(tallies[spec], reference.losses(plain, documents))
     if unknown:
         result |= {"runs": "wrong", "reason": f"no linear layer `{min(unknown)}` in transformers"}
@@ -109,6 +112,11 @@ def _difference(tally: Tally, wanted: list[float]) -> float:
     batches = make_batches(_WINDOWS, _LONGEST, 160)
     losses = document_sums(batches, tally.nll, pairs, len(_WINDOWS))[0]
     return float(f"{np.max(np.abs(losses - wanted) / np.abs(wanted)):.1e}")
+
+
+def _divergence(tally: Tally) -> float:
+    """Return the KL divergence to full precision, summed over tokens; padding is in both."""
+    return float(sum(kl.double().sum() for kl in tally.kl))
 
 
 def _short(name: str) -> str:

@@ -89,6 +89,7 @@ class Awq(Scheme):
             "shared_fold": False,
             "modules": True,
             "ratios": "llm-compressor",
+            "all_tokens": True,
         },
         "autoawq": {
             "zero_point": True,
@@ -108,6 +109,7 @@ class Awq(Scheme):
     shared_fold: bool = added(True)
     modules: bool = added(False)
     ratios: str = added("autoawq")
+    all_tokens: bool = added(False)
     scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
@@ -122,6 +124,10 @@ class Awq(Scheme):
     @property
     def compares_modules(self) -> bool:
         return self.modules
+
+    @property
+    def experts_see_all(self) -> bool:
+        return self.all_tokens
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

@@ -89,6 +89,7 @@ class Gptq(Scheme):
             "damp": 0.01,
             "damp_increment": 0.0,
             "true_sequential": False,
+            "all_tokens": True,
         },
         "autogptq": {
             "act_order": True,
@@ -123,6 +124,7 @@ class Gptq(Scheme):
     scale_dtype: str = "bf16"
     fused: str = added("auto")
     true_sequential: bool = added(True)
+    all_tokens: bool = added(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,6 +170,10 @@ class Gptq(Scheme):
             "damp_percent": self.damp,
             "damp_auto_increment": self.damp_increment,
         }
+
+    @property
+    def experts_see_all(self) -> bool:
+        return self.all_tokens
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch
