@@ -51,13 +51,14 @@ def gathered(
     if group.expert is not None and block.experts.on_all_tokens and seen < block.experts.floor:
         sums = Sums(seen=seen)
         for read, valid_BT, full in batches():
+            assert isinstance(read, Routed)
             sums.add(block, group, for_everyone(read), valid_BT, full)
     return sums.inputs(block, group)
 
 
-def for_everyone(read: Read) -> Read:
+def for_everyone(read: Routed) -> Routed:
     """Return a read in which every expert reads every token, where that can be had."""
-    if not isinstance(read, Routed) or read.everyone is None:
+    if read.everyone is None:
         return read
     everyone = (read.everyone,) * len(read.rows)
     return replace(read, rows=everyone, tokens=everyone)
