@@ -178,7 +178,7 @@ def pick(
 def decide(
     saved: SavedAudit, policy: str, objective: str = "loss", bits: Sequence[str] = ()
 ) -> Verdict:
-    """Return what ships of each bit class, by evidence and under a policy."""
+    """Return the verdict on each bit class, by evidence and under a policy."""
     from qaudit.judge.gate import GateInput, verdict_of
     from qaudit.judge.gate import gate as judged
     from qaudit.judge.objectives import parse_objective

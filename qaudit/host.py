@@ -87,7 +87,7 @@ def _left_in_cgroups() -> Iterator[int]:
 
 
 def _left(folder: Path, limit: str, used: str, file_pages: str) -> int | None:
-    """Return what one cgroup leaves; None without a limit."""
+    """Return the memory that one cgroup leaves; None without a limit."""
     try:
         most = (folder / limit).read_text(encoding="ascii").strip()
         nbytes_used = int((folder / used).read_text(encoding="ascii"))

@@ -168,7 +168,7 @@ def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
 
 
 def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
-    """Return what was measured of each subject, that of further draws behind the first."""
+    """Return the results of each subject, those of further draws behind the first."""
     measured: dict[str, Measured] = {}
     for event in events:
         first = measured.setdefault(event.label, event)

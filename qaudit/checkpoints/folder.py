@@ -54,7 +54,7 @@ def find_all(
 
 
 def look(target: str, recipe: Recipe | None = None) -> CheckpointGroup:
-    """Return what a target holds, before any name is read."""
+    """Return the checkpoints of a target, before any name is read."""
     folder = _existing(target)
     places, knowledge = _checkpoints_in(folder), _knowledge(folder, recipe)
     candidates = tuple(
@@ -112,7 +112,7 @@ def _with_files(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
 
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:
-    """Return what the weights of a checkpoint take, without reading them."""
+    """Return the bytes of the weights of a checkpoint, without reading them."""
     try:
         return sum(path.stat().st_size for path in weight_files(folder_of(checkpoint)))
     except OSError:
@@ -139,7 +139,7 @@ def _existing(target: str) -> Path:
 
 
 def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
-    """Return what a target holds: itself, or the sub-folders that are checkpoints.
+    """Return a target itself, or its sub-folders that are checkpoints.
 
     A checkpoint with numbered ones beneath it is the end of their series, as HF Trainer
     leaves it; folders of any other name inside a checkpoint are not looked at.

@@ -59,7 +59,7 @@ def is_gguf(place: PurePath | str) -> bool:
 
 
 def weights_of(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Return what weights are opened as: a folder, or the one GGUF file of a checkpoint."""
+    """Return the place of weights: a folder, or the one GGUF file of a checkpoint."""
     names = [file.name for file in checkpoint.files]
     return folder / names[0] if len(names) == 1 and is_gguf(names[0]) else folder
 

@@ -130,7 +130,6 @@ def _choice(
     given: dict[str, Any],
     watch: Watch,
 ) -> ExportChoice:
-    """Return what an audit or a target, and the options, choose."""
     from qaudit.export.choice import audit_file_of, of_audit, of_target, with_options
 
     bits, subject, scheme = named

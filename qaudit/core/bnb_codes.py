@@ -116,7 +116,7 @@ class Int8Codes(StoredWeight):
 
 
 def parts_of(codes: FourBitCodes) -> dict[str, Tensor]:
-    """Return what bitsandbytes saves beside the codes."""
+    """Return the tensors that bitsandbytes saves beside the codes."""
     parts: dict[str, Tensor] = codes.state(codes.shape).as_dict(packed=True)
     return parts
 

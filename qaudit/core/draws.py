@@ -75,7 +75,7 @@ def draw_noise(column_RD: Array) -> DrawNoise | None:
 
 
 def combined(noises: Sequence[DrawNoise]) -> DrawNoise:
-    """Return what several columns know together of a noise that they have alike."""
+    """Return the noise of several columns that have it alike, estimated together."""
     freedom = sum(noise.freedom for noise in noises)
     return DrawNoise(
         sum(noise.variance * noise.freedom for noise in noises) / freedom,
@@ -171,7 +171,7 @@ def _same_draws(columns_RD: Sequence[Array], noises: Sequence[DrawNoise | None])
 
 
 def _slopes(mean: tuple[Array, ...], statistic: Statistic) -> Array:
-    """Return what the statistic moves by for each column's total, per fraction of it."""
+    """Return the derivative of the statistic by each column's total, per fraction of it."""
     total_K = np.array([column_D.sum() for column_D in mean])
     step_KK = np.diag(STEP * total_K)
     higher, lower = statistic(total_K[:, None] + step_KK), statistic(total_K[:, None] - step_KK)
@@ -190,7 +190,7 @@ def _sum(parts: Sequence[DrawNoise]) -> DrawNoise:
 def added_by_draws(
     of_draws: DrawNoise, spread: Spread, confidence: float, luck: Array | float = 1.0
 ) -> Array:
-    """Return what draws add to the square of how far an interval over documents reaches.
+    """Return the part of draws in the squared half-width of an interval over documents.
 
     `luck` is by how much the estimated variance of draws is off.
     """

@@ -231,7 +231,7 @@ def _e2m1_values(codes: Tensor) -> Tensor:
 
 
 def _e4m3_values(codes: Tensor) -> Tensor:
-    """Return what 8-bit floats are, several times faster than they are converted."""
+    """Return the values of 8-bit floats, several times faster than torch converts them."""
     import torch
 
     every = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()

@@ -219,7 +219,7 @@ def _in_order(solution: Solution[G], order_C: Tensor, size: int | None) -> Solut
 
 
 def _left_in_block(triangle_BB: Tensor, pull: Pull, rounded_BR: Tensor) -> Tensor:
-    """Return what a block's targets fed within it beyond what its rounded weights would have fed.
+    """Return how much more a block's targets fed within it than its rounded weights would have.
 
     Later blocks count rounded weights: the rest counts as an error.
     """

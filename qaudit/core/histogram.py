@@ -39,7 +39,7 @@ def counts_of(values_N: Array, document_N: npt.NDArray[np.integer], documents: i
 
 
 def quantile(counts_DB: Counts, share: float) -> float:
-    """Return what this share of all values is below: 0 for none of them, infinity for all."""
+    """Return the value that this share is below: 0 for none of them, infinity for all."""
     upto_B = counts_DB.sum(axis=0, dtype=np.int64).cumsum()
     total = int(upto_B[-1])
     if total == 0:

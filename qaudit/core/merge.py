@@ -65,7 +65,6 @@ class Merge:
         raise NotImplementedError
 
     def divisor(self, weights: Sequence[float]) -> float:
-        """Return what the sum of all members is divided by."""
         return 1.0
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:

@@ -87,7 +87,7 @@ class Pilot:
 
 
 def _upper(error: float, freedom: float) -> float:
-    """Return what a standard error stays below, for `BOUND` of all pilots."""
+    """Return an upper bound of a standard error, for `BOUND` of all pilots."""
     return error * math.sqrt(freedom / float(special.chdtri(freedom, BOUND)))
 
 

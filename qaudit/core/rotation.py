@@ -105,7 +105,7 @@ class Rotated:
     rows: Mapping[str, Rows]
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Return what the rotated weights read in place of x, in at least float32."""
+        """Return the inputs of the rotated weights in place of x, in at least float32."""
         import torch
 
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

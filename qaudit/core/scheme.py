@@ -177,7 +177,7 @@ class Scheme:
         return None
 
     def gptqmodel_settings(self, columns: int) -> dict[str, Any] | None:
-        """Return what makes GPTQModel quantize alike, for `--cross-check`; None: nothing does."""
+        """Return GPTQModel's settings that quantize alike, for `--cross-check`; None: no such."""
         return None
 
     def quantize(self, linears: Linears) -> Quantized:
@@ -192,7 +192,7 @@ class Scheme:
 
     @property
     def remark(self) -> str | None:
-        """Return what had to be inferred, if these are the settings of a published study."""
+        """Return the inferred settings, if these are those of a published study."""
         for name, settings in self.presets.items():
             if all(getattr(self, key) == value for key, value in settings.items()):
                 return f"settings of {name}: {self.remarks[name]}" if name in self.remarks else None
@@ -200,7 +200,7 @@ class Scheme:
 
     @property
     def bit_class(self) -> str:
-        """Return what it competes in: `4` for codes of four bits, whatever their scales cost.
+        """Return the class it competes in: `4` for codes of four bits, whatever their scales cost.
 
         With activations of four bits, too, it is `w4a4`, and with a cache of four bits `w4a4kv4`.
         """
@@ -209,7 +209,7 @@ class Scheme:
         )
 
     def class_at(self, bits: float | None) -> str:
-        """Return what it competes in where it stored so many bits per weight."""
+        """Return the class where it stored so many bits per weight."""
         return class_of_stored(self.bit_class, bits) if self.mixes_types else self.bit_class
 
     @property

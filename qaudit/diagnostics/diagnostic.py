@@ -51,7 +51,7 @@ class Diagnostic:
         return ()
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        """Return what it adds to a plan, given the schemes of the audit and a model's blocks."""
+        """Return its part of a plan, given the schemes of the audit and a model's blocks."""
         return DiagnosticWork(self.short)
 
     def _must_be_at_least(self, **lowest: int) -> None:

@@ -29,6 +29,6 @@ def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | N
 
 
 def _series(checkpoint: Checkpoint) -> str:
-    """Return what checkpoints of one series share: a repository, or the parent folder."""
+    """Return the place of a series: a repository, or the parent folder."""
     location = checkpoint.ref.location
     return location if checkpoint.commit else str(Path(location).parent)

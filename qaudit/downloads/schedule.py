@@ -79,7 +79,7 @@ class DownloadSchedule:
         return 0 if key in self.cached else self.nbytes[key]
 
     def at_once_nbytes(self, position: int) -> int:
-        """Return what a subject takes of a budget: all that it needs."""
+        """Return the bytes of all that a subject needs."""
         return sum(map(self.weight, self.needs[position]))
 
     def _must_fit(self) -> None:

@@ -28,7 +28,7 @@ Read = Tensor | Routed
 """What a door is given of a batch: a tensor, or tokens with the experts that read them."""
 
 Beside = Callable[[Group, int], Tensor | None]
-"""Return what a group's door is given of a batch in full precision, or None where it is unused."""
+"""Return a door's input in full precision for a batch, or None where it is unused."""
 
 
 def alone(group: Group, batch: int) -> None:
@@ -109,7 +109,7 @@ def _rows(x: Tensor, valid_BT: Tensor) -> Tensor:
 def expert_inputs(
     block: Block, group: Group, read: Routed, full_NH: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what linears of an expert read, and what the same tokens are in full precision."""
+    """Return the inputs of an expert's linears, and the same tokens in full precision."""
     part = group.expert
     assert part is not None
     experts = block.module.get_submodule(part.module)
@@ -130,7 +130,7 @@ def expert_inputs(
 
 
 def enough(inputs: Inputs, floor: int) -> Inputs:
-    """Return what an expert is calibrated on where few tokens reached it, or none.
+    """Return the inputs of an expert, or the identity where few tokens reached it.
 
     Below the floor that is the identity, on which calibrated schemes round to nearest. Columns that
     no token moved are not dead, as they are in a dense model: zeroing them loses more than rounding

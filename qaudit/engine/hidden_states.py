@@ -133,7 +133,7 @@ class HiddenStates:
         return self._kept_nbytes(place) + nbytes <= self._limits[place]
 
     def _kept_nbytes(self, place: torch.device) -> int:
-        """Return what is kept at a place; one tensor under two names counts once."""
+        """Return the bytes kept at a place; one tensor under two names counts once."""
         kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place.type}
         return sum(kept.values())
 

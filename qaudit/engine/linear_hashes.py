@@ -90,7 +90,7 @@ class LinearHashes:
 
 
 def _copied(weight: Tensor) -> Callable[[], str]:
-    """Return what hashes a tensor; a GPU's is copied beside what it computes next."""
+    """Return a function that hashes a tensor; a GPU's is copied beside its next computation."""
     if not weight.is_cuda:
         return lambda: sha256_of(weight)
     ready = torch.cuda.Event()

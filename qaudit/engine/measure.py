@@ -200,7 +200,7 @@ def _measurements(
 
 
 def _openers(task: Task, weights: Weights) -> Openers:
-    """Return what opens each shipped file of a task."""
+    """Return a function that opens each shipped file of a task."""
     names, base = frozenset(weights.names()), folder_of(task.subject.first)
     places = {
         shipped.label: weights_of(shipped, task.folder(shipped)) for shipped in task.pass_.shipped

@@ -24,7 +24,7 @@ NAME = "reference"
 def opener(
     label: str, folder: Path, weights: Callable[[], Weights], *, trust_remote_code: bool
 ) -> Callable[[BlockModel], BlockModel]:
-    """Return what opens the reference once the subject's model is there."""
+    """Return a function that opens the reference once the subject's model is loaded."""
 
     def opened(base: BlockModel) -> BlockModel:
         model = BlockModel(

@@ -233,7 +233,7 @@ class _Whole:
         )
 
     def _original_inputs(self, block: Block, tokens_BT: Tensor) -> dict[str, Tensor]:
-        """Return what each door of a block is given in full precision."""
+        """Return the input of each door of a block in full precision."""
         given: dict[str, Tensor] = {}
 
         def keep(door: str, read: Read) -> None:

@@ -43,7 +43,7 @@ Opened = tuple[BlockModel, QuantizedWeights]
 def opener(
     scheme: Shipped, folder: Path, base_folder: Path, base_names: frozenset[str]
 ) -> Callable[[BlockModel], Opened]:
-    """Return what opens a shipped file once the base is there."""
+    """Return a function that opens a shipped file once the base is loaded."""
 
     def opened(base: BlockModel) -> Opened:
         try:
@@ -132,7 +132,7 @@ class RuntimeDeparture:
 
     @property
     def guess(self) -> str:
-        """Return what such a departure usually comes from."""
+        """Return the usual cause of such a departure."""
         if self.cause:
             return self.cause
         if self.shift > _SHIFTED:

@@ -40,7 +40,7 @@ class StoredStream:
         return None if linears is None else self.total_nbytes - linears + -(-tally.bits // 8)
 
     def _nbytes_of(self, tally: Tally) -> int | None:
-        """Return what the linears of a tally take, found by name or by their one dtype."""
+        """Return the bytes of a tally's linears, by name or by their one dtype."""
         if not self.nbytes:
             return round(self.total_nbytes * tally.weights / self.parameters)
         ends = tuple(

@@ -57,7 +57,7 @@ class StandIn(Scheme):
         return lambda linears: self.made(linears, quantize(linears))
 
     def made(self, linears: Linears, quantized: Quantized) -> Quantized:
-        """Return what takes the place of what the scheme made."""
+        """Return the stored weights in place of those that the scheme made."""
         raise NotImplementedError
 
     @property

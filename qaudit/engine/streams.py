@@ -177,11 +177,11 @@ class FullPrecision(Stream):
                 yield expert_inputs(block, group, routed)[0]
 
     def inputs(self, group: Group) -> Inputs | None:
-        """Return what a group of the block that is passed reads, where a scheme wants it."""
+        """Return the inputs of a group of the current block, where a scheme wants them."""
         return None if self._captured is None else self._captured.get(group)
 
     def beside(self, tokens: Tokens) -> Beside:
-        """Return what looks up what a group of this block reads of a batch."""
+        """Return a function from a group of this block to its inputs in a batch."""
         return lambda group, k: tokens.states.get(f"inputs/{group.door}", k)
 
 

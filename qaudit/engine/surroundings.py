@@ -63,7 +63,7 @@ class Surroundings:
             del self._around[group.name]
 
     def of(self, group: Group, batches: Batches) -> Around | None:
-        """Return what compares weights of a group by what the module around it returns."""
+        """Return a comparison of a group's weights by the output of the module around it."""
         if group.name not in self._around:
             return None
         return partial(self._errors, self._around[group.name], batches)

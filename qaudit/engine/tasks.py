@@ -110,7 +110,7 @@ class Task:
         )
 
     def _beside(self, task: str | None) -> str:
-        """Return what documents are compared with beside full precision; items are with neither."""
+        """Return the reference of documents beside full precision; items have neither."""
         if self.pass_.reference is None or task is not None:
             return ""
         return f",reference={self.pass_.reference.content}"

@@ -100,7 +100,7 @@ class Tokens:
         return replace(linears, column_loop=self.feed.column_loop)
 
     def inputs(self, inputs: Inputs | None, block: Block) -> Inputs | None:
-        """Return what a group is calibrated on."""
+        """Return the inputs that a group is calibrated on."""
         if inputs is None or not self.feed.perturbed:
             return inputs
         return perturbed_inputs(inputs, block.index)

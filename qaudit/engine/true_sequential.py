@@ -164,7 +164,7 @@ class _Walker(threading.Thread):
         return without_padding(self._door[1], valid_BT)
 
     def result(self) -> Tensor:
-        """Return what came out of the block."""
+        """Return the output of the block."""
         self._raise()
         assert isinstance(self._outcome, Tensor)
         self.join()

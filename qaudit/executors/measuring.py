@@ -55,7 +55,7 @@ class _Job:
         return self.subject.label
 
     def diagnosed(self, event: Measured) -> Task | None:
-        """Return what diagnostics look at: the subject, or the soup that a search ended with."""
+        """Return the task of diagnostics: the subject, or the soup that a search ended with."""
         if not self.is_diagnosed:
             return None
         if event.search is None:
@@ -207,7 +207,7 @@ class Measuring:
         pending: dict[tuple[str, ...], _Job],
         twins: list[tuple[_Job, _Job]],
     ) -> Measured | Failed | None:
-        """Return what needs no weights; add other jobs to those that do, or to the twins."""
+        """Return a result that needs no weights; add the job to `pending` or `twins` otherwise."""
         try:
             keys, event = self._look_up(job)
         except SourceError as error:
@@ -276,7 +276,7 @@ class Measuring:
         job.event = job.searched(result)
 
     def _twin(self, job: _Job, first: _Job) -> Measured | Failed:
-        """Return what came of a subject whose weights are those of another one."""
+        """Return the result of a subject whose weights are those of another one."""
         if isinstance(first.event, Failed):
             error = first.event.error
             reason = f"its weights are those of `{first.label}`: {error.message}"

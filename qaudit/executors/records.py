@@ -66,7 +66,7 @@ def read_records(
 
 
 def read_record(run: Run, out: Path, unit: WorkUnit) -> Record | None:
-    """Return what came of a unit; None unless its evidence is there as it was written."""
+    """Return the record of a unit; None unless its evidence is there as it was written."""
     return _record(unit, read_unit(run, unit, out), out)
 
 

@@ -67,7 +67,7 @@ def _description(record: ExportRecord) -> Block:
 
 
 def _measured(choice: ExportChoice) -> list[Block]:
-    """Return what the audit measured of these weights, and whether it says they may ship."""
+    """Return the audit's losses of these weights, and whether they may ship by it."""
     rows = [
         one
         for one in (choice.record.measurements if choice.record else ())

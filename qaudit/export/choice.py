@@ -107,7 +107,7 @@ def with_options(choice: ExportChoice, *, allow_pickle: bool) -> ExportChoice:
 
 
 def _shipped(record: AuditRecord, bits: str | None) -> tuple[str, str]:
-    """Return what ships of the one bit class, or of the named one."""
+    """Return the subject and scheme that ship of the one bit class, or of the named one."""
     classes = {one.bit_class: one for one in record.verdict.classes} if record.verdict else {}
     if not classes:
         raise UsageError(

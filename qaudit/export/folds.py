@@ -42,7 +42,7 @@ def rounded(scheme: Scheme) -> SchemeError:
 
 
 def scale_of_rows(scheme: Scheme, source: FoldSource, fold_C: Tensor, scale_C: Tensor) -> Tensor:
-    """Return what the first rows of a source, from its offset on, are divided by."""
+    """Return the divisors of the first rows of a source, from its offset on."""
     import torch
 
     mantissa_C, _ = torch.frexp(scale_C)

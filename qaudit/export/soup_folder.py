@@ -62,7 +62,7 @@ def write_soup(
 
 
 def identity(soup: Subject) -> str:
-    """Return what unfinished work on a soup is known by."""
+    """Return the hash that names unfinished work on a soup."""
     return digest(["soup", soup.label, soup.content, __version__])
 
 

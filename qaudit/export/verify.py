@@ -202,7 +202,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _audited(record: ExportRecord, file: Path, watch: Watch) -> ExportChoice:
-    """Return what an audit measured of these weights; refuse another audit."""
+    """Return the audit's measurement of these weights; refuse another audit."""
     choice = of_audit(file, None, record.subject, record.scheme, watch)
     if record.audit_sha256 not in (None, choice.audit_sha256):
         raise AuditError(

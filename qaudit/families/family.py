@@ -174,7 +174,7 @@ class Family(Strict):
     # ------------------------------------------------------------------ what is to be doubted
 
     def notes(self, place: Place, repo: str | None = None) -> tuple[str, ...]:
-        """Return what is inferred about a place and not confirmed in any source."""
+        """Return the inferences about a place that no source confirms."""
         notes: list[str] = []
         if named := self._named(place.name, repo):
             notes += named.doubt(f"the place of `{place.name}` in the run is inferred")

@@ -93,7 +93,7 @@ Key = tuple[Any, ...]
 
 
 def order(place: Place, stages: Sequence[str] = ()) -> Key:
-    """Return what a place sorts by: stage, ingredient, step.
+    """Return the sort key of a place: stage, ingredient, step.
 
     `stages` is the order its family gives. Without one, what has no stage comes first, then
     numbered stages by number, then other stages by name; named checkpoints come last.

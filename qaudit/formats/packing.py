@@ -112,7 +112,7 @@ class Format:
         return {**original, **self.settings(original), "quantization_config": quantization}
 
     def settings(self, config: Mapping[str, Any]) -> Document:
-        """Return what else runtimes need in `config.json`, of a checkpoint with such a one."""
+        """Return further keys that runtimes need in the `config.json` of a checkpoint."""
         return {}
 
 

@@ -25,7 +25,7 @@ _BITS: Mapping[str, int | str] = {  # or the attribute that names a dtype
 
 
 def value_of(one: Any) -> Any:
-    """Return what torchao writes as a value under the name of its type."""
+    """Return a value that torchao writes under the name of its type."""
     return one.get(DATA) if isinstance(one, Mapping) and TYPE in one else one
 
 

@@ -223,7 +223,7 @@ def _hash_kind(file: HubFile) -> HashKind:
 
 
 def _on_wait(file: HubFile, download: Download) -> Callable[[], None]:
-    """Return what to do repeatedly while another process fetches a file."""
+    """Return a function to call repeatedly while another process fetches a file."""
     is_first = True
 
     def on_wait() -> None:

@@ -171,7 +171,7 @@ def holdings() -> tuple[Holding, ...]:
 
 
 def nbytes_on_disk(held: Iterable[Holding]) -> int:
-    """Return what the blobs of repositories take, however many commits share them."""
+    """Return the bytes of the blobs of repositories, however many commits share them."""
     folders = {holding.cache.folder for holding in held}
     blobs = (blob for folder in folders for blob in _children(folder / "blobs"))
     return sum(blob.lstat().st_size for blob in blobs)

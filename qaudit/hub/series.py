@@ -93,7 +93,7 @@ def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Check
 
 
 def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
-    """Return what a target holds; each repository of a glob is a target of its own."""
+    """Return the checkpoints of a target; each repository of a glob is a target of its own."""
     ref = parse(target)
     if not re.search(r"[*?\[]", ref.location):
         return (_in_repository(listing, ref, recipe, target),)
@@ -184,7 +184,7 @@ def _named(listing: Listing, repo: str) -> tuple[Revision, ...]:
 
 
 def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
-    """Return what reads a tree; offline, one that is not known has no files."""
+    """Return a function that lists a tree; offline, one that is not cached has no files."""
     if not listing.client.offline:
         return listing.files
     return lambda repo, commit: listing.known_files(repo, commit) or ()

@@ -151,7 +151,7 @@ def _by_library(repo: str, name: str | None, root: Path, paths: Sequence[str]) -
 def source_of(
     repo: str, name: str | None, folder: Path, files: Splits, scratch: Path
 ) -> dict[str, Any]:
-    """Return what lm-eval loads in place of a data set: files in a folder on this machine."""
+    """Return the files on this machine that lm-eval loads in place of a data set."""
     if is_archived(repo):
         unpacked = _unpacked(name, folder / _ARCHIVE, list(files), scratch)
         return {

@@ -68,7 +68,7 @@ def named(requested: Sequence[str]) -> tuple[str, ...]:
 
 
 def descriptions() -> dict[str, str]:
-    """Return what each preset and task costs, at the default number of examples and of items."""
+    """Return the cost of each preset and task, at the default number of examples and of items."""
     lines = {}
     for name, tasks in PRESETS.items():
         items, tokens = bound(tasks, DEFAULT_ITEMS, None)

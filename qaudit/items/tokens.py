@@ -169,7 +169,7 @@ def _batches(
 
 
 def _texts(tokenizer: Any, context: str, option: str) -> tuple[tuple[str, bool | None], ...]:
-    """Return what is encoded for a pair, and whether special tokens are added to it."""
+    """Return the texts to encode for a pair, and whether each gets special tokens."""
     if context == "":
         return ((option, False),)
     # The BOS of a text that has one already is not put there twice.

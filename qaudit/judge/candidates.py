@@ -35,7 +35,7 @@ UNQUANTIZED = "fp"
 
 
 def bit_class(measured: Measurement | MeasurementRow) -> str:
-    """Return what a measurement competes in, as it was recorded."""
+    """Return the class of a measurement, as it was recorded."""
     return class_of(measured) if measured.bit_class is None else measured.bit_class
 
 

@@ -195,7 +195,7 @@ def noise(
     other_dtype: Mapping[Cell, Moved],
     claim: ClaimKind = "method",
 ) -> tuple[Noise, ...]:
-    """Return what the width of each relative error is made of, where more than documents is known.
+    """Return the parts of each relative error's width, where more than documents is known.
 
     `floor` holds how far rounding alone moves a measurement, and `other_dtype` how far another
     dtype does, where they were measured. Of a file, the draw is in no width.

@@ -239,7 +239,7 @@ class _Running:
 def ahead_of(
     a: Array, b: Array, tokens: npt.NDArray[np.int64], share: float, confidence: float
 ) -> Interval:
-    """Return what a's loss minus b's will be on all documents, from the share that is known."""
+    """Return an interval of a's loss minus b's on all documents, from the share that is known."""
     sums = (a, b, tokens.astype(np.float64))
     estimate, influence = statistics.influences(sums, lambda s: (s[0] - s[1]) / s[2])
     if influence is None:

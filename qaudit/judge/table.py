@@ -58,7 +58,7 @@ class Measurements:
         return cls(tuple(subjects), tuple(measurements), confidence)
 
     def of_claim(self, claim: ClaimKind) -> Measurements:
-        """Return what a claim is about: of a file, the first draw of each cell alone."""
+        """Return the measurements of a claim: of a file, the first draw of each cell alone."""
         first = tuple(draws[0] for draws in self._draws.values())
         if claim == "method" or len(first) == len(self.measurements):
             return self

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return what can be allocated on a GPU: free there, or freed here and cached by torch."""
+    """Return the memory of a GPU that is free, or freed here and cached by torch."""
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + cached)

@@ -84,7 +84,7 @@ class Expert(nn.Module):
         return out_TH
 
     def inner(self, x_TH: Tensor) -> Tensor:
-        """Return what `down_proj` reads."""
+        """Return the input of `down_proj`."""
         source: Any = self._source[0]
         act: Any = getattr(source, "act_fn", None)
         up_TI = self._times("up_proj", x_TH)

@@ -39,7 +39,7 @@ class ExpertOptions:
 
     @property
     def text(self) -> str:
-        """Return what differs from the default, for the identity of results."""
+        """Return the settings that differ from the default, for the identity of results."""
         if self == ExpertOptions():
             return ""
         replayed = "/replayed" if self.replays else ""

@@ -87,7 +87,7 @@ def missing(
     folder: Path,
     blocks_name: str,
 ) -> frozenset[str]:
-    """Return what is not stored because it is tied; refuse anything else that is not stored."""
+    """Return the names that are tied and not stored; refuse any other that is not stored."""
     if any(n.startswith(f"{blocks_name}.") for pair in tied.items() for n in pair):
         raise ModelError(
             f"the blocks of `{folder}` share weights with each other",

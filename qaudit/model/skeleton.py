@@ -206,7 +206,7 @@ def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def stored_names(folder: Path, weights: Weights) -> Callable[[int, str], str]:
-    """Return what looks up the stored name of a parameter of a block: nothing where it has none."""
+    """Return a function from a parameter of a block to its stored name, "" where it has none."""
     skeleton = build_skeleton(folder, weights, torch.float32)
     return lambda block, name: skeleton.stored_name(f"{skeleton.blocks_name}.{block}.{name}")
 

@@ -82,7 +82,7 @@ class Tape:
         return hidden_BTD
 
     def rewind(self) -> tuple[Tensor, dict[int, Arguments]]:
-        """Return what was recorded, and forget it."""
+        """Return the recorded calls, and forget them."""
         if self.first_BTD is None or len(self.arguments) != self.count:
             raise LinkedBlocksError("the model does not run all of its blocks", hint=_HINT)
         recorded = self.first_BTD, dict(self.arguments)

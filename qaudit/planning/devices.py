@@ -92,7 +92,7 @@ def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> 
 
 
 def _torch_build() -> str:
-    """Return what a wheel of torch names after its version: cu128, rocm6.4, xpu, cpu or nothing."""
+    """Return the suffix of the version of torch: cu128, rocm6.4, xpu, cpu or nothing."""
     try:
         return version("torch").partition("+")[2]
     except PackageNotFoundError:

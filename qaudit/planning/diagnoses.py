@@ -19,7 +19,7 @@ from qaudit.types import Plan, Price, Protocol, Recipe, Subject
 def diagnoses_of(
     recipe: Recipe, schemes: Sequence[Scheme], blocks: int, text: TextSize, protocol: Protocol
 ) -> dict[DiagnosticWork, Load]:
-    """Return what each diagnostic adds to a plan, and what goes through a model for it at once."""
+    """Return the work of each diagnostic, and what goes through a model for it at once."""
     diagnoses: dict[DiagnosticWork, Load] = {}
     for diagnostic in parse_diagnostics(recipe.diagnostics):
         work, documents = diagnostic.work(schemes, blocks), protocol.evaluation_documents

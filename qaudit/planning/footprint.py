@@ -87,7 +87,7 @@ class Footprint:
         )
 
     def _stages_nbytes(self) -> tuple[int, ...]:
-        """Return what one stage after another takes: quantizing, the head, a block, learning."""
+        """Return the memory of each stage: quantizing, the head, a block, learning."""
         sizes, load, itemsize = self.sizes, self.load, self.itemsize
         quantizing = 16 * sizes.block_parameters + 12 * sizes.widest**2
         # Logits of full precision, its probabilities and a stream's, and every stream's batch.

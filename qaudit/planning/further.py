@@ -81,7 +81,7 @@ def on_other_devices(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
 
 
 def deciding(record: AuditRecord) -> tuple[Cell, ...]:
-    """Return what decides: the pick and the runner-up of each bit class."""
+    """Return the cells that decide: the pick and the runner-up of each bit class."""
     cells: list[tuple[str | None, str | None]] = []
     for decision in record.verdict.classes if record.verdict else ():
         cells += [

@@ -77,7 +77,6 @@ def other_choices(keys: Iterable[str]) -> list[str]:
 
 
 def resolution_of(resolved: Resolved, recipe: Recipe) -> Resolution:
-    """Return what a recipe was resolved to, as it is written."""
     return Resolution(
         recipe=asdict(recipe),
         read=TextSources(resolved.recipe.calibration, resolved.recipe.evaluation),
@@ -276,7 +275,7 @@ def check_pins(resolved: Resolved, listing: Listing) -> None:
 
 
 def pinned(recipe: Recipe, resolved: Resolved) -> Resolved:
-    """Return what was resolved for a recipe that chooses the same and may differ elsewhere."""
+    """Return the resolution of a recipe that chooses the same and may differ elsewhere."""
     read = resolved.recipe
     recipe = replace(recipe, calibration=read.calibration, evaluation=read.evaluation)
     return replace(resolved, recipe=recipe)

@@ -85,7 +85,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
 
 
 def _from_lock(lock: str, targets: Sequence[str], keys: dict[str, Any]) -> tuple[Recipe, Resolved]:
-    """Return what a lock pins, with the settings beside it that choose nothing."""
+    """Return the pinned recipe, with the settings beside it that choose nothing."""
     if len(targets) > 1:
         raise UsageError(
             f"`{lock}` is a lock, and other targets are given beside it",

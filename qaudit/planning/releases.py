@@ -80,7 +80,7 @@ def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Family]]
 
 
 def _series(checkpoint: Checkpoint) -> str:
-    """Return what tells a checkpoint's series from others: a repository, or any folder."""
+    """Return the place that checkpoints of one series share: a repository, or any folder."""
     return checkpoint.ref.location if checkpoint.commit else ""
 
 
@@ -99,7 +99,7 @@ def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
 def _target(
     soup: FamilySoup, here: Sequence[Checkpoint], of_family: Sequence[Checkpoint]
 ) -> Checkpoint | None:
-    """Return what should hold a soup: beside its ingredients, or in another repository."""
+    """Return the release of a soup: beside its ingredients, or in another repository."""
     ref = Ref.parse(soup.target or "")
     if "/" not in ref.location:
         return _called(soup.target or "", here)

@@ -31,12 +31,12 @@ LARGEST_RESERVE_NBYTES = 10 * 10**9
 
 
 def default_budget(free_nbytes: int) -> int:
-    """Return what a scan may add to the disk by default: the free space less a reserve."""
+    """Return how much a scan may add to the disk by default: the free space less a reserve."""
     return free_nbytes - min(LARGEST_RESERVE_NBYTES, free_nbytes // 10)
 
 
 def free_disk_nbytes(folder: Path | None = None) -> int:
-    """Return what is free where a folder is, or will be made; without one, the cache."""
+    """Return the free space where a folder is or will be made; without one, that of the cache."""
     return shutil.disk_usage(_existing(folder or hub_cache())).free
 
 
@@ -88,7 +88,7 @@ class PlannedDownloads:
         )
 
     def members(self, subject: Subject) -> tuple[int, ...]:
-        """Return what each content weighs that has to be on the disk for a subject."""
+        """Return the bytes of each content that has to be on the disk for a subject."""
         keys = self.schedule.needs[self.subjects.index(subject)]
         return tuple(self.schedule.weight(key) for key in keys)
 
@@ -108,7 +108,7 @@ class PlannedDownloads:
 def price_traffic(
     downloads: PlannedDownloads, budget_nbytes: int | None, free_nbytes: int
 ) -> Traffic:
-    """Return what is fetched and what is on the disk at most, or refuse what cannot fit.
+    """Return the bytes that are fetched and the most on the disk, or refuse what cannot fit.
 
     Without a budget a scan keeps what it fetches if all of it fits; where it does not, what is
     free is its budget.

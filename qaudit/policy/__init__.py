@@ -56,7 +56,7 @@ def policy_named(text: str) -> Policy:
 
 
 def claim_of(recipe: Recipe) -> ClaimKind:
-    """Return what the verdict of a scan is about; refuse an option that its policy contradicts."""
+    """Return the claim that a scan is judged for; refuse an option that its policy contradicts."""
     required = policy_named(recipe.policy).claim
     if recipe.claim and required and recipe.claim != required:
         raise UsageError(

@@ -236,7 +236,7 @@ class _Track:
         return Storing(inner=self._scheme, folder=folder)
 
     def cost(self) -> RaceCost:
-        """Return what the race took, and what measuring all subjects on all documents would."""
+        """Return the cost of the race, and that of all subjects on all documents."""
         measurements = [filed.measurement for filed in self._filed]
         calibrated = sum(REUSED not in m.notes for m in measurements)
         needs_text = self._scheme.calibration is not Calibration.NONE

@@ -94,7 +94,7 @@ def _there_are(known: Iterable[str]) -> str:
 
 
 def _branches(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return what the part of a run may be called that a checkpoint belongs to."""
+    """Return the names of the part of a run that a checkpoint belongs to."""
     stage = checkpoint.stage or ""
     if checkpoint.ingredient is None:
         return (stage,)

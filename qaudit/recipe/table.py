@@ -252,7 +252,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def recipe_and_options(*targets: str | Path, **settings: Any) -> tuple[Recipe, RunOptions]:
-    """Return what to measure and how to run it; None stands for the default."""
+    """Return the recipe and the options of a run; None stands for the default."""
     keys, options = split_settings(settings)
     return recipe_of(targets=[str(target) for target in targets], **keys), options
 

@@ -144,7 +144,7 @@ def _table(
     unit: str,
     show: Callable[[Interval], str],
 ) -> list[doc.Block]:
-    """Return what differs, the worst first."""
+    """Return the differences, the worst first."""
     differing = [(d, interval, r) for d, interval, r in rows if r not in ("same", None)]
     differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
     if not differing:

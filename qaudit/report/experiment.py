@@ -63,7 +63,7 @@ def render_summary(summary: ExperimentSummary) -> str:
 
 
 def description(summary: ExperimentSummary) -> doc.Paragraph:
-    """Return what was trained and measured, and on how many seeds."""
+    """Return a sentence on the runs and their number of seeds."""
     seeds = plural(len(summary.seeds), "seed")
     sentences = [
         summary.description,

@@ -96,7 +96,7 @@ def pareto_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
-    """Return what to ship and why, above the best subject of every scheme."""
+    """Render the pick and its reasons above the best subject of every scheme."""
     view = View(audit if audit.pick == pick else replace(audit, pick=pick, verdict=None))
     if view.verdict is None:
         nothing = doc.prose("Nothing is picked: no measurement meets the objective.")

@@ -178,7 +178,7 @@ def _detectable_error(plan: Plan) -> str:
 
 
 def _detectable_drop(plan: Plan) -> str:
-    """Return what change of accuracy the items find, by the share of answers that flip."""
+    """Return the change of accuracy that the items detect, by the share of answers that flip."""
     counts = [count for _, count in plan.items]
     shares = [plan.flips] if plan.flips is not None else _USUAL_FLIPS
     parts = []

@@ -110,7 +110,7 @@ def _cost(one: ClassVerdict) -> Iterator[str]:
 
 
 def effect(error: Interval) -> str:
-    """Return what quantization does to a loss; an interval around zero is no direction."""
+    """Return the direction of a change in loss; an interval around zero has none."""
     if error.low > 0:
         return f"adds {percent(error, unit=' %')} to"
     if error.high < 0:
@@ -196,7 +196,7 @@ def rare_damage(view: View) -> tuple[str, ...]:
 
 
 def evidence(view: View) -> tuple[doc.Section, ...]:
-    """Return what each class was chosen by, what may be as good, and what would change it."""
+    """Return the reason of each choice, its contenders, and what would change it."""
     classes = view.verdict.classes if view.verdict else ()
     return tuple(
         doc.Section(label(decision), (doc.bullets(*_evidence(view, decision)),))

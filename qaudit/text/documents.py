@@ -59,7 +59,7 @@ class TextPath:
 def text_of(
     source: str | None, part: Part, path: Path | None = None, strata: str | None = None
 ) -> tuple[str, Iterator[Document]]:
-    """Return what a source is called in the record, and its documents.
+    """Return the name of a source in the record, and its documents.
 
     Without a source: this part of the documents that this Python carries. `path` is that of a
     text of the Hub; `strata` the field that groups its documents.

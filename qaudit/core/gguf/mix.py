@@ -40,7 +40,7 @@ class TensorPlace:
 
 
 def role_of(name: str) -> str | None:
-    """Return what a linear is for; None for a name that is not known."""
+    """Return the role of a linear; None for an unknown name."""
     for role, ends in _ROLES.items():
         if any(name == end or name.endswith(f".{end}") for end in ends):
             return role

@@ -145,7 +145,7 @@ class AutoRound(Scheme):
         return dict(zip(_weights(block), tuned.linears, strict=True))
 
     def _codes(self, layer: Any) -> IntegerCodes:
-        """Return what the library made of a linear: its weights are codes times scales exactly."""
+        """Return the library's codes of a linear: its weights are codes times scales exactly."""
         import torch
 
         weight_RC, scales_RG = layer.weight.detach(), layer.scale.to(layer.weight.device)

@@ -71,7 +71,7 @@ class MxFloat4Weights(Scheme):
         return decoded(linears, stored, group_notes(columns, MX_GROUP), inputs=self._inputs())
 
     def _inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Return what the linears read; weights alone leave it as it is, but for a rotation."""
+        """Return the change of the inputs; without rounding it is a rotation or none."""
         return rotate if self.rotate else None
 
 

@@ -158,7 +158,7 @@ class _Contrasts:
         return np.stack([0.5 * (np.log(w).sum() - seen_BM**2 @ w) for w in self.weights])
 
     def gains(self, seen_BM: Array, w_M: Array) -> Array:
-        """Return what each candidate adds to the log-likelihood under one variance, (C, B)."""
+        """Return the gain in log-likelihood of each candidate under one variance, (C, B)."""
         fit_CB = (self.shapes_CM * w_M) @ seen_BM.T
         size_C = self.shapes_CM**2 @ w_M
         gained: Array = 0.5 * fit_CB**2 / np.maximum(size_C, np.finfo(float).tiny)[:, None]

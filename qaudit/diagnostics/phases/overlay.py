@@ -36,7 +36,7 @@ def strips(view: View, where: Axis, along: Scale, top: float, bottom: float) -> 
 
 
 def explained(view: View, where: Axis) -> list[str]:
-    """Return what the strips mean, as far as there are any."""
+    """Return the meaning of the strips, as far as there are any."""
     course = _placed(view, where)
     if course is None:
         return []

@@ -46,7 +46,7 @@ class Variant:
 def variants_of(
     roles: Sequence[str], blocks: int, low: int, high: int, layers: int
 ) -> list[Variant]:
-    """Return what is measured before a mixture is chosen."""
+    """Return the variants to measure before a mixture is chosen."""
     alone = [Variant("role", role, ((role, bits),)) for bits in (low, high) for role in roles]
     count = min(layers, blocks)
     edges = [round(k * blocks / count) for k in range(count + 1)] if count > 0 else []

@@ -49,7 +49,7 @@ def draw(view: View, alt: str) -> Drawing:
 
 
 def _shown(view: View) -> list[MeasurementRow]:
-    """Return what has bytes and a KL divergence, of bases that have files."""
+    """Return the rows with bytes and a KL divergence, of bases that have files."""
     scores = [
         score
         for base in {row.subject for row in view.audit.diagnostics.shipped}

@@ -54,7 +54,7 @@ def _divergence(one: Measurement) -> float:
 def _leads(
     table: Measurements, file: Measurement, others: Sequence[Measurement], level: float
 ) -> dict[str, Interval]:
-    """Return what dominates a file, and by how many nats per token.
+    """Return the files that dominate one, and by how many nats per token.
 
     It takes no more bytes and diverges less, paired by document and over the noise of draws.
     """

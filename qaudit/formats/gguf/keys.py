@@ -200,7 +200,7 @@ def _narrow(number: float) -> float:
 
 
 def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
-    """Return what llama.cpp divides each frequency by (`rope_freqs.weight`); None: by nothing."""
+    """Return llama.cpp's divisors of frequencies (`rope_freqs.weight`); None without any."""
     get = _Values(config)
     if (get.rope("rope_type") or get.rope("type")) != "llama3":
         return None

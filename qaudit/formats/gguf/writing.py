@@ -118,7 +118,7 @@ class _Tensors:
         return shape, np.dtype(dtype), kind
 
     def array(self, name: str, heads: int | None) -> Any:
-        """Return what is written of a tensor, rows in the order of llama.cpp."""
+        """Return the written array of a tensor, rows in the order of llama.cpp."""
         import torch
 
         folder, key = self._files[name]

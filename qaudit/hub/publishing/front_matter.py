@@ -84,7 +84,7 @@ def _newline(text: str) -> str:
 
 
 def _split(readme: str) -> tuple[str, str, str]:
-    """Return what is before the metadata, the metadata, and the rest."""
+    """Return the text before the metadata, the metadata, and the rest."""
     match = _FRONT.match(readme)
     if match is not None:
         return match[1], match[2], readme[match.end(2) :]

@@ -91,7 +91,7 @@ def plan_of(
     readme: str,
     subject: str | None = None,
 ) -> PublishPlan:
-    """Return what publishing writes upon a commit that has these files and this README."""
+    """Return the changes to a commit that has these files and this README."""
     metadata, notes = metadata_of(folder.audit, repository, subject)
     with_data, edit_notes = with_metadata(readme, metadata, repository.name)
     try:
@@ -114,7 +114,7 @@ def plan_of(
 
 
 def state_of(addition: Addition, listed: Mapping[str, HubFile]) -> State:
-    """Return what a file is to a commit with these files."""
+    """Return whether a file is new, changed or the same in a commit with these files."""
     if addition.path not in listed:
         return "new"
     return "unchanged" if addition.is_in(listed) else "changed"

@@ -66,7 +66,7 @@ def title_of(message: str) -> str:
 
 
 def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> Proposal:
-    """Return what publishing would write, and where to; nothing is written."""
+    """Return the files and the place of a pull request; nothing is written."""
     onto, commit, listed = there(repo, hub)
     audit_url = f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}"
     repository = Repository(repo, frozenset(f.identity for f in listed.values()), audit_url)
@@ -158,7 +158,7 @@ def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
 
 
 def description_of(folder: Folder) -> str:
-    """Return what a pull request holds; the audit's hash tells one from another."""
+    """Return the text of a pull request; the audit's hash tells one from another."""
     view = View(folder.audit)
     blocks: list[doc.Block] = [
         doc.paragraph(headline(view)),

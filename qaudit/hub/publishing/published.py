@@ -40,7 +40,7 @@ _SCHEME = "hf://"
 
 
 def audit_folder(target: str, watch: Watch | None = None) -> Path:
-    """Return what an AUDIT of the command line names: a folder, its file, or a fetched one."""
+    """Return the folder of an AUDIT of the command line: a folder, its file, or a fetched one."""
     return published_folder(target, watch) if is_published(target) else Path(target)
 
 

@@ -69,7 +69,7 @@ class Addition:
 
     @property
     def first(self) -> bytes:
-        """Return what tells text from bytes."""
+        """Return the first bytes, which tell text from binary data."""
         if isinstance(self.content, bytes):
             return self.content[:_SAMPLE_NBYTES]
         with self.content.open("rb") as file:

@@ -122,7 +122,7 @@ def _as_many(question: Question, documents: int) -> int:
 
 
 def _advice(question: Question, check: Check) -> str:
-    """Return what to do about a breach; of a rule that warns, the class may ship all the same."""
+    """Return advice on a breach; of a rule that warns, the class may ship all the same."""
     if check.level == "warn":
         return f"accept it, or set `level: error` for the rule `{check.name}`"
     if SHIPS in question.rule.subjects and "qaudit pick" in question.record.hint:

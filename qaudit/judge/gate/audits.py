@@ -105,7 +105,7 @@ class GateInput:
         return {m.scheme: bit_class(m) for m in self.table.measurements}
 
     def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> dict[Cell, str | None]:
-        """Return what ships of the classes that are asked for, each with the split to judge it on.
+        """Return the cells that ship of the rule's classes, each with the split to judge it on.
 
         Where no loss of a class is finite, everything in it is a breach.
         """
@@ -232,7 +232,7 @@ class Pair:
         return cls(baseline, joint, prefix)
 
     def partner(self, rule: PolicyRule, label: str, scheme: str, name: str | None) -> Cell | None:
-        """Return what a subject at a scheme of a class is compared with in the baseline.
+        """Return the cell of the baseline that a subject at a scheme of a class is compared with.
 
         It is the subject of the same label if the rule is about that there, too, and otherwise
         what the baseline's own evidence picks: `@pick` is compared with the pick of then, and

@@ -127,7 +127,7 @@ def document(view: View) -> doc.Page:
 
 
 def screen(view: View) -> tuple[doc.Block, ...]:
-    """Return what answers the question: the banner, five rows and one picture."""
+    """Return the banner, five rows and one picture."""
     blocks = list(banner(view.verdict) if view.verdict else ())
     blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
     return (
@@ -138,7 +138,7 @@ def screen(view: View) -> tuple[doc.Block, ...]:
 
 
 def title(view: View) -> str:
-    """Return what the card is called; of targets without end, the first ones."""
+    """Return the name of the card; of many targets, the first ones."""
     targets = listing(list(view.audit.plan.recipe.targets) or ["nothing"])
     if len(targets) > LONGEST_TITLE:
         targets = f"{targets[:LONGEST_TITLE]} ..."

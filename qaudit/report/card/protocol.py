@@ -102,7 +102,7 @@ def _seconds(view: View) -> str:
 
 
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
-    """Return what to type: the version, and one command."""
+    """Return the version, and one command."""
     audit, plan = view.audit, view.audit.plan
     needs, again = _needs(audit), rescan(audit)
     lines = [_version(audit.qaudit)] if audit.qaudit else []
@@ -126,7 +126,7 @@ def rescan(audit: AuditRecord, **changed: Any) -> str:
 
 
 def _needs(audit: AuditRecord) -> set[str]:
-    """Return what a scan of the same has to permit."""
+    """Return the permissions that the same scan needs."""
     sources = audit.protocol.get("sources")
     needs = {"task_code"} & set(sources if isinstance(sources, dict) else ())
     members = [c for subject in audit.plan.subjects for c, _ in subject.members]

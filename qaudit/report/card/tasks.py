@@ -78,7 +78,7 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
-    """Return what the intervals of calibrated schemes hold."""
+    """Return the sentence on what the intervals of calibrated schemes include."""
     calibrated = [(row.subject, row.scheme) for row in view.audit.deciding_rows]
     alone = [scheme for subject, scheme in without_draws(view.audit) if (subject, scheme) in known]
     texts = ["Intervals hold other items of the same kind."]
@@ -94,7 +94,7 @@ def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
 
 
 def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:
-    """Return what ships of each bit class, or what is picked, as far as tasks were scored."""
+    """Return the cells that ship, or the pick, as far as tasks were scored."""
     cells = [
         (decision.subject, decision.scheme)
         for decision in (view.verdict.classes if view.verdict else ())

@@ -260,7 +260,7 @@ def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
 
 
 def _key(view: View) -> str:
-    """Return what bands, hollow marks, stars and shades mean, as far as they occur."""
+    """Return the meaning of bands, hollow marks, stars and shades, as far as they occur."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
     draws = " and calibration draws" * (view.draws > 1)
     words = [f"bands: {level} intervals over {view.unit}s{draws}"]

@@ -125,7 +125,7 @@ def _result(
     text: str,
     identity: list[str | None],
 ) -> dict[str, Any]:
-    """Return what every result has; it fails as a warning unless a check replaces that."""
+    """Return the common part of results; each is a warning unless a check replaces that."""
     key = digest(identity)
     row = {
         "ruleId": source.rule,

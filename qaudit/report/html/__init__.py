@@ -157,7 +157,7 @@ class Blocks:
 
 
 def place_of(title: str) -> str:
-    """Return what a section is called in links."""
+    """Return the name of a section in links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 

@@ -73,7 +73,7 @@ class Room:
 
 
 def product_nbytes(shape: PassShape, windows: int, length: int) -> int:
-    """Return what a product takes with so many windows side by side, weights included."""
+    """Return the memory of a product with so many windows side by side, weights included."""
     tokens = windows * length
     between = 2 * (shape.blocks + 1) * tokens * shape.hidden
     block = tokens * (

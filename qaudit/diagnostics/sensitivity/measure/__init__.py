@@ -182,7 +182,7 @@ class _Bench:
         return Variant("mixture", "mixture", tuple(best.items()))
 
     def _loss(self, role: str, bits: int) -> float:
-        """Return what a role adds on the documents that are chosen on, in nats per token."""
+        """Return the loss that a role adds on the selection documents, in nats per token."""
         used = self.full.evidence.scored(SELECTION)
         evidence = self._role(role, bits).evidence
         change = (evidence.nll_sum - self.full.evidence.nll_sum)[used].sum()
@@ -250,7 +250,7 @@ class _Bench:
         return (evidence.nll_sum - self.full.evidence.nll_sum)[used]
 
     def _bits_per_weight(self, variant: Variant) -> float:
-        """Return what quantized weights take each; of some layers, as all layers do."""
+        """Return the bits of each quantized weight; of some layers, those of all layers."""
         stored = sum(self.storage.bits[part] for part in variant.bits)
         return stored / sum(self.storage.weights[part] for part in variant.bits)
 
