@@ -283,7 +283,7 @@ def settling(  # noqa: PLR0913 - a quantity of cells, its margin, and on which d
     confidence: float | None = None,
     sums: Sums = losses,
 ) -> Deciding:
-    """Return what decides on which side of a margin a quantity is."""
+    """Return the source of noise that decides on which side of a margin a quantity is."""
     columns = columns_of(table, cells, split, sums)
     if columns is None:
         return Deciding("")
