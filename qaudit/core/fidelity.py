@@ -59,6 +59,7 @@ class ComparedRows:
     nll_N: Tensor
     kl_N: Tensor | None = None
     same_top_N: Tensor | None = None
+    output_error_N: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +149,19 @@ class Reference:
         if bool(odd_S.any()):
             kl_S[odd_S] = divergence(p_SV[odd_S], q_SV[odd_S]).float()
         return kl_S[: len(small_S)]
+
+
+def output_error(full_ND: Tensor, hidden_ND: Tensor) -> Tensor | None:
+    """Relate |h - h'|^2 to |h|^2 token by token, h being what the last block returns.
+
+    It is R_L of 2509.23500, taken by token and averaged, so that the few tokens with huge states
+    do not decide alone. None where widths differ.
+    """
+    if full_ND.shape != hidden_ND.shape:
+        return None
+    full_ND, hidden_ND = full_ND.float(), hidden_ND.float()
+    squares_N = full_ND.square().sum(1)
+    return (hidden_ND - full_ND).square_().sum(1) / squares_N.clamp(min=1e-30)
 
 
 def losses(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ def evidence_of(
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
         expert_tokens=_expert_tokens(tally),
         routing=_routing(corpus, tally),
+        output_error=scored.output_error(tally),
         reference=beside,
     )
 
@@ -171,6 +172,13 @@ class _Scored:
             same_top=self.sums(self.values(same_top)).astype(np.int64),
             squared_dp_sum=self.sums(dp_N**2),
         )
+
+    def output_error(self, tally: Tally) -> Floats | None:
+        """Return the sums of each document; None where it is not measured or not finite."""
+        if not tally.output_error:
+            return None
+        error_N = self.values(tally.output_error)
+        return self.sums(error_N) if np.isfinite(error_N).all() else None
 
     def positions(self, tally: Tally, context: int, *, compared: bool) -> Positions:
         """Return the sums of each document by where in its window a token is."""

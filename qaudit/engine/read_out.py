@@ -8,11 +8,12 @@ be compared has its losses all the same, and a note that names the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from qaudit.core.fidelity import ComparedRows, Reference, losses
+from qaudit.core.fidelity import ComparedRows, Reference, losses, output_error
 from qaudit.engine.batches import Batch
 from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.streams import Stream
@@ -65,7 +66,9 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                     reference = Reference.of(logits_NV, targets_N[part])
                     read.append(ComparedRows(reference.nll_N))
                 else:
-                    read.append(rows_of(stream.tally, reference, logits_NV, targets_N[part]))
+                    rows = rows_of(stream.tally, reference, logits_NV, targets_N[part])
+                    error_N = output_error(hidden[0][part], hidden_ND[part]) if compared else None
+                    read.append(replace(rows, output_error_N=error_N))
                 if yardstick is not None:
                     other.append(rows_of(stream.tally, yardstick, logits_NV, targets_N[part]))
     for stream, read, other in zip(streams, chunks, beside, strict=True):

@@ -25,6 +25,7 @@ class Tally:
     nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
     kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
     same_top: list[Tensor] = field(default_factory=list)
+    output_error: list[Tensor] = field(default_factory=list)  # the same; of streamed models
     beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0
@@ -105,6 +106,9 @@ class Tally:
         if (compared := _compared(shape, chunks)) is not None:
             self.kl.append(compared[0])
             self.same_top.append(compared[1])
+        errors = [rows.output_error_N for rows in chunks if rows.output_error_N is not None]
+        if chunks and len(errors) == len(chunks):
+            self.output_error.append(_behind(shape, errors))
         if (compared := _compared(shape, beside)) is not None:
             self.beside.append(compared)
 

@@ -19,7 +19,9 @@ from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
 from qaudit.types import Evidence, Fidelity, Interval, Measurement, Routing
 
-Mean = Literal["kl", "top1_agreement", "rms_dp", "routing_agreement", "routing_moved"]
+Mean = Literal[
+    "kl", "top1_agreement", "rms_dp", "output_error", "routing_agreement", "routing_moved"
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ def _of_routing(sums: Callable[[Routing], npt.NDArray[np.generic]]) -> Callable[
     return of
 
 
+def _output_errors(evidence: Evidence) -> Array:
+    errors_D = evidence.output_error
+    return np.full(len(evidence.tokens), np.nan) if errors_D is None else errors_D
+
+
 MEANS: dict[Mean, FidelityMeasure] = {
     "kl": FidelityMeasure(_of_fidelity(lambda one: one.kl_sum), statistics.per_token, math.inf),
     "top1_agreement": FidelityMeasure(
@@ -72,6 +79,7 @@ MEANS: dict[Mean, FidelityMeasure] = {
     "rms_dp": FidelityMeasure(
         _of_fidelity(lambda one: one.squared_dp_sum), statistics.root_mean, 1.0
     ),
+    "output_error": FidelityMeasure(_output_errors, statistics.per_token, math.inf),
     "routing_agreement": FidelityMeasure(
         _of_routing(lambda one: one.same), statistics.per_token, 1.0
     ),

@@ -32,6 +32,8 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
     }
     if evidence.expert_tokens is not None:
         arrays["expert_tokens"] = evidence.expert_tokens
+    if evidence.output_error is not None:
+        arrays["output_error"] = evidence.output_error
     if evidence.routing is not None:
         arrays |= {f"routing_{name}": value for name, value in vars(evidence.routing).items()}
     if evidence.strata:
@@ -76,6 +78,9 @@ def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
         positions=_positions(arrays, tokens, compared=fidelity is not None),
         expert_tokens=_expert_tokens(arrays),
         routing=_routing(arrays, tokens),
+        output_error=_amounts(arrays, "output_error", tokens.shape)
+        if "output_error" in arrays
+        else None,
         reference=_fidelity(_of_reference(arrays), tokens),
     )
 

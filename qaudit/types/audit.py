@@ -218,6 +218,7 @@ class Evidence:
     # (L, 1 + E) by layer of experts: its block, and the calibration tokens of each expert, -1
     # where a layer has fewer experts. None: no scheme that calibrates, or no experts.
     expert_tokens: npt.NDArray[np.int64] | None = None
+    output_error: npt.NDArray[np.float64] | None = None  # (D,) of tokens, see `core.fidelity`
     routing: Routing | None = None  # None: full precision, or no experts, or replayed
     reference: Fidelity | None = None  # against another subject, where one is the reference
 

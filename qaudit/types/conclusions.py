@@ -53,6 +53,7 @@ class MeasurementRow(Row):
     documents_for_kl: int | None = None  # the same for KL divergence
     bit_class: str | None = None  # what it competes in: `4`, `w4a4`, `fp`
     calibrates: bool | None = None  # whether it depends on the draw of calibration text
+    output_error: Interval | None = None  # squared error of the last block's output, relative
     routing_agreement: Interval | None = None  # of tokens and layers whose experts are the same
     routing_moved: Interval | None = None  # mass of routing weights on other experts, mean
     reference_kl: Interval | None = None  # KL divergence to the subject that is the reference

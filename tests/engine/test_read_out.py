@@ -90,6 +90,38 @@ def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path, way):
             assert int(stored.kl_counts[k].sum()) == len(targets_T)
 
 
+@torch.no_grad()
+def last_outputs(folder, scheme=None):
+    """Return what the last block returns for every scored token's row, window by window."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    model.model.layers[-1].register_forward_hook(
+        lambda _, args, out: found.append((out[0] if isinstance(out, tuple) else out).double())
+    )
+    for layer in model.model.layers if scheme else ():
+        for name, linear in layer.named_modules():
+            if isinstance(linear, torch.nn.Linear):
+                quantized = scheme.quantize(Linears({name: linear.weight.data}, None, None, 0))
+                linear.weight.data = quantized.weights[name]
+    for window in EVALUATION:
+        model(input_ids=torch.as_tensor(window.tokens)[None])
+    return [h.reshape(-1, h.shape[-1])[:-1] for h in found]
+
+
+def test_the_error_of_the_last_block_s_output_is_that_of_whole_models(checkpoint, tmp_path):
+    given = feed()
+    stored = evidence(given, blocks(checkpoint, tmp_path, given))
+    assert stored[FULL_PRECISION].output_error is None
+    for scheme in parse_schemes([SCHEMES]):
+        pairs = zip(last_outputs(checkpoint), last_outputs(checkpoint, scheme), strict=True)
+        expected = [
+            float(((q - p).square().sum(1) / p.square().sum(1))[w.scored_from - 1 :].sum())
+            for (p, q), w in zip(pairs, EVALUATION, strict=True)
+        ]
+        # Two float32 computations of states of size 1: differences of 1e-7 beside errors of 1e-2.
+        np.testing.assert_allclose(stored[scheme.spec].output_error, expected, rtol=1e-4)
+
+
 def test_the_resident_way_has_the_evidence_of_the_stream(checkpoint, tmp_path):
     given = feed()
     one = evidence(given, blocks(checkpoint, tmp_path, given))

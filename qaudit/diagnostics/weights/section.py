@@ -6,7 +6,7 @@ Tensors and other subjects are in `audit.json`.
 from __future__ import annotations
 
 from qaudit.report import document as doc
-from qaudit.report.format import shown
+from qaudit.report.format import shown, spread
 from qaudit.report.views import View
 from qaudit.types import WeightRow
 
@@ -28,10 +28,20 @@ def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Bl
     names = ["role", "excess kurtosis", "range / deviation"]
     names += [] if scheme is None else [f"moved by {scheme}, %"]
     cells = tuple(doc.row(doc.name_cell(role.name), *_numbers(role, scheme)) for role in roles)
-    return [
+    blocks: list[doc.Block] = [
         doc.paragraph(f"The weights of `{label}`, by role."),
         doc.TableBlock(doc.columns(*names), cells),
     ]
+    score = view.score(label, scheme) if scheme else None
+    if score is not None and score.output_error is not None:
+        blocks.append(
+            doc.paragraph(
+                f"R_L, the squared error of the last block's output as a part of its square, is "
+                f"{spread(score.output_error)} under {scheme}. Kurtosis does not predict what "
+                "quantization costs across optimizers; R_L did (2509.23500)."
+            )
+        )
+    return blocks
 
 
 def _numbers(one: WeightRow, scheme: str | None) -> list[str]:
