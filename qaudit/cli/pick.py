@@ -144,7 +144,7 @@ def _pick(
     audit = replace(audit, verdict=verdict, pick=best)
     print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
     gated = any(decision.level == "error" for decision in verdict.classes)
-    ships = gated and verdict.status == "ship"  # the same as for `gate`
+    ships = gated and verdict.status == "ship" and wanted.kind != "kl"  # the same as for `gate`
     judged = [decision for decision in verdict.classes if decision.status != "unjudged"]
     return 0 if best and (ships or all(map(_is_sure, judged or verdict.classes))) else 3
 

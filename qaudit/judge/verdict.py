@@ -30,7 +30,14 @@ from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, divergences, losses
-from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measurement
+from qaudit.types import (
+    FULL_PRECISION,
+    HELD_OUT,
+    NEAR_BASELINE,
+    ClassVerdict,
+    Interval,
+    Measurement,
+)
 
 
 def choices(
@@ -80,6 +87,8 @@ def _choice(
     second = rivals[0] if rivals else None
     split = _judging(table, best, split, searched)
     lead = _lead(table, objective, best, second, table.confidence, split) if second else None
+    tied = [named(m) for m in rivals if _is_tied(table, objective, best, m, split)]
+    contenders = _contenders(table, objective, ranked, split)
     return _measured(
         table,
         best,
@@ -94,8 +103,8 @@ def _choice(
             runner_up=second.subject if second else None,
             runner_up_scheme=second.scheme if second else None,
             lead=lead,
-            confirmed_on=_confirmed(table, split) if lead and lead.high < 0 else None,
-            contenders=tuple(_contenders(table, objective, ranked, split)),
+            confirmed_on=_confirmed(table, split) if lead and lead.high < 0 and not tied else None,
+            contenders=tuple(dict.fromkeys((*tied, *contenders))),
             changes=tuple(_changes(table, objective, best, ranked)),
         ),
     )
@@ -209,6 +218,24 @@ def _contenders(
     for other in rivals:
         if few or _lead(table, objective, best, other, level, split).high >= 0:
             yield named(other)
+
+
+def _is_tied(
+    table: Measurements,
+    objective: Objective,
+    best: Measurement,
+    other: Measurement,
+    split: str | None,
+) -> bool:
+    """Whether two are too near full precision for their KL divergence to rank them."""
+    if objective.kind != "kl":
+        return False
+    cells = [(m.subject, m.scheme) for m in (best, other)]
+    both = [
+        interval_of(table, [cell], statistics.per_token, split=split, sums=divergences)
+        for cell in cells
+    ]
+    return all(kl is not None and kl.estimate < NEAR_BASELINE for kl in both)
 
 
 def named(measured: Measurement) -> str:

@@ -11,7 +11,16 @@ from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import ClaimKind, ClassVerdict, Interval, NextStep, Status, Verdict
+from qaudit.types import (
+    NEAR_BASELINE,
+    ClaimKind,
+    ClassVerdict,
+    Interval,
+    NextStep,
+    Status,
+    Verdict,
+    typical_change,
+)
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
 """Of the classes in the headline: those that the policy does not ask for are not in it."""
@@ -20,6 +29,10 @@ CLAIMS: dict[ClaimKind, str] = {
     "file": "the file: the weights of one calibration",
     "method": "the method: what any calibration would give",
 }
+NOT_A_RANK = (
+    f"Below {NEAR_BASELINE} nats KL divergence does not rank models: it says how much changes, and "
+    "not whether for the worse."
+)
 SHOWN = 3  # of what may be as good, before it is counted
 ADVICE = {"warn": "the policy only warns about it", "off": "the policy does not ask for it"}
 
@@ -223,7 +236,12 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
             f"{one.runner_up_scheme} is {spread(one.lead)} nats per token."
         )
     if one.kl is not None:
-        yield f"KL divergence to full precision: {spread(one.kl)} nats per token."
+        yield (
+            f"KL divergence to full precision: {spread(one.kl)} nats per token: "
+            f"{change_of_probability(one.kl.estimate)}."
+        )
+        if one.kl.estimate < NEAR_BASELINE:
+            yield NOT_A_RANK
     if one.rule is not None and one.margin is not None:
         unit = f"{100 * one.margin:g} %" if one.unit == "fraction" else f"{one.margin:g} nats"
         yield f"The rule `{one.rule}` of the policy allows {unit}."
@@ -240,6 +258,10 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."
     yield from _least(view, one)
+
+
+def change_of_probability(kl: float) -> str:
+    return f"the probability of a token changes by about {100 * typical_change(kl):.2g} %"
 
 
 def _least(view: View, one: ClassVerdict) -> Iterator[str]:

@@ -7,9 +7,18 @@ made again by `python -m qaudit.policy.keys` and `python -m qaudit.saved.schemas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+NEAR_BASELINE = 0.005
+"""Nats per token: below it a KL divergence says how much predictions move, and not which way.
+
+Over 69 quantized files its rank correlation with benchmark scores is -0.7 to -0.9 in all and none
+near full precision (2606.19558); over ten subjects of the demo that with the added loss is 0.3 at
+8 bits, 0.6 to 0.9 at 4 and 0.95 at 3.
+"""
 
 Metric = Literal[
     "relative_error",  # what quantization adds, as a part of the loss in full precision
@@ -64,6 +73,15 @@ class MetricRecord:
     def has_full_precision(self) -> bool:
         """Whether full precision can be judged: losses are compared as they are."""
         return self.against is not None and self.statistic == "change"
+
+
+def typical_change(kl: float) -> float:
+    """Return by what part the probability of a token typically changes, of a KL divergence.
+
+    For small changes KL is half of the mean square of the change of log p, which this is the root
+    of. Large ones are no longer symmetric, and it is their order alone.
+    """
+    return math.sqrt(2 * max(0.0, kl))
 
 
 METRICS: Mapping[str, MetricRecord] = {

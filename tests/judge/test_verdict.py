@@ -22,6 +22,7 @@ from qaudit.judge.verdict import choices
 from qaudit.policy import preset
 from qaudit.types import (
     Checkpoint,
+    ClassVerdict,
     Evidence,
     Fidelity,
     Gate,
@@ -266,6 +267,22 @@ def test_by_divergence_the_scheme_is_chosen_and_not_the_subject_that_learned_lea
     assert only.lead is not None
     assert only.lead.estimate == pytest.approx(-0.01, rel=0.2)
     assert only.confirmed_on is not None
+
+
+def test_below_five_thousandths_of_a_nat_divergence_does_not_rank() -> None:
+    losses = {("a", "bnb-int8"): 2.0, ("a", "rtn-8bit"): 2.001}
+
+    def chosen(kl: dict[str, float]) -> ClassVerdict:
+        rows = [with_divergence(m, kl[m.scheme]) for m in measured(losses)]
+        (only,) = choices(table_of(rows), Objective("kl"))
+        return only
+
+    near = chosen({"bnb-int8": 0.001, "rtn-8bit": 0.004})
+    assert near.lead is not None
+    assert near.lead.high < 0
+    assert near.confirmed_on is None
+    assert near.contenders == ("a at rtn-8bit",)
+    assert chosen({"bnb-int8": 0.001, "rtn-8bit": 0.02}).confirmed_on is not None
 
 
 def test_without_divergences_nothing_is_chosen_by_them() -> None:

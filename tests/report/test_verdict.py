@@ -113,6 +113,15 @@ def test_a_choice_that_was_not_confirmed_says_so() -> None:
     assert "same documents" not in of["8"]
 
 
+def test_divergence_is_said_as_a_change_of_probability_and_not_as_a_rank_near_zero() -> None:
+    near = class_verdict("4", kl=Interval(0.00039, 0.00037, 0.00041))
+    text = section(render(with_verdict(verdict(near))), WHY)
+    assert "the probability of a token changes by about 2.8 %" in text
+    assert "Below 0.005 nats KL divergence does not rank models" in text
+    far = class_verdict("4", kl=Interval(0.0368, 0.0346, 0.0393))
+    assert "does not rank" not in section(render(with_verdict(verdict(far))), WHY)
+
+
 def test_what_one_half_alone_chose_is_not_said_to_be_lowest_elsewhere() -> None:
     ahead, behind = (Interval(-0.02, -0.03, -0.01), Interval(0.02, 0.01, 0.03))
     of_half = class_verdict("4", held_out=True, documents=32, lead=behind)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from qaudit.report import document as doc
 from qaudit.report.card.noise import divergence_floor
-from qaudit.report.format import percent, shown, spread
+from qaudit.report.format import listing, percent, shown, spread
+from qaudit.report.verdict import NOT_A_RANK
 from qaudit.report.views import View
-from qaudit.types import MeasurementRow, Subject
+from qaudit.types import NEAR_BASELINE, MeasurementRow, Subject, typical_change
 
 COLUMNS = doc.columns(
     "scheme",
     "KL",
-    "median",
+    "change, %",
     "90 %",
     "99 %",
     "99.9 %",
@@ -21,7 +22,8 @@ COLUMNS = doc.columns(
 )
 LEGEND = (
     "KL divergence measures how far predictions move from those of full precision, in nats per "
-    "token: its mean, then the values that 50, 90, 99 and 99.9 % of tokens stay below, then the "
+    "token: its mean, by what part it typically changes the probability of a token (the root of "
+    "twice the mean), then the values that 90, 99 and 99.9 % of tokens stay below, then the "
     "largest of all, which has no interval; those of the values are of one calibration draw and "
     "cover documents alone. Agreement: how often the likeliest token is the same. "
     "RMS change of p: by how much the probability of the right token changes, root mean square."
@@ -40,6 +42,9 @@ def fidelity_section(view: View) -> tuple[doc.Block, ...]:
         blocks.append(
             doc.TableBlock(COLUMNS, tuple(_row(view, score) for score in ships), name="tails")
         )
+    near = [row.scheme for row in ships if row.kl and row.kl.estimate < NEAR_BASELINE]
+    if near:
+        blocks.append(doc.paragraph(f"{listing(near)}:", NOT_A_RANK))
     if floor := divergence_floor(view):
         blocks.append(doc.paragraph(floor))
     if len(view.subjects) > 1:
@@ -56,9 +61,12 @@ def _scores(view: View, subject: Subject) -> list[MeasurementRow]:
 
 def _row(view: View, score: MeasurementRow) -> doc.TableRow:
     assert view.main is not None
-    divergences = (score.kl, score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
+    divergences = (score.kl_p90, score.kl_p99, score.kl_p999)
+    assert score.kl is not None
     cells = (
         doc.cell(score.scheme),
+        doc.interval_cell(spread(score.kl)),
+        doc.cell(f"{100 * typical_change(score.kl.estimate):.2g}"),
         *(doc.interval_cell(shown(divergence, spread)) for divergence in divergences),
         doc.cell(shown(score.kl_max, "{:.3g}".format)),
         doc.interval_cell(shown(score.top1_agreement, percent)),
