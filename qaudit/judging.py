@@ -22,7 +22,6 @@ from qaudit.judge.released import released_findings
 from qaudit.judge.table import Measurements
 from qaudit.planning.detectable import with_detectable
 from qaudit.planning.further import planned_rounds
-from qaudit.planning.passes import last_of_each_kind
 from qaudit.policy import policy_named
 from qaudit.report.next_step import next_step
 from qaudit.saved.diagnosed import tables_of
@@ -149,12 +148,10 @@ def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, A
     merged["parts"] = len({document.part for document in documents})
     merged["hosts"] = len({document.host for document in documents})
     merged["devices"] = sorted({environment["device"] for environment in every})
-    if len(merged["devices"]) > 1:  # of the last checkpoint and the last soup, at first
-        devices = {
+    if len(merged["devices"]) > 1:  # at first
+        merged["measured_on"] = {
             document.label: document.environment["device"] for document in reversed(documents)
         }
-        labels = [plan.subjects[position].label for position in last_of_each_kind(plan.subjects)]
-        merged["measured_on"] = {label: devices[label] for label in labels if label in devices}
     return merged
 
 
@@ -276,7 +273,7 @@ def _skipped(
         if label in failed:
             reason = failed[label].message
             if label in measured:
-                reason = f"its further draws of calibration text were not measured: {reason}"
+                reason = f"a further round of it was not measured: {reason}"
             yield Skipped(label, None, reason)
         for scheme, error in measured[label].failed if label in measured else ():
             yield Skipped(label, scheme, error.message)

@@ -184,15 +184,15 @@ class Recipe:
         "auto",
     )
     compare_dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
-        "Measure the last checkpoint and soup in this dtype too: how much the dtype moves.",
+        "Compute what ships in this dtype too: how much the dtype moves.",
         COMPUTE,
         unset="none",
     )
-    noise_floor: bool = setting(
-        "Measure the last checkpoint and soup with other rounding too: what arithmetic moves.",
+    arithmetic: bool = setting(
+        "Round what ships otherwise too, for a tenth of the scan at most: what arithmetic moves.",
         COMPUTE,
         True,
-        flag="--noise-floor/--no-noise-floor",
+        flag="--arithmetic/--no-arithmetic",
     )
     expert_floor: int = setting(
         "Calibration tokens below which an expert falls back.", COMPUTE, 1, at_least=1
@@ -251,7 +251,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "evaluation_documents": 64,
         "calibration_documents": 64,
         "repeats": 1,
-        "noise_floor": False,
+        "arithmetic": False,
     },
     "thorough": {"evaluation_documents": 256, "calibration_documents": 128},
 }

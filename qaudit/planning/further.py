@@ -1,10 +1,10 @@
 """The rounds of a plan: which passes are due when those before are measured and judged.
 
 Everything comes first on the first draw of calibration text, and searches behind their candidates.
-Another draw is another quantized model: what decides is then known, and it alone is measured on
-further draws. The plan prices the most that can be: for each bit class the subject and scheme that
-ships and its runner-up. Where parts ran on several kinds of devices, one checkpoint and one soup
-are measured on each.
+Then it is known what ships. Under a claim about a method, what decides is measured on further
+draws. The one pair that ships is computed otherwise, which shows what arithmetic moves: rounded
+otherwise, in another dtype, and on each kind of device that parts ran on. The plan prices the most
+that can be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from qaudit.planning.classes import planned_class
 from qaudit.planning.cost import seconds_range
 from qaudit.planning.passes import Pricing, calibrated, candidates_of, draw_of, priced
 from qaudit.text.corpus import DRAWS
-from qaudit.types import AuditRecord, Further, Pass, Plan, Price, Subject, Traffic
+from qaudit.types import (
+    FULL_PRECISION,
+    AuditRecord,
+    Further,
+    Pass,
+    Perturbation,
+    Plan,
+    Price,
+    Subject,
+    Traffic,
+)
 
 
 def next_round(
@@ -36,7 +46,9 @@ def next_round(
     later = [step for some in rounds[len(planned) :] for step in some]
     if not later and (drawn := further_draws(plan, record)):
         return drawn
-    return () if any(step.device for step in later) else on_other_devices(plan, record)
+    if not any(step.perturbed for step in later) and (again := otherwise(plan, record)):
+        return again
+    return () if any(step.device for step in later) else on_other_devices(record)
 
 
 def planned_rounds(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
@@ -66,18 +78,37 @@ def further_draws(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def on_other_devices(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
-    """Return the passes of the last checkpoint and soup on each other kind of device."""
+def otherwise(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
+    """Return the passes that compute what ships otherwise; data-free codes do not depend on it."""
+    kinds = [
+        kind for kind in plan.perturbations if kind != "rounding" or _pair(record, calibrated=True)
+    ]
+    return tuple(replace(step, perturbed=kind) for step in _pair(record) for kind in kinds)
+
+
+def on_other_devices(record: AuditRecord) -> tuple[Pass, ...]:
+    """Return the passes of what ships on each kind of device that did not measure it."""
     kinds: Sequence[str] = record.environment.get("devices", ())
     measured: Mapping[str, str] = record.environment.get("measured_on", {})
     return tuple(
         replace(step, device=kind)
         for kind in kinds
-        for step in plan.passes
-        if step.perturbed is None
-        and not step.draw
-        and measured.get(step.subject.label, kind) != kind
+        for step in _pair(record)
+        if measured.get(step.subject.label, kind) != kind
     )
+
+
+def _pair(record: AuditRecord, *, calibrated: bool = False) -> tuple[Pass, ...]:
+    """Return a pass of the one subject and scheme that ships, if it is to be of that kind."""
+    pick = record.pick
+    if pick is None:
+        return ()
+    subject = next(s for s in record.subjects if s.label == pick.subject)
+    for row in record.measurements:
+        if (row.subject, row.scheme) == (pick.subject, pick.scheme):
+            fits = row.scheme != FULL_PRECISION and (row.calibrates or not calibrated)
+            return (Pass(subject, (row.spec,)),) if fits else ()
+    return ()
 
 
 def deciding(record: AuditRecord) -> tuple[Cell, ...]:
@@ -92,6 +123,49 @@ def deciding(record: AuditRecord) -> tuple[Cell, ...]:
 
 
 # ------------------------------------------------------------------------------ the upper price
+
+ARITHMETIC = 0.1
+"""The most that rounding what ships otherwise may cost, as a part of the scan."""
+
+
+def fits_rounding(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    pricing: Pricing,
+    passes: Sequence[Pass],
+) -> bool:
+    """Return whether rounding what ships otherwise is within its part of a scan."""
+    flops = _dearest(subjects, calibrated(schemes), pricing, "rounding").flops
+    return 0 < flops <= ARITHMETIC * sum(step.price.flops for step in passes)
+
+
+def _dearest(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    pricing: Pricing,
+    perturbed: Perturbation,
+) -> Price:
+    """Return the price of the subject and scheme that takes most."""
+    pairs = (
+        priced(Pass(subject, (scheme.spec,), perturbed=perturbed), pricing).price
+        for subject in subjects
+        for scheme in schemes
+    )
+    return max(pairs, key=lambda price: price.flops, default=Price())
+
+
+def price_otherwise(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    pricing: Pricing,
+    perturbations: Sequence[Perturbation],
+    machine: tuple[str, str],
+) -> Further | None:
+    """Return the most that it can cost to compute what ships otherwise."""
+    steps = (_dearest(subjects, schemes, pricing, kind) for kind in perturbations)
+    price = sum(steps, Price())
+    low, high = seconds_range(price.flops, *machine)
+    return Further(0, price.streams, price.nbytes_read, 0, low, high) if price.streams else None
 
 
 def price_further(

@@ -1,10 +1,9 @@
 """The work of a plan: which passes there are, and what each costs. No torch.
 
 A pass sends one subject once through its blocks. Each subject has one; every further draw of
-calibration text is another pass of what calibrates. The last checkpoint and the last soup have a
-perturbed pass, which shows how much arithmetic alone moves the losses of what calibrates. A
-greedy soup is one entry: its passes are chosen while it runs, and it is priced at their upper
-bound.
+calibration text is another pass of what calibrates. A greedy soup is one entry: its passes are
+chosen while it runs, and it is priced at their upper bound. Once what ships is known, it may have
+passes that compute otherwise (`further`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from qaudit.errors import UsageError
 from qaudit.planning.cost import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import SEARCHED_AT
-from qaudit.types import GREEDY, ClaimKind, Pass, Perturbation, Price, Recipe, Subject
+from qaudit.types import GREEDY, ClaimKind, Pass, Price, Recipe, Subject
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,12 @@ def passes_of(
     repeats: int,
     pricing: Pricing,
     releases: Sequence[Subject] = (),
-    perturbations: Sequence[Perturbation] = ("rounding",),
 ) -> tuple[Pass, ...]:
     """Return all passes, each subject's together, and the comparisons of releases behind them."""
     drawn = calibrated(schemes)
-    perturbed = last_of_each_kind(subjects) if drawn else ()
     alone = {s.content for s in subjects if s.merge is None}
     passes: list[Pass] = []
-    for position, subject in enumerate(subjects):
+    for subject in subjects:
         first = priced(Pass(subject, _specs(schemes)), pricing)
         price = first.price + pricing.diagnostics
         if subject.is_search:
@@ -62,12 +59,6 @@ def passes_of(
         if repeats > 1 and drawn:
             draw = priced(draw_of(subject, drawn, 1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
-        if position in perturbed:
-            floors = [
-                Pass(subject, _specs(drawn), perturbed=perturbation)
-                for perturbation in perturbations
-            ]
-            passes += [priced(floor, pricing) for floor in floors]
     passes += [
         Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
     ]
@@ -102,12 +93,6 @@ def with_draws(recipe: Recipe, schemes: Sequence[Scheme], claim: ClaimKind) -> R
 def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
     """Return the schemes whose result depends on the calibration text."""
     return tuple(s for s in schemes if s.calibration is not Calibration.NONE)
-
-
-def last_of_each_kind(subjects: Sequence[Subject]) -> tuple[int, ...]:
-    """Return the positions of the last checkpoint and of the last soup that needs no search."""
-    last = {s.kind: k for k, s in enumerate(subjects) if not s.is_search}
-    return tuple(last.values())
 
 
 def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:

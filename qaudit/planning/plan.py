@@ -24,7 +24,7 @@ from qaudit.planning.devices import choose_audited, choose_column_loop, device_n
 from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.experts import expert_notes
 from qaudit.planning.footprint import Footprint
-from qaudit.planning.further import price_further
+from qaudit.planning.further import fits_rounding, price_further, price_otherwise
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
@@ -129,6 +129,8 @@ def make_plan(
         passes=work.passes,
         further=work.further,
         claim=work.claim,
+        perturbations=work.perturbations,
+        otherwise=work.otherwise,
         plugins=plugins,
         nbytes_disk=work.footprint.disk_nbytes,
         items=work.items,
@@ -195,8 +197,7 @@ def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
             f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
             hint=f"use {' or '.join(choices)}",
         )
-    floor: tuple[Perturbation, ...] = ("rounding",) if recipe.noise_floor else ()
-    return (*floor, *([recipe.compare_dtype] if recipe.compare_dtype else ()))
+    return (recipe.compare_dtype,) if recipe.compare_dtype else ()
 
 
 def must_name_reference(recipe: Recipe, subjects: Sequence[Subject]) -> None:
@@ -255,6 +256,8 @@ class _PlannedWork:
     passes: tuple[Pass, ...]
     further: Further | None
     claim: ClaimKind
+    perturbations: tuple[Perturbation, ...]
+    otherwise: Further | None
     diagnoses: tuple[str, ...]
     notes: tuple[str, ...]
     presets: tuple[PresetTime, ...]
@@ -291,11 +294,11 @@ def _work(
     price = sum((price_of(*diagnosis, seen.largest) for diagnosis in diagnoses.items()), Price())
     pricing = Pricing(seen.largest, text, price)
     perturbations = _perturbations(recipe, dtype)
-    passes = passes_of(
-        chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects, perturbations
-    )
+    passes = passes_of(chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects)
     reference = reference_in(chosen.subjects, recipe.reference)
     passes = tuple(with_reference(step, reference, pricing) for step in passes)
+    if recipe.arithmetic and fits_rounding(chosen.subjects, schemes, pricing, passes):
+        perturbations = ("rounding", *perturbations)
     more = drawn.repeats is None and text.draws != 1
     idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
     repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()
@@ -313,6 +316,10 @@ def _work(
         if more
         else None,
         claim=claim,
+        perturbations=perturbations,
+        otherwise=price_otherwise(
+            chosen.subjects, schemes, pricing, perturbations, (device, dtype)
+        ),
         diagnoses=tuple(work.text for work in diagnoses),
         notes=(
             *text.notes,

@@ -38,7 +38,6 @@ def preset_times(
             (*parse_schemes(changed.schemes), *files),
             changed.repeats or 1,
             repriced,
-            perturbations=("rounding",) if changed.noise_floor else (),
         )
         work = sum((step.price for step in passes), Price()).flops
         chosen = dtype if changed.dtype == "auto" else changed.dtype

@@ -6,7 +6,7 @@ named rate, since the speed of the Hub is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from qaudit.core.power import detectable_drop
 from qaudit.core.registry import parse_scheme
@@ -40,8 +40,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield from _room(plan)
     yield "time", _time(plan)
-    if plan.further is not None:
-        yield "then", _further(plan.further)
+    yield from _later(plan)
     for role in ("calibration", "evaluation", "choices"):
         if source := getattr(plan.recipe, role):
             yield "text", f"{role}: {source}"
@@ -53,6 +52,16 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "finding", f"{finding.rule} {finding.message}{hint}"
     for note in plan.notes:
         yield "note", note
+
+
+def _later(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what is measured once it is known what ships."""
+    if plan.further is not None:
+        yield "then", _further(plan.further)
+    if plan.otherwise is not None:
+        yield "then", _otherwise(plan.otherwise, plan.perturbations)
+    if plan.recipe.arithmetic and "rounding" not in plan.perturbations:
+        yield "note", "arithmetic is not included: it would take more than a tenth of this scan"
 
 
 def _room(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -148,6 +157,14 @@ def _further(further: Further) -> str:
         f"what decides is measured again with {further.draws} more draws of calibration text: "
         f"at most {further.streams} streams, {_seconds(further.seconds_low)} to "
         f"{_seconds(further.seconds_high)}, {size(further.nbytes_read)} of weights{fetched}"
+    )
+
+
+def _otherwise(price: Further, perturbations: Sequence[str]) -> str:
+    how = [f"in {kind}" if kind != "rounding" else "rounded otherwise" for kind in perturbations]
+    return (
+        f"what ships is computed {listing(how)}: at most {price.streams} streams, "
+        f"{_seconds(price.seconds_low)} to {_seconds(price.seconds_high)}"
     )
 
 

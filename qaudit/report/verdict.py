@@ -178,6 +178,7 @@ def coverage(view: View) -> str:
     text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "
     text += f"{plural(tokens, 'token')} of {text_name(view)}. "
     text += f"The verdict is about {CLAIMS[view.audit.plan.claim]}."
+    text += _without_arithmetic(view)
     if missing := len(view.audit.skipped):
         text += f" Planned and not measured: {missing}."
     main = view.main
@@ -195,6 +196,14 @@ def text_name(view: View) -> str:
     if chosen is None:
         return "Python's documentation (no `--evaluation` was named)"
     return f"`{chosen}`"
+
+
+def _without_arithmetic(view: View) -> str:
+    """Return that nothing shows what arithmetic moves, where codes depend on it."""
+    pick, rows = view.audit.pick, view.audit.diagnostics.noise
+    row = pick and view.score(pick.subject, pick.scheme)
+    is_measured = any(noise.numerical_nats is not None for noise in rows)
+    return " Arithmetic is not included." if row and row.calibrates and not is_measured else ""
 
 
 def rare_damage(view: View) -> tuple[str, ...]:

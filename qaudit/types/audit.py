@@ -92,7 +92,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Further:
-    """The upper price of measuring again, on more calibration text, what decides."""
+    """The upper price of measuring again what decides, on more calibration text or otherwise."""
 
     draws: int  # of calibration text, beside the first
     streams: int
@@ -141,6 +141,8 @@ class Plan:
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
     claim: ClaimKind = "method"  # what the verdict is about; earlier versions did not say
+    perturbations: tuple[Perturbation, ...] = ()  # what ships is computed so too, once it is known
+    otherwise: Further | None = None  # the upper price of that
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
     plugins: tuple[Plugin, ...] = ()  # of other distributions
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)

@@ -93,7 +93,7 @@ def work_of(plan: Plan) -> tuple[object, ...]:
     releases = tuple(release.label for release in plan.releases)
     units = tuple(unit.content for unit in units_of(plan.passes))
     decides = (plan.device, plan.dtype, plan.context, plan.claim, plan.column_loop)
-    return (decides, units, releases, plan.recipe, plan.further is None)
+    return (decides, units, releases, plan.recipe, plan.further is None, plan.perturbations)
 
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:

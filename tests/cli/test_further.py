@@ -26,8 +26,8 @@ GPTQ, RTN = "gptq-3bit:group=16", "rtn-3bit:group=16"
 SCHEMES = ("--schemes", f"{GPTQ},{RTN}")
 TINY = ("--calibration-documents", "2", "--context", "32", "--claim", "method")
 FURTHER = {1, 2}
-FIRST = len(LABELS) + 1
-"""The passes of the first plan: the last checkpoint is perturbed, too."""
+FIRST = len(LABELS)
+"""The passes of the first plan."""
 
 
 @pytest.fixture
@@ -196,11 +196,38 @@ def test_another_dtype_moves_the_loss_by_what_the_noise_table_says(place: Path, 
     moved = {
         key: row["other_dtype"] for key, row in noise.items() if row["other_dtype"] is not None
     }
-    assert {subject for subject, _ in moved} == {"step1000"}
+    assert {subject for subject, _ in moved} == {audit["pick"]["subject"]}
     assert all(0 < part < 0.05 for part in moved.values())  # bfloat16 has 8 bits: 2^-8 is 0.004
     assert "bfloat16" in (place / "out" / "card.md").read_text(encoding="utf-8")
     again = scan("--compare-dtype", "float32")
     refused(again, 2, "`--compare-dtype float32` is the dtype that everything", "`bfloat16`")
+
+
+def test_what_ships_is_rounded_otherwise_in_a_round_of_its_own(
+    place: Path, scan: Run, passes: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--claim", "file", "--schemes", GPTQ)
+    assert scan(*arguments).code == 0  # it would take more than a tenth
+    assert len(passes) == FIRST
+    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    assert "Arithmetic is not included." in card
+    monkeypatch.setattr("qaudit.planning.further.ARITHMETIC", 10)
+    assert "what ships is computed rounded otherwise" in " ".join(
+        scan(*arguments, "--dry-run").out.split()
+    )
+    assert scan(*arguments).code == 0
+    audit = audit_of(place / "out")
+    assert passes[FIRST:] == [(audit["pick"]["subject"], 0)]
+    noise = {(one["subject"], one["scheme"]) for one in audit["diagnostics"]["noise"]}
+    pick = audit["pick"]["subject"]
+    assert noise == {(pick, "fp"), (pick, audit["pick"]["scheme"])}
+    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    assert "Arithmetic: in no interval." in card
+    assert scan(*arguments, "--no-arithmetic").code == 0
+    assert len(passes) == FIRST + 1
+    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    assert "Arithmetic is not included." in card
+    assert "--no-arithmetic" in card.partition("Reproduce")[2]
 
 
 def test_further_draws_that_fail_leave_the_first_and_an_incomplete_audit(
@@ -215,7 +242,7 @@ def test_further_draws_that_fail_leave_the_first_and_an_incomplete_audit(
     monkeypatch.setattr("qaudit.planning.further.further_draws", without_weights)
     done = scan()
     assert done.code == 3
-    assert "its further draws of calibration text were not measured" in done.err
+    assert "a further round of it was not measured" in done.err
     audit = audit_of(place / "out")
     assert {subject for subject, _ in seeds_of(audit)} == set(LABELS)
     assert audit["pooled"] == []

@@ -34,14 +34,12 @@ def test_one_subject_is_measured_on_each_kind_of_device(
     for number, kind in enumerate(("A100", "H200")):
         on(monkeypatch, kind)
         assert qaudit("part", planned, "--part", f"{number}/2").code == 0
-    assert qaudit("collect", planned).code == 3  # further draws
+    assert qaudit("collect", planned).code == 3  # what ships, on the other kind
     (finding,) = mixed(planned)
     assert "on 2 kinds of devices (A100, H200), and by how much" in str(finding["message"])
     assert (finding["level"], finding["outcome"]) == ("warn", "inconclusive")
-    assert qaudit("part", planned, "--part", "0/1").code == 0
     due = qaudit("collect", planned)
-    refused(due, 3, "round 3 has 2 subjects, and 2 are not measured yet", "qaudit part")
-    assert " on A100`" in due.err
+    refused(due, 3, "round 2 has 1 subject, and 1 is not measured yet", "qaudit part")
     on(monkeypatch, "L4")
     assert "0 subjects, 0 measured" in qaudit("part", planned, "--part", "0/1").err
     for kind in ("A100", "H200"):

@@ -22,6 +22,7 @@ from qaudit.engine.tasks import Machine, Task
 from qaudit.executors.events import Measured
 from qaudit.judging import moved_by
 from qaudit.planning.cost import Load, flops
+from qaudit.planning.further import fits_rounding, price_otherwise
 from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import ResultStore
@@ -431,20 +432,20 @@ def test_each_draw_costs_a_pass_of_what_calibrates() -> None:
     assert more.flops - again.flops == pytest.approx(3 * each)
 
 
-def test_the_last_checkpoint_and_the_last_soup_are_perturbed() -> None:
-    series = [series_of("step10"), series_of("step20"), soup()]
+def test_what_ships_is_rounded_otherwise_for_a_tenth_of_the_scan() -> None:
     pricing = Pricing(SIZES, TextSize.bound(PROTOCOL), Price())
-    passes = passes_of(series, SCHEMES, 1, pricing, (), ("rounding", "bfloat16"))
-    otherwise = [one for one in passes if one.perturbed is not None]
-    assert [(one.subject.label, one.perturbed) for one in otherwise] == [
-        (label, kind) for label in ("step20", "soup") for kind in ("rounding", "bfloat16")
-    ]
-    assert {one.schemes for one in otherwise} == {tuple(scheme.spec for scheme in DRAWN)}
-    assert all(one.full_precision for one in otherwise)
+    few, many = ([series_of(f"step{k}") for k in range(count)] for count in (2, 40))
+    for series, fits in ((few, False), (many, True)):
+        passes = passes_of(series, SCHEMES, 1, pricing)
+        assert not [step for step in passes if step.perturbed is not None]
+        assert fits_rounding(series, SCHEMES, pricing, passes) is fits
+        assert not fits_rounding(series, SCHEMES[1:2], pricing, passes)  # nothing calibrates
+    price = price_otherwise(many, SCHEMES, pricing, ("rounding", "bfloat16"), ("cpu", "float32"))
+    assert price is not None
     # Beside rounding, full precision runs unperturbed as well.
-    assert [one.price.streams for one in otherwise] == [2 + 2, 1 + 2] * 2
-    rounding, dtype, *_ = otherwise
-    assert rounding.price.flops > dtype.price.flops
+    assert price.streams == 1 + 2 + 1 + 1
+    assert 0 < price.seconds_low <= price.seconds_high
+    assert price_otherwise(many, SCHEMES, pricing, (), ("cpu", "float32")) is None
 
 
 def test_draws_without_calibration_cost_nothing() -> None:

@@ -20,7 +20,7 @@ from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
 from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by
-from qaudit.planning.passes import Pricing, passes_of
+from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.resolve import Resolved
 from qaudit.planning.sizes import Sizes, TextSize
@@ -76,11 +76,17 @@ def run(plan: Plan, out: Path, watch: Watch = SILENT, **options: Any) -> AuditRe
 def tasks_of(
     subjects: Sequence[Subject], corpus: Corpus, schemes: Sequence[Scheme]
 ) -> list[list[Task]]:
-    """Return the passes of each subject, with as many draws as the corpus has."""
+    """Return the passes of each subject, with as many draws as the corpus has.
+
+    What calibrates is rounded otherwise, too, of the last subject.
+    """
     passes = passes_of(subjects, schemes, len(corpus.draws), PRICING)
-    return [
+    tasks = [
         [Task.of(one, corpus) for one in passes if one.subject == subject] for subject in subjects
     ]
+    if drawn := tuple(scheme.spec for scheme in calibrated(schemes)):
+        tasks[-1].append(Task.of(Pass(subjects[-1], drawn, perturbed="rounding"), corpus))
+    return tasks
 
 
 def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[Filed]:

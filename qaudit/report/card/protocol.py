@@ -163,9 +163,9 @@ _JOINED = ("schemes", "bits", "tasks", "diagnostics")
 
 
 def _option(entry: Entry, value: Any) -> list[str]:
-    flag = entry.flag.partition("/")[0]  # a switch has a second one, for off
-    if value is True:
-        return [flag]
+    flag, _, off = entry.flag.partition("/")
+    if isinstance(value, bool):
+        return [flag if value else off]
     if entry.name in _JOINED:
         return [flag, ",".join(value)]
     values = value if isinstance(value, tuple) else (value,)
