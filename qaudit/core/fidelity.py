@@ -15,7 +15,8 @@ because sum P e^v = sum Q = 1. Every term is at least 0, so that KL is, and smal
 digits in float32: the logits are subtracted first, which is nearly exact where they are close,
 and an error d of the logarithms moves the result by d^2 / 2 only. Where no |v| reaches 1/32 a term
 is v^2 / 2 + v^3 / 6, to 1e-4 of itself, in half of the time. Rows where neither is finite (a
-token that P rules out, a v beyond the range of float32) are computed by the definition, in float64.
+token that P rules out, a v beyond the range of float32) are computed by the definition, in
+float64. A GPU takes the exact form of v for all rows.
 
 e^x is 2^(x log2 e), which CPUs without Intel's libraries compute five times as fast: for a term
 e^x of a sum that is an error of |x| 6e-8, little where the term is large.
@@ -113,14 +114,25 @@ class Reference:
         shift_N1 = highest_N1.double() - self.highest_N1[part].double()
         shift_N1 += (total_N1.double() / self.total_N1[part].double()).log()
         torch.sub(q_NV, self.logits_NV[part], out=work_NV)
-        moved_N1 = work_NV.mul_(self.weights_NV[part]).sum(1, keepdim=True).double()
+        if q_NV.device.type == "cpu":
+            return nll_N, self._divergence(part, q_NV, work_NV, shift_N1), same_N
+        # To be told which rows are small a GPU would wait, and it is memory that takes its time.
+        kl_N = _excess(work_NV.sub_(shift_N1.float()), self.weights_NV[part])
+        kl_N = (kl_N / self.total_N1[part].squeeze(1)).clamp_(min=0)
+        return nll_N, _finite(kl_N, self.logits_NV[part], q_NV), same_N
+
+    def _divergence(self, part: slice, q_NV: Tensor, moves_NV: Tensor, shift_N1: Tensor) -> Tensor:
+        """Return the divergence of rows whose logits moved by so much."""
+        import torch
+
+        moved_N1 = moves_NV.mul_(self.weights_NV[part]).sum(1, keepdim=True).double()
         moved_N1 /= self.total_N1[part]
         kl_N1 = shift_N1 - moved_N1
         trusted_N1 = torch.isfinite(kl_N1) & (kl_N1 > _TRUSTED * (1 + moved_N1.abs()))
         kl_N, small_S = kl_N1.squeeze(1).float(), (~trusted_N1.squeeze(1)).nonzero().squeeze(1)
         if len(small_S):
             kl_N[small_S] = self._small(part, small_S, q_NV, shift_N1)
-        return nll_N, kl_N, same_N
+        return kl_N
 
     def _small(self, part: slice, small_S: Tensor, q_NV: Tensor, shift_N1: Tensor) -> Tensor:
         """Return the divergence of rows where it is small, or where it is not finite."""
@@ -142,13 +154,26 @@ class Reference:
         far_F = (~near_S).nonzero().squeeze(1)
         if len(far_F):
             far_F = far_F if len(far_F) > 1 else far_F.repeat(2)
-            far_FV = v_SV[far_F]
-            kl_S[far_F] = torch.expm1(far_FV).sub_(far_FV).mul_(weights_SV[far_F]).sum(1)
-        kl_S = (kl_S / total_S1.squeeze(1)).clamp_(min=0)  # e^v - 1 - v near 1e-7 is rounding
-        odd_S = ~torch.isfinite(kl_S)
-        if bool(odd_S.any()):
-            kl_S[odd_S] = divergence(p_SV[odd_S], q_SV[odd_S]).float()
-        return kl_S[: len(small_S)]
+            kl_S[far_F] = _excess(v_SV[far_F], weights_SV[far_F])
+        kl_S = (kl_S / total_S1.squeeze(1)).clamp_(min=0)
+        return _finite(kl_S, p_SV, q_SV)[: len(small_S)]
+
+
+def _excess(v_NV: Tensor, weights_NV: Tensor) -> Tensor:
+    """Return the sums of e^v - 1 - v, which near 1e-7 is rounding of either sign."""
+    import torch
+
+    return torch.expm1(v_NV).sub_(v_NV).mul_(weights_NV).sum(1)
+
+
+def _finite(kl_N: Tensor, p_NV: Tensor, q_NV: Tensor) -> Tensor:
+    """Return divergences, by the definition where they are not finite."""
+    import torch
+
+    odd_N = ~torch.isfinite(kl_N)
+    if bool(odd_N.any()):
+        kl_N[odd_N] = divergence(p_NV[odd_N], q_NV[odd_N]).float()
+    return kl_N
 
 
 def output_error(full_ND: Tensor, hidden_ND: Tensor) -> Tensor | None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from qaudit.core import fidelity
 from qaudit.core.fidelity import Reference, divergence, losses
+from tests.support.pretended_device import pretended
 
 pytestmark = pytest.mark.property
 
@@ -69,6 +70,18 @@ def test_sums_in_float32_are_right_to_their_rounding(noise, shift):
     error_N = abs(measured_N - kl_N)
     assert (error_N <= rounding(p_NV, q_NV) + 1e-5 * kl_N).all()
     assert (error_N <= 0.006 * kl_N + 1e-12).all()  # 5e-7 of 1e-4, and input rounded to 1e-6
+
+
+def test_a_gpu_takes_the_exact_form_with_one_wait():
+    p_NV, q_NV, targets_N = rows(5, count=40, noise=0.01)
+    kl_N, _, same_N = plain(p_NV, q_NV, targets_N)
+    with pretended() as device:
+        targets_N = targets_N.to("cuda")
+        reference = Reference.of(p_NV.to("cuda"), targets_N)
+        compared = reference.compare(q_NV.to("cuda"), targets_N)
+        assert device.waits.total() == 1
+        np.testing.assert_allclose(compared.kl_N.cpu(), kl_N, rtol=1e-3)
+        assert compared.same_top_N.tolist() == same_N.tolist()
 
 
 def test_a_small_divergence_keeps_its_digits_where_the_definition_in_float32_has_none():

@@ -31,7 +31,7 @@ from tests.support.schemes import LEARNED
 # fall, and raise none. A scheme that is not here may wait as often as rounding to nearest.
 WAITS = {
     "atom": 136, "awq": 122, "bnb-int8": 69, "duquant": 112, "flatquant": 183, "gptaq": 114,
-    "gptq": 106, "hqq": 533, "mr-gptq": 120, "mxfp4": 83, "mxfp4a16": 83, "nvfp4": 102,
+    "gptq": 106, "hqq": 87, "mr-gptq": 120, "mxfp4": 83, "mxfp4a16": 83, "nvfp4": 102,
     "nvfp4a16": 83, "ostquant": 269, "qronos": 122, "quarot": 152, "quarot-rtn": 77, "quik": 152,
     "smoothquant": 74, "spinquant": 269,
     **{name: 69 for name in NAMES if name.startswith("gguf-")},
@@ -203,6 +203,17 @@ def test_rotations_are_chosen_without_a_wait():
         rotation_BB = greedy_rotation(sample_NB.to("cuda"))
         assert not device.waits
         assert torch.equal(rotation_BB.cpu(), expected)
+
+
+@pytest.mark.parametrize("extent", [0.1, 3.0], ids=["small errors", "large errors"])
+def test_half_quadratic_steps_are_taken_without_a_wait(extent):
+    weight_RC = extent * torch.randn(6, 80, generator=torch.Generator().manual_seed(0))
+    expected = parse_schemes(["hqq-4bit"])[0]._fit(weight_RC)
+    with pretended() as device:
+        stored = parse_schemes(["hqq-4bit"])[0]._fit(weight_RC.to("cuda"))
+        assert not device.waits
+        for name in ("codes_RC", "scales_RG", "zeros_RG"):
+            assert torch.equal(getattr(stored, name).cpu(), getattr(expected, name))
 
 
 def test_moments_are_summed_without_a_wait():
