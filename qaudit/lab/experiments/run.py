@@ -32,6 +32,8 @@ from qaudit.whole import write_whole
 if TYPE_CHECKING:
     from qaudit.lab.text import TokenStream
 
+CURVATURE = "curvature:probes=10:eigenvalues=0"  # the trace alone, in seconds for each model
+
 Progress = Callable[[str, int, int, float], None]
 """Receives the run, its step, its steps, and the loss."""
 
@@ -107,7 +109,7 @@ def run_seed(request: LabRequest, experiment: Experiment, seed: int, progress: P
         document_tokens=size.document_tokens,
         calibration_seed=seed,  # another seed also draws other calibration text
         repeats=1,
-        diagnostics=["curvature"] if experiment.measures_curvature else [],
+        diagnostics=[CURVATURE] if experiment.measures_curvature else [],
         device=request.device,
     )
     sum_up(request, experiment)
