@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from qaudit.core.expected import CONFIDENCE, expectations
 from qaudit.core.power import detectable_drop
 from qaudit.core.registry import parse_scheme
-from qaudit.report.format import count, duration, listing, plural, size
+from qaudit.report.format import count, duration, listing, percent, plural, size
 from qaudit.report.terminal import filled
 from qaudit.types import Further, Plan, Subject, Traffic
 
@@ -46,6 +47,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "text", f"{role}: {source}"
     for diagnostic in plan.diagnoses:
         yield "diagnose", diagnostic
+    yield from (("expect", text) for text in _expected(plan))
     yield from (("detect", text) for text in _detectable(plan))
     for finding in plan.findings:
         hint = f" ({finding.hint})" if finding.hint else ""
@@ -62,6 +64,30 @@ def _later(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "then", _otherwise(plan.otherwise, plan.perturbations)
     if plan.recipe.arithmetic and "rounding" not in plan.perturbations:
         yield "note", "arithmetic is not included: it would take more than a tenth of this scan"
+
+
+def _expected(plan: Plan) -> Iterator[str]:
+    """Yield the added loss to expect of the last checkpoint, where the laboratory's runs tell."""
+    checkpoints = [s.members[0][0] for s in plan.subjects if len(s.members) == 1]
+    dated = [c for c in checkpoints if c.tokens and c.learning_rate is not None]
+    if not dated:
+        return
+    last = max(dated, key=lambda c: c.tokens or 0)
+    tokens, rate = last.tokens or 0, last.learning_rate or 0.0
+    highest = max(c.learning_rate or 0.0 for c in dated)
+    ours = expectations()
+    if not ours.covers(plan.parameters, tokens) or not highest:
+        return
+    errors = [e for e in ours.errors if parse_scheme(e.scheme).spec in plan.specs]
+    shown = [
+        f"{e.scheme} {percent(e.at(tokens / plan.parameters, 1 - rate / highest))} %"
+        for e in errors
+    ]
+    if shown:
+        yield (
+            f"added loss of `{last.label}` at {100 * CONFIDENCE:g} %: {listing(shown)}, by "
+            f"{errors[0].runs} runs of the laboratory"
+        )
 
 
 def _room(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -9,12 +9,14 @@ Each part is between two markers. An experiment without a summary is written as 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from qaudit.core.expected import expectations, reach
 from qaudit.lab.experiments.contrasts import errors_of, standing
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
 from qaudit.report.document import (
@@ -105,6 +107,21 @@ def block(name: str, summary: ExperimentSummary | None) -> str:
     return "\n\n".join(parts)
 
 
+def expected_table() -> str:
+    """Lay out what was fitted to all runs, and how it fared at runs that were left out."""
+    lines = [
+        row(
+            error.scheme,
+            str(error.runs),
+            f"{math.exp(reach(error.runs) * error.spread):.2f}",
+            f"{100 * error.coverage:.0f}",
+        )
+        for error in expectations().errors
+    ]
+    names = columns("scheme", "runs", "90 % interval, a factor of", "runs left out in it, %")
+    return render_blocks([TableBlock(names, tuple(lines))])
+
+
 MARKS = {"agrees": " ✓", "disagrees": " ✗", "too wide": " (margin exceeds it)"}
 
 
@@ -134,6 +151,7 @@ def rendered(text: str) -> str:
     found = summaries()
     parts = {"science": overview(found)}
     parts |= {f"science:{name}": block(name, summary) for name, summary in found.items()}
+    parts["science:expected"] = expected_table()
     for name, part in parts.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
         assert marked.search(text), f"docs/science.md lacks the markers of `{name}`"

@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core.registry import parse_scheme
 from qaudit.report.plan import render_plan
-from qaudit.types import Finding, Plan, PresetTime, Subject, Traffic
+from qaudit.types import (
+    Checkpoint,
+    Finding,
+    Plan,
+    PresetTime,
+    Ref,
+    Subject,
+    Traffic,
+    WeightFile,
+)
 from tests.support import sample
 
 GB = 10**9
@@ -142,3 +152,24 @@ def test_no_name_moves_the_cursor(label: str, note: str) -> None:
     first = sample.series()[0]
     text = render_plan(plan(subjects=(Subject(label, first.members),), notes=(note,)))
     assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_a_plan_says_what_error_to_expect_where_the_laboratory_s_runs_tell() -> None:
+    early, late = (
+        Checkpoint(Ref("x"), f"step{k}", (WeightFile("w", 1, f"{k}"),), step=k, tokens=tokens)
+        for k, tokens in ((1, 2_000_000), (2, 4_000_000))
+    )
+    members = (replace(early, learning_rate=3e-3), replace(late, learning_rate=0.0))
+    subjects = tuple(Subject(c.label, ((c, 1.0),)) for c in members)
+    specs = (parse_scheme("gptq-3bit").spec,)
+    of_lab = plan(subjects=subjects, specs=specs, parameters=1_050_496)
+    text = row(render_plan(of_lab), "expect")
+    match = re.fullmatch(
+        r"added loss of step2 at 90 %: gptq-3bit (\S+) \[(\S+), (\S+)\] %, "
+        r"by \d+ runs of the laboratory",
+        text,
+    )
+    assert match, text
+    estimate, low, high = map(float, match.groups())
+    assert low < estimate < high
+    assert not rows(render_plan(replace(of_lab, parameters=7 * GB)), "expect")
