@@ -97,7 +97,7 @@ def fit(scheme: str, runs_N: Array, signals_NF: Array, errors_N: Array) -> Expec
 
 
 def _least_squares(signals_NF: Array, y_N: Array) -> Array:
-    line_F: Array = np.linalg.lstsq(signals_NF, y_N, rcond=None)[0]
+    line_F: Array = np.linalg.lstsq(signals_NF, y_N, rcond=None)[0].astype(np.float64)
     return line_F
 
 
