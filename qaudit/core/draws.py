@@ -84,6 +84,50 @@ def combined(noises: Sequence[DrawNoise]) -> DrawNoise:
     )
 
 
+BETWEEN, CELLS = 0.645, 4
+"""How far variances of scaled cells scatter, as that of their logarithms, and what that is worth.
+
+It is that of a prior with 4 degrees of freedom, and counts as much as this many cells."""
+
+
+def moderated(noise: DrawNoise, others: Sequence[DrawNoise]) -> DrawNoise:
+    """Return the noise of a drawn column, with what other columns tell of it as a prior.
+
+    Empirical Bayes (Smyth 2004): the prior's degrees of freedom are estimated from how far the
+    others scatter beyond what their few draws explain, and hold that their mean is uncertain too.
+    With three draws an interval at 95 % is 2.4 to 3.1 standard errors wide, instead of 3.8.
+    """
+    known = [other for other in others if other.variance > 0]
+    if not known or not noise.variance > 0:
+        return noise
+    half_K = np.array([other.freedom / 2 for other in known])
+    log_K = np.log([other.variance for other in known]) - special.digamma(half_K) + np.log(half_K)
+    scatter, count = float(special.polygamma(1, half_K).mean()), len(known)
+    beyond = max(0.0, float(np.var(log_K, ddof=1)) - scatter) if count > 1 else 0.0
+    between = (CELLS * BETWEEN + (count - 1) * beyond) / (CELLS + count - 1)
+    half = _inverse_trigamma(between + (between + scatter) / count)
+    prior = math.exp(float(log_K.mean()) + float(special.digamma(half)) - math.log(half))
+    together = sum(other.together for other in known) / count
+    freedom = 2 * half + noise.freedom
+    return DrawNoise(
+        (2 * half * prior + noise.freedom * noise.variance) / freedom,
+        (2 * half * together + noise.freedom * noise.together) / freedom,
+        freedom,
+    )
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return where the trigamma function has a value, by Newton's method on its reciprocal."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(special.polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
+        x += step
+        if abs(step) < 1e-10 * x:
+            break
+    return x
+
+
 @dataclass(frozen=True)
 class Pooled:
     """A statistic over several draws, and what its uncertainty is made of, as standard errors."""

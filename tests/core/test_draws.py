@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 
 from benchmarks.noise import Model, run
 from benchmarks.trials import WORSE, measured_twins, said_to_differ, simulated
 from benchmarks.trials import difference as difference_of_relative_errors
-from qaudit.core.draws import DrawNoise, combined, draw_noise, pooled
+from qaudit.core.draws import DrawNoise, combined, draw_noise, moderated, pooled
 from qaudit.core.power import (
     detectable,
     documents_for_width,
@@ -319,3 +320,37 @@ def test_as_many_documents_as_named_make_the_interval_so_narrow(share: float) ->
 def test_no_number_of_documents_makes_an_interval_around_nothing_relatively_narrow() -> None:
     full = np.linspace(50.0, 150.0, 20)
     assert documents_for_width((full, full), ratio, 0.1) is None
+
+
+# ------------------------------------------------------------------------------ moderated
+
+
+def noises(scatter: float, cells: int, draws: int, generator: np.random.Generator) -> Any:
+    """Return the logarithm of the first cell's true variance, and an estimate for each cell."""
+    log_K = generator.normal(0, 2 * scatter, cells)
+    drawn_K = np.exp(log_K) * generator.chisquare(draws - 1, cells) / (draws - 1)
+    return log_K[0], [DrawNoise(float(v), 0.0, draws - 1.0) for v in drawn_K]
+
+
+@pytest.mark.parametrize(("draws", "widest"), [(3, 3.1), (5, 2.6), (7, 2.4)])
+def test_a_moderated_variance_covers_with_narrower_intervals(draws: int, widest: float) -> None:
+    generator, hits, reach = np.random.default_rng(1), 0, 0.0
+    for _ in range(4000):
+        log, (own, *others) = noises(0.5, 4, draws, generator)
+        noise = moderated(own, others)
+        far = special.stdtrit(noise.freedom, 0.975) * np.sqrt(noise.variance)
+        hits += abs(generator.normal(0, np.exp(log / 2))) <= far
+        reach += far / np.exp(log / 2) / 4000
+    assert hits / 4000 > 0.94 - 0.007  # two standard errors of so many
+    assert reach < min(widest, special.stdtrit(draws - 1, 0.975))
+
+
+def test_without_other_cells_or_any_scatter_a_variance_is_its_own() -> None:
+    own = DrawNoise(2.0, 0.5, 2.0)
+    still = DrawNoise(0.0, 0.0, 2.0)
+    assert moderated(own, []) == own
+    assert moderated(own, [still]) == own
+    assert moderated(still, [own]) == still
+    alike = moderated(own, [own] * 5)
+    assert alike.freedom > own.freedom
+    assert alike.together == pytest.approx(0.5)

@@ -608,10 +608,12 @@ def test_a_draw_that_moves_two_subjects_alike_stays_in_their_difference() -> Non
     where = ("outright", "gptq-4bit", SOUP, LAST)
     a, b = comparison(both, *where), comparison(judged(), *where)
     assert a.interval.estimate == pytest.approx(b.interval.estimate)
-    # Three draws of each model scatter by 0.05 nats, and all subjects tell by how much: a noise is
-    # a fraction of the loss, which differs between subjects by a few percent.
-    half = stats.t.ppf(0.975, 2 * len(sample.series())) * 0.05 * math.sqrt(2 / 3)
-    assert a.interval.high - a.interval.estimate == pytest.approx(half, rel=0.15)
+    # Three draws of each model scatter by 0.05 nats. All others tell by how much, as a prior
+    # that is scaled by their damage, which this draw does not follow.
+    half = 0.05 * math.sqrt(2 / 3)
+    reach = (a.interval.high - a.interval.estimate) / half
+    known, own = stats.t.ppf(0.975, 2 * len(sample.series())), stats.t.ppf(0.975, 2 * 2)
+    assert known < reach < own
 
 
 def test_a_draw_widens_what_was_drawn_once() -> None:
