@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ def scan(
     from qaudit.saved.audits import to_json
     from qaudit.saved.plans import plan_to_json
 
+    name = executor_named(executor, gpus)
     if dry_run:
         from qaudit.planning.prepare import prepare
 
@@ -78,7 +80,7 @@ def scan(
         print_result(plan_to_json(plan) if as_json else render_plan(plan))
         return 0
     chosen: dict[str, Any] = {
-        "executor": executor,
+        "executor": name,
         "gpus": gpus,
         "workers": workers,
         "parts": parts,
@@ -142,11 +144,31 @@ def output_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
 EXECUTORS = ("in-process", "local", "slurm")
 
 
-def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progress) -> Executor:
-    """Return the executor that options choose; the plan is pinned."""
-    name = chosen["executor"] or ("local" if chosen["gpus"] else "in-process")
+def executor_named(name: str | None, gpus: str | None) -> str:
+    """Return the executor that options choose; refuse them before anything is planned."""
+    name = name or ("in-process" if gpus is None else "local")
     if name not in EXECUTORS:
         raise UsageError(f"there is no executor `{name}`", hint=f"one of {', '.join(EXECUTORS)}")
+    if gpus is None:
+        return name
+    if name != "local":
+        raise UsageError(
+            f"`--gpus` is an option of `--executor local`, and `--executor {name}` is given",
+            hint="leave one of them out",
+        )
+    if gpus != "all" and not re.fullmatch("[1-9][0-9]{0,3}", gpus):
+        raise UsageError(f"`--gpus {gpus}` is no number of GPUs", hint="write one from 1, or `all`")
+    return name
+
+
+def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progress) -> Executor:
+    """Return the executor that options choose; the plan is pinned."""
+    name, gpus, device = chosen["executor"], chosen["gpus"], prepared.plan.device
+    if gpus is not None and not device.startswith("cuda"):
+        raise UsageError(
+            f"`--gpus {gpus}` is given, and the plan computes on `{device}`",
+            hint="use `--executor local --workers 2`, or plan with `--device cuda` where GPUs are",
+        )
     if name == "in-process":
         from qaudit.audit import in_process
 
@@ -166,7 +188,7 @@ def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progres
         )
     from qaudit.executors.pool import Pool, cpu_workers, gpu_workers
 
-    workers = gpu_workers(chosen["gpus"]) if chosen["gpus"] else cpu_workers(chosen["workers"])
+    workers = cpu_workers(chosen["workers"]) if gpus is None else gpu_workers(gpus)
     return Pool(run, out, workers, options, progress)
 
 

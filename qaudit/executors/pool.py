@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from qaudit.errors import MachineError, OtherIdentityError
@@ -48,8 +49,9 @@ def cpu_workers(count: int) -> tuple[Worker, ...]:
 def gpu_workers(text: str) -> tuple[Worker, ...]:
     """Return a worker for each GPU that is asked for: a number, or `all` that are visible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible is not None else _gpus()
-    names = [name for name in names if name]
+    listed = [name.strip() for name in visible.split(",")] if visible is not None else _gpus()
+    # CUDA sees none of those behind the first that is none.
+    names = [*dict.fromkeys(takewhile(lambda name: name not in ("", "-1"), listed))]
     count = len(names) if text == "all" else int(text)
     if not names or count > len(names):
         raise MachineError(
@@ -69,7 +71,8 @@ def _gpus() -> list[str]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(place) for place, _ in enumerate(listed.splitlines())]
+    whole = [line for line in listed.splitlines() if line.startswith("GPU ")]  # others are MIG's
+    return [str(place) for place, _ in enumerate(whole)]
 
 
 class Pool(Executor):

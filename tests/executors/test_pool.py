@@ -10,7 +10,7 @@ import pytest
 
 from qaudit.executors import pool
 from qaudit.executors.pool import gpu_workers
-from tests.support.cli import Run, audit_of
+from tests.support.cli import Run, audit_of, refused
 from tests.support.parts import demo, same_audit
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -81,6 +81,45 @@ def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(gpu_workers("1")) == 1
     with pytest.raises(Exception, match="more GPUs than the 2 that are visible"):
         gpu_workers("3")
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [("0,0,1", ["0", "1"]), (" 2, 1", ["2", "1"]), ("1,-1,0", ["1"]), ("GPU-7f,", ["GPU-7f"])],
+)
+def test_gpus_are_counted_once_and_as_cuda_sees_them(
+    monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all")] == names
+
+
+def test_slices_of_a_gpu_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "GPU 0: H100 (UUID: GPU-1)\n  MIG 3g.40gb Device 0: (UUID: MIG-2)\nGPU 1: H100\n"
+    listed = subprocess.CompletedProcess((), 0, text)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: listed)
+    assert [w.name for w in gpu_workers("all")] == ["GPU 0", "GPU 1"]
+
+
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("text", ["0", "-1", "", "x", "1.5", "ALL", "9" * 5000, "\u0663"])
+def test_gpus_that_are_no_number_are_refused_before_anything_is_planned(
+    tmp_path: Path, qaudit: Run, text: str, dry: bool
+) -> None:
+    more = ["--dry-run"] if dry else []
+    done = qaudit("scan", tmp_path / "absent", "--out", tmp_path / "out", f"--gpus={text}", *more)
+    refused(done, 2, "is no number of GPUs", "or `all`")
+
+
+def test_gpus_of_another_executor_or_device_are_refused(
+    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = qaudit("scan", "demo", "--gpus", 1, "--executor", "slurm")
+    refused(done, 2, "`--gpus` is an option of `--executor local`", "leave one of them out")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--gpus", 1)
+    refused(done, 2, "the plan computes on `cpu`", "--device cuda")
 
 
 def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
