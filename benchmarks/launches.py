@@ -129,8 +129,9 @@ def count(name: str, share: int = SHARE, shapes: Any = GROUPS, loop: str = "fuse
 
 def main() -> None:
     names = sys.argv[1:] or [*DEFAULT_SCHEMES, "hqq-4bit", "quik-4bit", "quarot-4bit", "gguf-q4_k"]
-    counts = {name: count(name) for name in names}
-    for name, one in counts.items():
+    counts: dict[str, Count] = {}
+    for name in names:
+        counts[name] = one = count(name)
         print(f"{name:<18}{one.kernels:>9,} kernels{one.waits:>7,} waits", flush=True)
     if not set(DEFAULT_SCHEMES) <= counts.keys():
         return

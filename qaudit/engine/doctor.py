@@ -25,9 +25,11 @@ from qaudit.hub.holdings import holdings, nbytes_on_disk
 from qaudit.planning.devices import choose_device, why_auto
 from qaudit.planning.pins import libraries
 from qaudit.planning.traffic import free_disk_nbytes
-from qaudit.report.format import size
+from qaudit.report.format import duration, size
 
 if TYPE_CHECKING:
+    import torch
+
     from qaudit.hub.client import Client
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
@@ -77,6 +79,7 @@ def _machine() -> Iterator[Fact]:
     chosen = f"{device}, in {str(dtype).removeprefix('torch.')}: {why_auto()[1]}"
     if device.type == "cuda":
         yield Fact(about, "device", chosen)
+        yield _one_block(device, dtype)
         return
     hint = "scans use a CUDA device by themselves, once this torch sees one"
     yield Fact(about, "device", chosen, "without", hint)
@@ -84,6 +87,27 @@ def _machine() -> Iterator[Fact]:
     if times > FASTER:
         hint = "`--dtype bfloat16` is faster here, and its numbers differ from those of float32"
         yield Fact(about, "bfloat16", f"{times:.1f} times as fast as float32", "ok", hint)
+
+
+def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
+    """Audit one block on the GPU, and compare its losses with the CPU's."""
+    from qaudit.engine.device_check import check_device
+
+    hint = "use `--device cpu`, and have the device or its driver checked"
+    try:
+        checked = check_device(device, dtype)
+    except (RuntimeError, QauditError) as error:
+        reason = " ".join(str(error).split())
+        return Fact("machine", "one block", f"does not run there: {reason}", "fault", hint)
+    if checked.wrong:
+        apart = ", ".join(f"{name} by {checked.apart[name]:.1e}" for name in checked.wrong)
+        return Fact("machine", "one block", f"losses differ from the CPU's: {apart}", "fault", hint)
+    name = str(dtype).removeprefix("torch.")
+    return Fact(
+        "machine", "one block",
+        f"the CPU's losses; {checked.rate / 1e12:.3g} TFLOP/s in {name}: forward passes of a "
+        f"default audit of a 7B model in {duration(checked.seconds_of_7b)}",
+    )  # fmt: skip
 
 
 def _torch_fault() -> Fact | None:

@@ -17,13 +17,21 @@ import psutil
 from qaudit.core.gram import SAMPLE
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.whole_block import STEP_TOKENS
+from qaudit.planning.devices import gpu_name
 from qaudit.planning.sizes import Sizes, TextSize
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
 SPREAD = 4.0  # of a time before anything is measured
 SERIAL = 1 / 20  # of the work of one core, which other cores do not share
-GPU_RATES = {2: 1e14, 4: 2e13}  # FLOP per second, by the bytes of a number
+GPU_TERAFLOPS = (  # of dense products in 16 bits and in float32, by what a name holds
+    ("B200", 2250, 80), ("H200", 989, 67), ("H100", 989, 67), ("A100", 312, 19.5),
+    ("L40S", 362, 91.6), ("L40", 181, 90.5), ("L4", 121, 30.3), ("A10", 125, 31.2),
+    ("5090", 210, 105), ("4090", 165, 82.6), ("3090", 71, 35.6), ("V100", 125, 15.7),
+    ("T4", 65, 8.1),
+)  # fmt: skip
+"""As their makers publish them. An audit is priced at half."""
+OTHER_GPU = (200, 40)
 BETWEEN = 300.0
 """Operations that take as long as what is done with a number between products of matrices.
 
@@ -115,14 +123,22 @@ def matmul_rate() -> float:
     return 2.0 * side**3 / best
 
 
+def gpu_rate(name: str | None, dtype: str) -> float:
+    """Return what to expect of a GPU in FLOP per second."""
+    words = (name or "").replace("-", " ").split()
+    rates = (rates for part, *rates in GPU_TERAFLOPS if part in words)
+    half, single = next(rates, OTHER_GPU)
+    return 0.5e12 * (half if ITEMSIZE[dtype] == 2 else single)
+
+
 def seconds_range(work: float, device: str, dtype: str) -> tuple[float, float]:
     """Return the order of magnitude of the time that so many FLOP take: two ends, four apart.
 
-    A processor is priced by its own rate and Amdahl's law, a GPU by one common rate: nothing of
-    it is measured before. Small models spend most of their time between products of matrices.
+    A processor is priced by its own rate and Amdahl's law, a GPU by its name: nothing of it is
+    measured before. Small models spend most of their time between products of matrices.
     """
     if device.startswith("cuda"):
-        rate = GPU_RATES[ITEMSIZE[dtype]]
+        rate = gpu_rate(gpu_name(), dtype)
     else:
         rate = matmul_rate() / (SERIAL + (1 - SERIAL) / (psutil.cpu_count() or 1))
     return work / rate, SPREAD * work / rate

@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +90,16 @@ def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> 
         )
     widths = {columns for _, columns in sizes.matrices.values()} or {sizes.hidden, sizes.widest}
     return choose(widths, torch.device(device))
+
+
+@cache
+def gpu_name() -> str | None:
+    """Return the name of this machine's GPU."""
+    if not _has_driver():
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _torch_build() -> str:
