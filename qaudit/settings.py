@@ -281,6 +281,9 @@ class RunOptions:
         0,
         at_least=0,
     )
+    no_checkpoints: bool = setting(
+        "Keep nothing below a subject; else every 5 minutes, to go on at a block.", COMPUTE, False
+    )
     sign: bool = setting("Sign the audit with the key in QAUDIT_SIGNING_KEY.", OUTPUT, False)
     out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET")
 

@@ -17,6 +17,7 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
+from qaudit.engine.kept_pass import NOT_KEPT
 from qaudit.engine.read_out import read_out
 from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.routing import REPLAYED, RoutingWatch
@@ -41,7 +42,10 @@ def run_blocks(
     progress: Progress = lambda done, total, what: None,
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
-    """Send everything through the model once; return a tally for `fp` and for each spec."""
+    """Send everything through the model once; return a tally for `fp` and for each spec.
+
+    A pass that was kept goes on at the block that it had come to.
+    """
     share_one_arena()
     kinds = {scheme.calibration for scheme in schemes}
     calibrates = bool(kinds - {Calibration.NONE})
@@ -58,7 +62,11 @@ def run_blocks(
     tokens.embed(calibration=calibrates)
     if Calibration.WHOLE_BLOCK in kinds:
         tokens.embed_mini_batches()
-    for block in model.blocks():
+    by_name = {stream.name: stream.tally for stream in streams}
+    kept = feed.kept if feed.kept.fits(model) else NOT_KEPT
+    if first := kept.resume(states, by_name):
+        tokens.drop_embedded()
+    for block in model.blocks(first):
         for stream in streams:
             progress(block.index, model.num_blocks, stream.label)
             if stream.tally.error is None:
@@ -68,10 +76,11 @@ def run_blocks(
         routes.forget()
         if block.index == 0:
             tokens.drop_embedded()
+        kept.keep(block.index + 1, states, by_name)
     states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])
-    tallies = {**{stream.name: stream.tally for stream in streams}, **unopened}
+    tallies = {**by_name, **unopened}
     for scheme in schemes:
         tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()), *model.notes_of_left)
         tallies[scheme.spec].note_experts(model.experts)

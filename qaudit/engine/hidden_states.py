@@ -110,6 +110,13 @@ class HiddenStates:
         limit = self._limits[self._device]
         return limit if self._device == _HOST else limit - self._kept_nbytes(self._device)
 
+    def listed(self) -> list[tuple[str, int, torch.Size, torch.dtype]]:
+        """Return every batch of every stream: its name, number, shape and dtype."""
+        batches = [(*key, kept.shape, kept.dtype) for key, kept in self._memory.items()]
+        for stream, file in self._files.items():
+            batches += [(stream, *entry) for entry in file.listed()]
+        return sorted(batches, key=lambda entry: entry[:2])
+
     def rename(self, stream: str, name: str) -> None:
         """Give a stream the name of another that is no longer needed."""
         self.drop(name)
@@ -150,6 +157,9 @@ class _SpillFile:
 
     def holds(self, batch: int) -> bool:
         return batch in self._places
+
+    def listed(self) -> list[tuple[int, torch.Size, torch.dtype]]:
+        return [(batch, shape, dtype) for batch, (_, shape, dtype) in self._places.items()]
 
     def write(self, batch: int, hidden_BTD: Tensor) -> int:
         if batch not in self._places:

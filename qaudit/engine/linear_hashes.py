@@ -11,7 +11,7 @@ its weight.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -52,6 +52,18 @@ class LinearHashes:
     def of(self, spec: str) -> dict[str, str]:
         """Return the hashes of a scheme's linears."""
         return {name: hashed.result() for name, hashed in self._hashes.get(spec, {}).items()}
+
+    def kept(self) -> dict[str, dict[str, str]]:
+        """Return all hashes so far, between two blocks."""
+        return {spec: self.of(spec) for spec in self._hashes}
+
+    def restore(self, kept: Mapping[str, Mapping[str, str]]) -> None:
+        """Take hashes of blocks before the present one."""
+        for spec, hashes in kept.items():
+            for name, sha256 in hashes.items():
+                hashed: Future[str] = Future()
+                hashed.set_result(sha256)
+                self._hashes.setdefault(spec, {})[name] = hashed
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         """Hash the linears of a group."""

@@ -29,6 +29,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.kept_pass import kept_pass, place_of, remove
 from qaudit.engine.less_memory import attempts, out_of_memory
 from qaudit.engine.linear_hashes import LinearHashes
 from qaudit.engine.reference import NAME as BESIDE
@@ -89,6 +90,8 @@ def measure(
         round_task = replace(remaining, corpus=corpus, compared=remaining.compared and number == 0)
         observed = number == 0 and (watch is not None or machine.cross_check > 0)
         round_task = weights.used_by(round_task, read=not observed, write=number + 1 < len(rounds))
+        if len(rounds) == 1 and not observed and machine.keeps_passes:
+            round_task = replace(round_task, kept=place_of(round_task, there.keys, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
             if number == 0:
                 measurements = send(round_task, machine, progress, watch)
@@ -104,6 +107,7 @@ def measure(
             if number == 0 and there.lacks_documents(spec):
                 without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
                 filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
+        remove(round_task)
     weights.remove(task)
     task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
     return replace(there, filed=filed, task_filed=task_filed).results
@@ -158,6 +162,7 @@ def send(
                 LinearHashes() as hashes,
                 _observer(machine.cross_check, watch, hashes) as observe,
             ):
+                fed = replace(fed, kept=kept_pass(task, attempt.machine, fed, hashes))
                 tallies = route_of(task, weights, attempt.machine).follow(
                     fed, task.schemes, states, named, observe, check=machine.self_check
                 )

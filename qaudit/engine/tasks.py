@@ -50,6 +50,7 @@ class Machine:
     self_check: bool = False
     cross_check: int = 0
     trust_remote_code: bool = False
+    keeps_passes: bool = True  # at the entrance of a block, every few minutes
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     experts: ExpertOptions = field(default_factory=ExpertOptions)
 
@@ -64,6 +65,7 @@ class Task:
     folder: Callable[[Checkpoint], Path] = folder_of  # equal weights may be elsewhere
     compared: bool = True  # whether the divergence from full precision is measured
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
+    kept: tuple[Path, str] | None = None  # where its pass is kept, and what decides its results
 
     @classmethod
     def of(cls, planned: Pass, corpus: Corpus) -> Task:

@@ -143,6 +143,7 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         self_check=options.self_check,
         cross_check=options.cross_check,
         trust_remote_code=options.trust_remote_code,
+        keeps_passes=not options.no_checkpoints,
         column_loop=_column_loop(plan, device),
         experts=ExpertOptions(
             floor=plan.recipe.expert_floor,

@@ -194,11 +194,13 @@ class BlockModel:
         """Return the loss of each token, in fp32; that of the first is 0."""
         return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT, self.head_rows)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, first: int = 0) -> Iterator[Block]:
         """Yield the blocks in order; each is emptied when the next is asked for."""
+        if first >= self.num_blocks:
+            return
         with ThreadPoolExecutor(1, "read-ahead") as reader:
-            ahead = reader.submit(self._read, 0)
-            for index in range(self.num_blocks):
+            ahead = reader.submit(self._read, first)
+            for index in range(first, self.num_blocks):
                 tensors = ahead.result()
                 if index + 1 < self.num_blocks:
                     ahead = reader.submit(self._read, index + 1)

@@ -66,6 +66,7 @@ from qaudit.types import (
 )
 
 DEFAULTS = RunOptions()
+KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block
 
 
 def make_plan(
@@ -132,7 +133,7 @@ def make_plan(
         perturbations=work.perturbations,
         otherwise=work.otherwise,
         plugins=plugins,
-        nbytes_disk=work.footprint.disk_nbytes,
+        nbytes_disk=work.footprint.disk_nbytes + work.nbytes_kept,
         items=work.items,
         presets=work.presets,
     )
@@ -252,6 +253,7 @@ class _PlannedWork:
     footprint: Footprint  # of the audit's own passes
     nbytes_memory: int  # diagnostics included
     nbytes_memory_available: int
+    nbytes_kept: int  # of a pass that is kept at a block, and of the one that replaces it
     items: tuple[tuple[str, int], ...]  # of each task
     passes: tuple[Pass, ...]
     further: Further | None
@@ -299,6 +301,8 @@ def _work(
     passes = tuple(with_reference(step, reference, pricing) for step in passes)
     if recipe.arithmetic and fits_rounding(chosen.subjects, schemes, pricing, passes):
         perturbations = ("rounding", *perturbations)
+    longest = max(seconds_range(step.price.flops, device, dtype)[1] for step in passes)
+    keeps = longest > KEPT_SECONDS and not options.no_checkpoints
     more = drawn.repeats is None and text.draws != 1
     idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
     repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()
@@ -310,6 +314,7 @@ def _work(
         footprint=footprint,
         nbytes_memory=max(footprint_of.memory_nbytes for footprint_of in (footprint, *beside)),
         nbytes_memory_available=available,
+        nbytes_kept=2 * footprint.streams_nbytes if keeps else 0,
         items=text.items,
         passes=tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes),
         further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))

@@ -1,0 +1,202 @@
+"""A pass that is kept at the entrance of a block, so that the same command goes on there.
+
+    header (JSON, one line)  the hidden states, in order  sha256 of all before
+
+A subject of a large model takes hours. Every few minutes the hidden states of all streams, what
+streams have counted and the hashes of linears go to one file of `evidence/passes`, which replaces
+the one before: twice the hidden states is what it takes of the disk at most. The clock decides
+when to write and nothing else: a pass that goes on has the numbers of one that was never stopped.
+A file of another pass, or a damaged one, is as none; a full disk ends the keeping, not the audit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from qaudit.core.shipped import Shipped
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.tally import Tally
+from qaudit.saved.results import slug_of
+from qaudit.types import digest
+from qaudit.whole import partial_name
+
+if TYPE_CHECKING:
+    from qaudit.engine.tasks import Machine, Task
+    from qaudit.engine.tokens import Feed
+    from qaudit.model.blocks import BlockModel
+
+EVERY_SECONDS = 300.0
+FOLDER = "passes"
+"""In `evidence/`."""
+
+_OF_A_BLOCK = "inputs/"  # what groups of one block read: the next block drops it
+_COUNTED = ("bits", "weights", "notes")
+
+
+class KeptPass:
+    """The file of one pass."""
+
+    def __init__(self, path: Path, key: str, hashes: LinearHashes, *, keeps: bool = True) -> None:
+        """`key` is everything that decides the hidden states."""
+        self._path, self._key, self._hashes = path, key, hashes
+        self._written = time.monotonic()
+        self._keeps = keeps
+
+    def fits(self, model: BlockModel) -> bool:
+        """Return whether the file holds all of a pass: routes of experts are in none."""
+        return self._keeps and not model.has_experts
+
+    def resume(self, states: HiddenStates, tallies: Mapping[str, Tally]) -> int:
+        """Read what was kept; return the block to go on at, 0 where nothing was."""
+        if not self._keeps:
+            return 0
+        try:
+            with self._path.open("rb") as file:
+                header = self._read(_Hashed(file), states)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 0
+        if header is None or header["tallies"].keys() != tallies.keys():
+            return 0
+        for name, counted in header["tallies"].items():
+            tally = tallies[name]
+            tally.host_seconds, tally.linears = counted["seconds"], set(counted["linears"])
+            for field in _COUNTED:
+                setattr(tally, field, counted[field])
+        self._hashes.restore(header["hashes"])
+        return int(header["block"])
+
+    def _read(self, file: _Hashed, states: HiddenStates) -> dict[str, Any] | None:
+        """Put hidden states back; None, and none of them, where the file is of something else."""
+        header: dict[str, Any] = json.loads(file.line())
+        if header.get("key") != self._key:
+            return None
+        for stream, batch, shape, dtype in header["states"]:
+            kind = getattr(torch, dtype)
+            raw = file.read(int(np.prod(shape)) * kind.itemsize)
+            if len(raw) != int(np.prod(shape)) * kind.itemsize:
+                break  # the file is cut short
+            read = torch.from_numpy(np.frombuffer(bytearray(raw), np.uint8))
+            states.put(stream, batch, read.view(kind).reshape(shape))
+        expected = file.digest()
+        if file.rest() == expected:
+            return header
+        for stream in {stream for stream, *_ in header["states"]}:
+            states.drop(stream)
+        return None
+
+    def keep(self, block: int, states: HiddenStates, tallies: Mapping[str, Tally]) -> None:
+        """Write the state at the entrance of a block, if the last time is long ago."""
+        if not self._keeps or time.monotonic() - self._written < EVERY_SECONDS:
+            return
+        listed = [entry for entry in states.listed() if not entry[0].startswith(_OF_A_BLOCK)]
+        header = {
+            "key": self._key,
+            "block": block,
+            "states": [
+                [stream, batch, list(shape), str(dtype).removeprefix("torch.")]
+                for stream, batch, shape, dtype in listed
+            ],
+            "tallies": {
+                name: {
+                    "seconds": tally.seconds,
+                    "linears": sorted(tally.linears),
+                    **{field: getattr(tally, field) for field in _COUNTED},
+                }
+                for name, tally in tallies.items()
+            },
+            "hashes": self._hashes.kept(),
+        }
+        partial = partial_name(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for stale in self._path.parent.glob(f"{self._path.stem}.*.partial"):
+                stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
+            with partial.open("wb") as raw_file:
+                file = _Hashed(raw_file)
+                file.write(json.dumps(header).encode() + b"\n")
+                for stream, batch, *_ in listed:
+                    tensor = states.get(stream, batch).cpu().contiguous()
+                    file.write(tensor.view(torch.uint8).numpy().data)
+                raw_file.write(file.digest())
+                raw_file.flush()
+                os.fsync(raw_file.fileno())
+            partial.replace(self._path)
+        except OSError:
+            self._keeps = False
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+        self._written = time.monotonic()
+
+
+NOT_KEPT = KeptPass(Path(), "", LinearHashes(), keeps=False)
+
+
+def place_of(task: Task, keys: Mapping[str, str], folder: Path) -> tuple[Path, str] | None:
+    """Return where a pass is kept, and what decides its results; None: it is not kept.
+
+    What files, other models and items carry between blocks is not in it.
+    """
+    is_plain = not (task.pass_.beside or task.pass_.reference or task.corpus.parts)
+    if not is_plain or any(isinstance(scheme, Shipped) for scheme in task.schemes):
+        return None
+    name = f"{slug_of(task.subject.label)}--{task.perturbed or 'plain'}-{task.pass_.draw}.kept"
+    decides = [{spec: keys[spec] for spec in sorted(task.streams)}, task.compared]
+    return folder / FOLDER / name, digest([*decides, task.perturbed, task.pass_.draw])
+
+
+def kept_pass(task: Task, machine: Machine, feed: Feed, hashes: LinearHashes) -> KeptPass:
+    """Return what keeps a pass as it is computed here."""
+    if task.kept is None:
+        return NOT_KEPT
+    path, key = task.kept
+    shapes = [[list(b.tokens_BT.shape) for b in fed] for fed in (feed.calibration, feed.evaluation)]
+    here = [str(machine.device), str(machine.dtype), torch.get_num_threads(), torch.__version__]
+    return KeptPass(path, digest([key, shapes, here, machine.column_loop]), hashes)
+
+
+def remove(task: Task) -> None:
+    """Remove what was kept of a pass, once its results are written."""
+    if task.kept is not None:
+        path, _ = task.kept
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()  # unless another pass is kept there
+
+
+class _Hashed:
+    """A file whose bytes are hashed as they pass."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def write(self, raw: bytes | memoryview) -> None:
+        self._sha256.update(raw)
+        self._file.write(raw)
+
+    def line(self) -> bytes:
+        return self._passed(self._file.readline())
+
+    def read(self, nbytes: int) -> bytes:
+        return self._passed(self._file.read(nbytes))
+
+    def rest(self) -> bytes:
+        return bytes(self._file.read())
+
+    def digest(self) -> bytes:
+        return self._sha256.digest()
+
+    def _passed(self, raw: bytes) -> bytes:
+        self._sha256.update(raw)
+        return raw
