@@ -48,7 +48,7 @@ class Rounding:
         """Return the rounding with the scale that is stored beside a weight."""
         if self.kind not in _FIXED:
             return self
-        suffix = next((one for one in _FIXED[self.kind] if one in parts.infos), "")
+        suffix = next((name for name in _FIXED[self.kind] if name in parts.infos), "")
         if not suffix:
             raise parts.refused(
                 f"has no `{_FIXED[self.kind][0][1:]}`, and the configuration fixes the scale of "
@@ -118,12 +118,12 @@ def _but_outliers(x: Tensor, threshold: float) -> Tensor:
 
 def of_group(table: Mapping[str, Any]) -> Rounding | str | None:
     """Return the rounding of a group of compressed-tensors, or the name of one that is not run."""
-    own = table.get("input_activations")
-    if not isinstance(own, Mapping):
+    arguments = table.get("input_activations")
+    if not isinstance(arguments, Mapping):
         return None
-    kind, bits = str(own.get("type") or "int"), own.get("num_bits")
-    strategy, dynamic = str(own.get("strategy") or ""), own.get("dynamic")
-    known: dict[tuple[object, ...], Kind] = {
+    kind, bits = str(arguments.get("type") or "int"), arguments.get("num_bits")
+    strategy, dynamic = str(arguments.get("strategy") or ""), arguments.get("dynamic")
+    kinds: dict[tuple[object, ...], Kind] = {
         ("float", 8, "token", True): "fp8",
         ("float", 8, "group", True): "fp8 by 128",
         ("float", 8, "tensor", False): "fp8 fixed",
@@ -134,9 +134,13 @@ def of_group(table: Mapping[str, Any]) -> Rounding | str | None:
     }
     sizes = {"fp8 by 128": _GROUP, "nvfp4": _NV_GROUP, "mxfp4": _MX_GROUP}
     key = (kind, bits, strategy, "local" if dynamic == "local" else bool(dynamic))
-    rounding = known.get(key)
-    usual = own.get("symmetric", True) and own.get("actorder") is None
-    if rounding is None or not usual or own.get("group_size") not in (None, sizes.get(rounding)):
+    rounding = kinds.get(key)
+    usual = arguments.get("symmetric", True) and arguments.get("actorder") is None
+    if (
+        rounding is None
+        or not usual
+        or arguments.get("group_size") not in (None, sizes.get(rounding))
+    ):
         return f"{bits}-bit {kind}, {'dynamic' if dynamic else 'fixed'} by {strategy or 'tensor'}"
     return Rounding(rounding)
 
@@ -172,8 +176,8 @@ def of_bitsandbytes(config: Config) -> Rounding | None:
 
 def of_torchao(config: Config) -> Rounding | str | None:
     """Return the rounding of most linears of a model of torchao, by its configuration."""
-    own = torchao_config.main(config)
-    data, kind = torchao_config.attributes(own), torchao_config.type_of(own)
+    table = torchao_config.main(config)
+    data, kind = torchao_config.attributes(table), torchao_config.type_of(table)
     if kind.endswith("WeightOnlyConfig"):
         return None
     if kind == "Int8DynamicActivationInt8WeightConfig":
@@ -190,18 +194,18 @@ def of_torchao_tensor(data: Mapping[str, Any], parts: Collection[str]) -> Roundi
         return f"{str(data['activation_quantization'])[:40]}"
     if str(torchao_config.value_of(data.get("activation_dtype"))).startswith("float8"):
         return "8-bit float before 4-bit weights"
-    own = data.get("act_quant_kwargs")
-    if own is None:
+    arguments = data.get("act_quant_kwargs")
+    if arguments is None:
         return None
     if "act_quant_scale" in parts:
         return "fixed scales of torchao"
-    table = torchao_config.attributes(own)
-    if torchao_config.type_of(own) == "QuantizeTensorToInt8Kwargs":
+    table = torchao_config.attributes(arguments)
+    if torchao_config.type_of(arguments) == "QuantizeTensorToInt8Kwargs":
         return _of_torchao_int8(table, table.get("mapping_type"))
-    if torchao_config.type_of(own) == "QuantizeTensorToFloat8Kwargs":
+    if torchao_config.type_of(arguments) == "QuantizeTensorToFloat8Kwargs":
         bounds = (table.get("hp_value_lb"), table.get("hp_value_ub"))
         return _of_torchao_fp8(table, table.get("float8_dtype"), *bounds)
-    return torchao_config.type_of(own)[:40] or "an unnamed kind"
+    return torchao_config.type_of(arguments)[:40] or "an unnamed kind"
 
 
 def _of_torchao_int8(data: Mapping[str, Any], mapping: Any) -> Rounding | str:
@@ -231,9 +235,9 @@ def _of_torchao_fp8(
 
 def _by_token(granularity: Any) -> bool:
     """Return whether scales are by row of activations; of a list the first is theirs."""
-    own = granularity[0] if isinstance(granularity, list) and granularity else granularity
-    last = torchao_config.attributes(own).get("dim", -1) == -1
-    return own is None or (torchao_config.type_of(own) == "PerRow" and last)
+    first = granularity[0] if isinstance(granularity, list) and granularity else granularity
+    last = torchao_config.attributes(first).get("dim", -1) == -1
+    return first is None or (torchao_config.type_of(first) == "PerRow" and last)
 
 
 def act_bits(rounding: Rounding | str | None) -> int:

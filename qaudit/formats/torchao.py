@@ -59,14 +59,14 @@ def describe(files: WeightFolder, config: Config) -> Config:
     """Return the configuration with the headers' descriptions; refuse what is not read."""
     tensors = {}
     for name, text in files.metadata().items():
-        own = _description(text)
-        if own is not None and own.type != "Tensor":
-            _must_be_read(files, config, name, own.type)
-            tensors[name] = own
+        description = _description(text)
+        if description is not None and description.type != "Tensor":
+            _must_be_read(files, config, name, description.type)
+            tensors[name] = description
     if not torchao_config.mixed(config):
         planned = of_torchao(config)
-        for name, own in tensors.items():
-            _must_agree(name, planned, of_torchao_tensor(own.data, own.parts))
+        for name, description in tensors.items():
+            _must_agree(name, planned, of_torchao_tensor(description.data, description.parts))
     return {**config, _TENSORS: tensors}
 
 
@@ -86,9 +86,9 @@ def _description(text: str) -> _Description | None:
     """Read one description; None of metadata that is none."""
     try:
         table = json.loads(text)
-        own, parts = table["_type"], table.get("_tensor_data_names", [])
+        kind, parts = table["_type"], table.get("_tensor_data_names", [])
         data = table.get("_data", {})
-        return _Description(str(own), dict(data), frozenset(map(str, parts)))
+        return _Description(str(kind), dict(data), frozenset(map(str, parts)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -108,10 +108,10 @@ def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> 
     if base + _QDATA in files.infos:
         return
     if f"{name}:qdata" in files.infos:
-        own = torchao_config.main(config)
+        table = torchao_config.main(config)
         raise ConfigurationError(
             f"`{name}:qdata` is a name of torchao 0.14, whose layout is not read "
-            f"(`{torchao_config.type_of(own)}` of version {own['_version']})",
+            f"(`{torchao_config.type_of(table)}` of version {table['_version']})",
             hint=torchao_config.INSTEAD,
         )
     raise refused(name, "has no `qdata`, which its description names")
@@ -119,14 +119,14 @@ def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> 
 
 def layout(parts: StoredLinear) -> Layout:
     """Choose how a linear is decoded by its description, and check its parts against that."""
-    own: _Description | None = parts.config[_TENSORS].get(parts.name)
-    if own is None:
+    description: _Description | None = parts.config[_TENSORS].get(parts.name)
+    if description is None:
         raise parts.refused("has tensors of torchao, and no description in the header")
     stored = {suffix.removeprefix(_PREFIX) for suffix in parts.infos}
-    if stored != own.parts:
+    if stored != description.parts:
         raise parts.refused(
             f"is stored as {', '.join(sorted(stored))}, and its description names "
-            f"{', '.join(sorted(own.parts))[:80] or 'nothing'}"
+            f"{', '.join(sorted(description.parts))[:80] or 'nothing'}"
         )
     if _PRE_SCALE in stored:
         raise ConfigurationError(
@@ -134,7 +134,7 @@ def layout(parts: StoredLinear) -> Layout:
             "read",
             hint="fold the scale into the norm before the linear, and quantize again",
         )
-    found = _TYPES[own.type](parts, own.data)
+    found = _TYPES[description.type](parts, description.data)
     if not torchao_config.mixed(parts.config):
         bits = torchao_config.bits(parts.config)
         if bits != found.bits:
@@ -142,7 +142,7 @@ def layout(parts: StoredLinear) -> Layout:
                 f"the quantization configuration has {bits} bits, and `{parts.name}` is stored "
                 f"in {found.bits}"
             )
-    rounding = of_torchao_tensor(own.data, own.parts)
+    rounding = of_torchao_tensor(description.data, description.parts)
     if isinstance(rounding, str):
         return replace(found, left=rounding)
     return replace(found, rounding=rounding)
@@ -154,7 +154,7 @@ def _block(parts: StoredLinear, data: Mapping[str, Any], shape: tuple[int, ...])
     if (
         not isinstance(block, list)
         or len(block) != 2
-        or not all(type(one) is int and one > 0 for one in block)
+        or not all(type(side) is int and side > 0 for side in block)
     ):
         raise parts.refused(f"has a `block_size` of `{str(block)[:40]}`, which is no pair of sizes")
     if shape[0] % block[0] or shape[1] % block[1]:
@@ -227,7 +227,7 @@ def _affine(
 ) -> Tensor:
     import torch
 
-    lowest, highest = (int(one) for one in torch.aminmax(read[_QDATA]))
+    lowest, highest = (int(bound) for bound in torch.aminmax(read[_QDATA]))
     bound = 2 ** (bits - 1)
     if lowest < -bound or highest >= bound:
         wrong = lowest if lowest < -bound else highest

@@ -24,26 +24,26 @@ _BITS: Mapping[str, int | str] = {  # or the attribute that names a dtype
 }
 
 
-def value_of(one: Any) -> Any:
+def value_of(value: Any) -> Any:
     """Return a value that torchao writes under the name of its type."""
-    return one.get(DATA) if isinstance(one, Mapping) and TYPE in one else one
+    return value.get(DATA) if isinstance(value, Mapping) and TYPE in value else value
 
 
-def attributes(one: Any) -> Mapping[str, Any]:
+def attributes(value: Any) -> Mapping[str, Any]:
     """Return the attributes of an object; none of what is no object."""
-    own = value_of(one)
-    return own if isinstance(own, Mapping) else {}
+    inner = value_of(value)
+    return inner if isinstance(inner, Mapping) else {}
 
 
-def type_of(one: Any) -> str:
+def type_of(value: Any) -> str:
     """Return the name of an object's type; nothing of what is no object."""
-    return str(one.get(TYPE)) if isinstance(one, Mapping) else ""
+    return str(value.get(TYPE)) if isinstance(value, Mapping) else ""
 
 
 def bits_of(dtype: Any) -> int | None:
     """Return the bits of the name of a signed integer, such as `int4`."""
-    known = re.fullmatch("int([1-8])", str(value_of(dtype)))
-    return int(known[1]) if known else None
+    match = re.fullmatch("int([1-8])", str(value_of(dtype)))
+    return int(match[1]) if match else None
 
 
 def mixed(config: Config) -> bool:
@@ -53,40 +53,40 @@ def mixed(config: Config) -> bool:
 
 def main(config: Config) -> Mapping[str, Any]:
     """Return the configuration of most linears; refuse one that stores tensors of older kinds."""
-    own: Any = _first(config)
-    if type_of(own) in BY_NAME:
-        tables = attributes(own)
+    table: Any = _first(config)
+    if type_of(table) in BY_NAME:
+        tables = attributes(table)
         named = tables.get("fqn_to_config") or tables.get("module_fqn_to_config")
         named = named if isinstance(named, Mapping) else {}
         given = [named.get("_default"), *named.values()]
-        own = next((one for one in given if isinstance(one, Mapping)), {})
-    if not isinstance(own, Mapping) or type_of(own) not in _BITS:
-        kind = type_of(own) or str(config.get("quant_type"))
+        table = next((entry for entry in given if isinstance(entry, Mapping)), {})
+    if not isinstance(table, Mapping) or type_of(table) not in _BITS:
+        kind = type_of(table) or str(config.get("quant_type"))
         raise ConfigurationError(
             f"the configuration `{kind[:60]}` of torchao is not read",
             hint=f"these are: {', '.join(_BITS)}, of version {_VERSION}; {INSTEAD}",
         )
-    version = own.get("_version")
+    version = table.get("_version")
     if version != _VERSION:
         raise ConfigurationError(
-            f"`{type_of(own)}` is of version {str(version)[:20]}, which stores other tensors than "
-            f"version {_VERSION}",
+            f"`{type_of(table)}` is of version {str(version)[:20]}, which stores other tensors "
+            f"than version {_VERSION}",
             hint=INSTEAD,
         )
-    return own
+    return table
 
 
 def bits(config: Config) -> int:
     """Return the bits of a code in most linears."""
-    own = main(config)
-    known = _BITS[type_of(own)]
-    if isinstance(known, int):
-        return known
-    number = bits_of(attributes(own).get(known))
+    table = main(config)
+    bits = _BITS[type_of(table)]
+    if isinstance(bits, int):
+        return bits
+    number = bits_of(attributes(table).get(bits))
     if number is None:
         raise contradiction(
-            f"`{known}` of the quantization configuration is "
-            f"`{str(value_of(attributes(own).get(known)))[:40]}`, which is not int1 to int8"
+            f"`{bits}` of the quantization configuration is "
+            f"`{str(value_of(attributes(table).get(bits)))[:40]}`, which is not int1 to int8"
         )
     return number
 

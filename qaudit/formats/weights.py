@@ -27,14 +27,16 @@ def quantization_of(folder: Path) -> tuple[str, Config] | None:
     config = read_configuration(folder) if (folder / "config.json").is_file() else {}
     for table in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):
-            own = table.get(key) if isinstance(table, dict) else None
-            if isinstance(own, dict) and own:
-                mlx_like = key == "quantization" or ("mode" in own and "quant_method" not in own)
-                return _name(own, "mlx" if mlx_like else ""), own
+            quantization = table.get(key) if isinstance(table, dict) else None
+            if isinstance(quantization, dict) and quantization:
+                mlx_like = key == "quantization" or (
+                    "mode" in quantization and "quant_method" not in quantization
+                )
+                return _name(quantization, "mlx" if mlx_like else ""), quantization
     for reader in readers().values():
         if reader.older and (folder / reader.older).is_file():
-            own = read_configuration(folder, reader.older)
-            return _name(own, reader.name), own
+            quantization = read_configuration(folder, reader.older)
+            return _name(quantization, reader.name), quantization
     return None
 
 
@@ -93,7 +95,7 @@ class QuantizedFolder:
             )
         rounding = reader.rounding(config)
         if not isinstance(rounding, str):
-            rounding = next((one.left for one in self._layouts.values() if one.left), "")
+            rounding = next((layout.left for layout in self._layouts.values() if layout.left), "")
         weights_only = _WEIGHTS_ONLY.format(rounding[:60]) if rounding else None
         self.notes = tuple(note for note in (weights_only, unread_shards(folder)) if note)
         """What is not run as it ships."""
@@ -107,7 +109,7 @@ class QuantizedFolder:
     @property
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
-        return most_bits((one.bits, one.shape) for one in self._layouts.values())
+        return most_bits((layout.bits, layout.shape) for layout in self._layouts.values())
 
     @property
     def decoded_notes(self) -> tuple[str, ...]:
@@ -172,14 +174,14 @@ class QuantizedFolder:
     def _as_stored(self, kind: Reader, base: frozenset[str]) -> tuple[str, ...]:
         """Return the names of tensors that are not parts of a linear."""
         parts = {key for keys in self._keys.values() for key in keys.values()}
-        left = []
+        dense = []
         for name in self._files.names():
             if name in parts or name.endswith(kind.ignored or ("\0",)):
                 continue
             if base and name not in base and self._is_zero_bias(name):
                 continue
-            left.append(name)
-        return tuple(left)
+            dense.append(name)
+        return tuple(dense)
 
     def _is_zero_bias(self, name: str) -> bool:
         """Return whether a tensor is a bias of zeros, which AutoGPTQ wrote beside every linear."""

@@ -54,7 +54,7 @@ def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple
     for key, (absent, *accepted) in wanted.items():
         value = stored.get(key, absent)
         values = value if isinstance(value, list) and key != _PATTERN else [value]
-        if not values or not all(any(_equal(v, one) for one in accepted) for v in values):
+        if not values or not all(any(_equal(v, option) for option in accepted) for v in values):
             yield key, "not there" if value is None else value, accepted[0]
     yield from _in_code(header.architecture, config)
     for key in sorted(set(stored) - set(wanted) - set(_NO_ARITHMETIC)):
@@ -70,8 +70,8 @@ def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
     if architecture == "smollm3":
         layers = int(get("num_hidden_layers") or 0)
         every = get("no_rope_layer_interval") or _ROTATED
-        rotated = [int(one) for one in _every(every, layers)]
-        if (get("no_rope_layers") or rotated) != [int(one) for one in _every(_ROTATED, layers)]:
+        rotated = [int(flag) for flag in _every(every, layers)]
+        if (get("no_rope_layers") or rotated) != [int(flag) for flag in _every(_ROTATED, layers)]:
             yield "no_rope_layers", f"each {_ROTATED}th", get("no_rope_layers") or f"each {every}th"
 
 
@@ -124,9 +124,12 @@ def _scaling(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[Any, ..
         f"{key}yarn_ext_factor": (-1, *((-1, 1) if kind == "yarn" else (-1, 0))),
     }
     yarn = kind == "yarn"
-    for name, own, usual in (("fast", "beta_fast", 32), ("slow", "beta_slow", 1)):
+    for name, parameter, usual in (("fast", "beta_fast", 32), ("slow", "beta_slow", 1)):
         named = stored.get(f"{key}yarn_beta_{name}", usual)
-        scaling[f"{key}yarn_beta_{name}"] = (usual, (get.rope(own) or usual) if yarn else named)
+        scaling[f"{key}yarn_beta_{name}"] = (
+            usual,
+            (get.rope(parameter) or usual) if yarn else named,
+        )
     original, context = f"{key}original_context_length", stored.get("context_length")
     trained = get.rope("original_max_position_embeddings") or get("max_position_embeddings")
     scaling[original] = (context, trained if yarn else stored.get(original, context))
@@ -186,7 +189,7 @@ class _Values:
 
 def _equal(value: Any, wanted: Any) -> bool:
     if isinstance(value, float) or isinstance(wanted, float):
-        numbers = all(type(one) in (int, float) for one in (value, wanted))
+        numbers = all(type(side) in (int, float) for side in (value, wanted))
         return numbers and _narrow(value) == _narrow(wanted)
     return type(value) is type(wanted) and bool(value == wanted)
 

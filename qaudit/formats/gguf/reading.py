@@ -66,9 +66,9 @@ class GgufFile:
         self._kinds = kinds = _checked(self._header, path, self._gguf)
         self._places = self._named(frozenset(base)) if base else {n: n for n in kinds}
         self._layouts = {
-            name: Stored(self._header.tensors[own].shape, bits_of(kinds[own]))
-            for name, own in self._places.items()
-            if kinds[own] not in _PLAIN
+            name: Stored(self._header.tensors[place].shape, bits_of(kinds[place]))
+            for name, place in self._places.items()
+            if kinds[place] not in _PLAIN
         }
 
     @property
@@ -79,16 +79,16 @@ class GgufFile:
     def linears(self) -> Mapping[str, Stored]:
         """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
         outside = (HEAD, EMBEDDINGS)
-        return {n: one for n, one in self._layouts.items() if self._places[n] not in outside}
+        return {n: layout for n, layout in self._layouts.items() if self._places[n] not in outside}
 
     @property
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
-        return _most([(one.bits, one.shape) for one in self.linears.values()])
+        return _most([(linear.bits, linear.shape) for linear in self.linears.values()])
 
     @property
     def nbytes(self) -> int:
-        return sum(self._nbytes(one) for one in self._header.tensors.values())
+        return sum(self._nbytes(info) for info in self._header.tensors.values())
 
     def nbytes_of(self, name: str) -> int:
         return self._nbytes(self._header.tensors[self._places[name]])
@@ -141,18 +141,18 @@ class GgufFile:
                 + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="give the model that the file was made from as the target",
             )
-        left = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
-        if HEAD in left and "lm_head.weight" not in base:
-            left.remove(HEAD)
+        unplaced = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
+        if HEAD in unplaced and "lm_head.weight" not in base:
+            unplaced.remove(HEAD)
             if not self._is_tied():
                 raise SourceError(
                     f"`{self._path}` stores a head apart from its embeddings, which are one matrix "
                     "in its base",
                     hint="make the file with `--tensor-type output.weight=...` of the embeddings",
                 )
-        if left:
+        if unplaced:
             raise SourceError(
-                f"`{self._path}` holds `{min(left)}`, for which its base has no place",
+                f"`{self._path}` holds `{min(unplaced)}`, for which its base has no place",
                 hint="give the model that the file was made from as the target",
             )
         return places
@@ -169,9 +169,9 @@ def bits_in(header: GgufHeader) -> int:
     kinds = {int(k): k.name for k in library().GGMLQuantizationType}
     return _most(
         [
-            (bits_of(kinds[one.kind]), one.shape)
-            for name, one in header.tensors.items()
-            if name not in (HEAD, EMBEDDINGS) and kinds.get(one.kind, "F32") not in _PLAIN
+            (bits_of(kinds[info.kind]), info.shape)
+            for name, info in header.tensors.items()
+            if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in _PLAIN
         ]
     )
 
@@ -211,21 +211,21 @@ def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
         )
     decoded = {int(k): k.name for k in gguf.GGMLQuantizationType if _is_decoded(k, gguf)}
     kinds, size, end = {}, path.stat().st_size, 0
-    for one in sorted(header.tensors.values(), key=lambda one: one.start):
-        kind = decoded.get(one.kind)
+    for info in sorted(header.tensors.values(), key=lambda info: info.start):
+        kind = decoded.get(info.kind)
         if kind is None:
             raise SourceError(
-                f"`{one.name[:60]}` of `{path}` has a type that is not decoded, number {one.kind}",
+                f"`{info.name[:60]}` of `{path}` has type {info.kind}, which is not decoded",
                 hint="a newer `gguf` package may decode it: pip install -U gguf",
             )
-        if one.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
-            raise refused(one.name[:60], f"has {one.shape[-1]} columns, which {kind} cannot hold")
-        if one.start < end:
-            raise refused(one.name[:60], "overlaps the tensor before it")
-        end = one.start + nbytes_of(one, kind, gguf)
+        if info.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
+            raise refused(info.name[:60], f"has {info.shape[-1]} columns, which {kind} cannot hold")
+        if info.start < end:
+            raise refused(info.name[:60], "overlaps the tensor before it")
+        end = info.start + nbytes_of(info, kind, gguf)
         if end > size:
-            raise SourceError(f"`{path}` is cut short in `{one.name[:60]}`", hint=DAMAGED)
-        kinds[one.name] = kind
+            raise SourceError(f"`{path}` is cut short in `{info.name[:60]}`", hint=DAMAGED)
+        kinds[info.name] = kind
     return kinds
 
 

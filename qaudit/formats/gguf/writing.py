@@ -25,21 +25,22 @@ _MIXES = {"Q3_K_M": 12, "Q4_K_M": 15}
 
 def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, str]:
     """Return the dense name of each tensor of a template; "" for what depends on no weight."""
-    own = {one: name for name, one in dense_names(header, names, library()).items()}
+    places = {stored: name for name, stored in dense_names(header, names, library()).items()}
     for name in header.tensors:
         if name in OF_NO_CONSEQUENCE:
-            own[name] = ""
-    is_tied = HEAD not in own and EMBEDDINGS in own
+            places[name] = ""
+    is_tied = HEAD not in places and EMBEDDINGS in places
     if is_tied and (HEAD in header.tensors or header.architecture in _WITH_HEAD):
-        own[HEAD] = own[EMBEDDINGS]
-    left = sorted({*(set(header.tensors) - set(own)), *(set(names) - set(own.values()))})
-    left = [name for name in left if name != "lm_head.weight"]  # tied where it is not in the file
-    if left:
+        places[HEAD] = places[EMBEDDINGS]
+    unmatched = sorted({*(set(header.tensors) - set(places)), *(set(names) - set(places.values()))})
+    # The head is tied where it is not in the file.
+    unmatched = [name for name in unmatched if name != "lm_head.weight"]
+    if unmatched:
         raise SourceError(
-            f"the template and the checkpoint differ: `{left[0]}` is in one alone",
+            f"the template and the checkpoint differ: `{unmatched[0]}` is in one alone",
             hint="make the template of this checkpoint, with llama.cpp's converter",
         )
-    return own
+    return places
 
 
 def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> None:
@@ -54,7 +55,7 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     most = max(kinds, key=kinds.count)
     changed = {"general.file_type": _MIXES.get(mix, _FILE_TYPES[most])}
     _copy_metadata(writer, source, {**changed, "general.quantization_version": 2}, gguf)
-    order = {one.name: one for one in source.tensors}
+    order = {tensor.name: tensor for tensor in source.tensors}
     for name, dense in names.items():
         if dense:
             shape, dtype, kind = places.described(dense)
@@ -101,9 +102,9 @@ class _Tensors:
             return ""
         folder, key = self._files[name]
         info = folder.infos[key]
-        own = key.rpartition(".")[2]
-        if own in TYPES:
-            return own
+        suffix = key.rpartition(".")[2]
+        if suffix in TYPES:
+            return suffix
         return info.dtype if len(info.shape) > 1 and info.dtype in ("F16", "BF16") else "F32"
 
     def described(self, name: str) -> tuple[tuple[int, ...], Any, str]:
