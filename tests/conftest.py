@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.support.cli import Outcome, Run
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+gc.disable()  # until tests are collected: libraries and tests are no garbage
 
 pytest_plugins = ["tests.support.hub.fixtures"]
 
@@ -65,6 +66,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """Take libraries and collected tests out of every later search for garbage."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
