@@ -61,13 +61,11 @@ def must_be_equal(read, expected, tolerance=0.0):
         np.testing.assert_allclose(read[name], expected[name], rtol=tolerance, err_msg=name)
 
 
-# Types of GGUF differ in how they pack: one of them runs here, all of them nightly.
-ONE_GGUF = "gguf-q4_k_m"
+# One type of GGUF and one learned transform run here, all of them nightly.
+NIGHTLY = {"duquant", "ostquant", "spinquant", *(n for n in NAMES if n.startswith("gguf-"))}
+NIGHTLY -= {"gguf-q4_k_m"}
 EACH_NAME = [
-    pytest.param(name, marks=pytest.mark.slow)
-    if name.startswith("gguf-") and name != ONE_GGUF
-    else name
-    for name in NAMES
+    pytest.param(name, marks=pytest.mark.slow if name in NIGHTLY else ()) for name in NAMES
 ]
 
 
