@@ -105,6 +105,7 @@ def _choice(
             lead=lead,
             confirmed_on=_confirmed(table, split) if lead and lead.high < 0 and not tied else None,
             contenders=tuple(dict.fromkeys((*tied, *contenders))),
+            chosen_among=sum(m.subject == best.subject for m in ranked) if split is None else 1,
             changes=tuple(_changes(table, objective, best, ranked)),
         ),
     )

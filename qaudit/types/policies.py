@@ -192,6 +192,7 @@ class ClassVerdict(Row):
     needed_documents: int | None = None  # that decide, in four of five cases; None: more do not
     needed_draws: int | None = None  # beside them; None: no more
     documents: int | None = None  # that judge it: all intervals here are of these
+    chosen_among: int = 1  # schemes of the subject, if these documents chose among them
     held_out: bool = False  # they are those that did not choose it; else each half chooses it
 
     def __post_init__(self) -> None:

@@ -7,9 +7,11 @@ family of their own, so that a warning more or less changes no verdict.
 What ships is judged class by class (`classes`), and the answer is the worst of the checks that
 count, so that the classes and the answer agree by construction.
 
-The pick is judged on the documents that it was not chosen on, because the winner of many looks
-better than it is on the others; a subject that a policy names is judged on all of them. A subject
-that was planned and not measured is missing, and not left out of `@all` silently.
+The winner of many looks better than it is on the documents it was chosen on. So a pick of one half
+of them is judged on the other. One of both halves is judged on all, with the intervals of all
+schemes of its subject holding at once: between subjects the choice is by their losses in full
+precision, between schemes of one by what is judged. A subject that a policy names is judged on all
+documents. One that was planned and not measured is missing, and not left out of `@all` silently.
 
 `audits` has the audit that is judged and its baseline, `questions` the rules for each subject and
 scheme, `answers` one check for each.
@@ -51,7 +53,7 @@ def gate(
     at_once: dict[Level, int] = {"error": 0, "warn": 0}
     for question in every:
         at_once[question.rule.level] += question.intervals
-    checks = tuple(_checks(policy, pair, every, at_once))
+    checks = tuple(_checks(policy, audit, pair, every, at_once))
     checks = (*checks, *unanswered(policy, audit, checks))
     checks = (*checks, *_too_few(policy, checks, audit), *_coverage(policy, audit))
     checks, rotten = _ignore(checks, policy.ignores, today)
@@ -67,14 +69,28 @@ def gate(
 
 
 def _checks(
-    policy: Policy, pair: Pair | None, every: Sequence[Question], at_once: dict[Level, int]
+    policy: Policy,
+    audit: GateInput,
+    pair: Pair | None,
+    every: Sequence[Question],
+    at_once: dict[Level, int],
 ) -> Iterator[Check]:
     for question in every:
         level = statistics.simultaneous(policy.confidence, at_once[question.rule.level])
+        level = statistics.simultaneous(level, _chosen_among(audit, question))
         check = answer(question, policy, level)
         if pair is not None and check.outcome == "fail":
             check = mark_known(check, question, pair, policy, level)
         yield check
+
+
+def _chosen_among(audit: GateInput, question: Question) -> int:
+    """Return of how many the winner is judged on the documents that chose it, all at once."""
+    if question.split is not None or not {PICK, SHIPS} & {*question.rule.subjects}:
+        return 1
+    cell = question.subject, question.scheme
+    chosen = (c.chosen_among for c in audit.choices if (c.subject, c.scheme) == cell)
+    return next(chosen, 1)
 
 
 def findings_of(judged: Gate) -> tuple[Finding, ...]:
