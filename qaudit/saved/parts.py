@@ -157,10 +157,11 @@ def refuse_older(out: Path) -> None:
     for path in (out / FOLDER / PLAN, out / OLD_LOCK):
         with suppress(OSError, ValueError, AttributeError):
             version = str(_json(path).get("qaudit"))[:20]
+            finish = f"finish it with `pip install qaudit-llm=={version}`, or "
             raise UsageError(
-                f"`{out}` was begun by qaudit {version}, and {__version__} cannot finish it",
-                hint=f"finish it with `pip install qaudit-llm=={version}`, or name another folder "
-                "with `--out`",
+                f"`{out}` was begun by an earlier qaudit, {version}, which this one, "
+                f"{__version__}, cannot finish",
+                hint=f"{finish * (version != __version__)}name another folder with `--out`",
             )
 
 

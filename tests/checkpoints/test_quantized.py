@@ -505,6 +505,18 @@ def test_a_folder_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
         QuantizedFolder(folder)
 
 
+def test_a_single_file_comes_before_an_index_and_shards_are_named(tmp_path: Path) -> None:
+    folder = _gptq(tmp_path)
+    other = gptq_tensors(Affine(18, 32, 64, 4, 32), NAME, first=True)
+    stored = {name: tensor.contiguous() for name, tensor in other.items()}
+    safetensors.torch.save_file(stored, folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(stored, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(read(folder), Affine(12, 32, 64, 4, 32).weight())
+    (note,) = QuantizedFolder(folder).notes
+    assert "model-00001-of-00001.safetensors" in note
+
+
 def test_biases_of_zeros_that_the_base_lacks_are_dropped(tmp_path: Path) -> None:
     one = Affine(13, 32, 64, 4, 32)
     tensors = {**gptq_tensors(one, NAME, first=True), f"{NAME}.bias": torch.zeros(32)}

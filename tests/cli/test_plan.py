@@ -247,7 +247,7 @@ def test_a_folder_that_an_older_version_began_is_refused_with_that_version(
     path.parent.mkdir(parents=True)
     path.write_text('{"lock": "qaudit plan", "schema": "1", "qaudit": "0.2.0"}')
     for done in (scan("series/step10"), qaudit("collect", "out"), qaudit("status", "out")):
-        refused(done, 2, "was begun by qaudit 0.2.0", "pip install qaudit-llm==0.2.0")
+        refused(done, 2, "by an earlier qaudit, 0.2.0", "pip install qaudit-llm==0.2.0")
     (place / "out" / "audit.json").write_text("{}")  # it is finished: nothing is left to do
     path.unlink()
     assert scan("series/step10").code == 0
