@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import MachineError
 from qaudit.saved.codec import encode
 from qaudit.saved.evidence import SavedAudit, read_saved
-from qaudit.types import AuditRecord, Pick, Plan, Verdict
+from qaudit.types import FULL_PRECISION, AuditRecord, Gate, Interval, Pick, Plan, Verdict
 
 if TYPE_CHECKING:
     import pandas
@@ -23,7 +23,7 @@ class Table(tuple[Any, ...]):
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return each row as a dictionary, with the names that it has in audit.json."""
-        return [encode(row) for row in self]
+        return [row if isinstance(row, dict) else encode(row) for row in self]
 
     def to_pandas(self) -> pandas.DataFrame:
         try:
@@ -111,6 +111,65 @@ class Audit:
         """What was planned and not measured, and why."""
         return Table(self.record.skipped)
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with one row for each subject and scheme."""
+        return Table(self.tidy()).to_pandas()
+
+    def tidy(self) -> list[dict[str, Any]]:
+        """Return one row for each subject and scheme: its place, losses, tasks and verdict.
+
+        Intervals are three columns, `NAME`, `NAME_low` and `NAME_high`; `added_loss` is a fraction
+        of the loss in full precision. What was not measured is None.
+        """
+        from qaudit.report.views import View
+
+        view = View(self.record)
+        classes = self.record.verdict.classes if self.record.verdict else ()
+        verdicts = {(one.subject, one.scheme): one.status for one in classes}
+        rows = []
+        for subject in view.subjects:
+            for scheme in (FULL_PRECISION, *view.schemes):
+                if (score := view.score(subject.label, scheme)) is None:
+                    continue
+                first, alone = subject.first, subject.kind == "checkpoint"
+                rows.append(
+                    {
+                        "subject": subject.label,
+                        "kind": subject.kind,
+                        "stage": first.stage if alone else None,
+                        "step": first.step if alone else None,
+                        "tokens_seen": first.tokens if alone else None,
+                        "learning_rate": first.learning_rate if alone else None,
+                        "scheme": scheme,
+                        "bit_class": score.bit_class,
+                        "bits_per_weight": score.bits_per_weight,
+                        **_bounds("loss", score.ce),
+                        **_bounds("added_loss", score.relative_error),
+                        **_bounds("kl", score.kl),
+                        **_bounds("agreement", score.top1_agreement),
+                        **self._tasks_of(subject.label, scheme),
+                        "documents": score.documents,
+                        "tokens": score.tokens,
+                        "verdict": verdicts.get((subject.label, scheme)),
+                    }
+                )
+        return rows
+
+    def _tasks_of(self, subject: str, scheme: str) -> dict[str, float | None]:
+        """Return the accuracy and the flips of each task of the audit."""
+        names = dict.fromkeys(row.task for row in self.record.tasks)
+        rows = {
+            row.task: row
+            for row in self.record.tasks
+            if (row.subject, row.scheme) == (subject, scheme)
+        }
+        columns: dict[str, float | None] = {}
+        for name in names:
+            row = rows.get(name)
+            columns[f"{name}_accuracy"] = row.accuracy.estimate if row else None
+            columns[f"{name}_flips"] = row.flips if row else None
+        return columns
+
     def __getattr__(self, name: str) -> Any:
         """Return `environment`, `protocol` and `diagnostics` as they were recorded."""
         if name in ("environment", "protocol", "diagnostics"):
@@ -142,3 +201,47 @@ class Audit:
         from qaudit.report.card import render_notebook
 
         return render_notebook(self.record)
+
+
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
+    values = (interval.estimate, interval.low, interval.high) if interval else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
+# ----------------------------------------------------------------------------------- in a notebook
+
+
+def _of_verdict(verdict: Verdict) -> str:
+    """Render the verdict: its headline, and a line for each bit class."""
+    from qaudit.report import document as doc
+    from qaudit.report import markdown
+    from qaudit.report.verdict import answer, banner
+
+    head = doc.paragraph(tuple(doc.strong(answer(verdict).replace("`", ""))))
+    return markdown.render_blocks((head, *banner(verdict)))
+
+
+def _of_gate(gate: Gate) -> str:
+    from qaudit.report.gate import render
+
+    return render(gate, "md")
+
+
+def _of_pick(pick: Pick) -> str:
+    """Render what to ship, by what, and how sure that is."""
+    lines = [f"**Ship `{pick.subject}` at {pick.scheme}**: {pick.objective}."]
+    if pick.runner_up is not None and pick.interval is not None:
+        at = pick.interval
+        lines.append(
+            f"Its loss minus that of `{pick.runner_up}` at {pick.runner_up_scheme or pick.scheme}: "
+            f"{at.estimate:.4f} [{at.low:.4f}, {at.high:.4f}] nats per token."
+        )
+    if pick.confirmed_on is not None:
+        lines.append(f"Confirmed on {pick.confirmed_on}.")
+    lines += [f"It may change: {change}." for change in pick.changes]
+    return "\n\n".join(lines)
+
+
+# Values import no report, so their views are added here, where the API begins.
+for _kind, _view in ((Verdict, _of_verdict), (Gate, _of_gate), (Pick, _of_pick)):
+    setattr(_kind, "_repr_markdown_", _view)  # noqa: B010 - not an attribute that mypy knows

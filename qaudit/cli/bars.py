@@ -13,6 +13,9 @@ _OTHER_COLUMNS = 70
 """Letters that a row needs beside its name."""
 
 _SHORTEST_NAME = 24
+_WIDE = 100
+"""Columns of a terminal; in fewer, names and bars are shorter, so that a row fits 80."""
+_SHORT_NAME, _SHORT_BAR, _SHORT_WHAT = 14, 8, 12
 
 
 class _Name(ProgressColumn):
@@ -23,8 +26,9 @@ class _Name(ProgressColumn):
         self._console = console
 
     def render(self, task: Task) -> Text:
-        width = max(_SHORTEST_NAME, self._console.width - _OTHER_COLUMNS)
-        text = Text(task.description.ljust(_SHORTEST_NAME))
+        least = _SHORTEST_NAME if self._console.width >= _WIDE else _SHORT_NAME
+        width = max(least, self._console.width - _OTHER_COLUMNS)
+        text = Text(task.description.ljust(least))
         text.truncate(width, overflow="ellipsis")
         return text
 
@@ -42,10 +46,15 @@ class _Count(ProgressColumn):
 class _What(ProgressColumn):
     """What is being done, or how fast bytes come."""
 
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         fast = f"{size(speed)}/s" if task.fields["in_bytes"] and speed else ""
-        return Text(f"{fast or task.fields['what']:<14.14}")
+        width = 14 if self._console.width >= _WIDE else _SHORT_WHAT
+        return Text(f"{fast or task.fields['what']:<{width}.{width}}")
 
 
 class _Left(ProgressColumn):
@@ -53,15 +62,16 @@ class _Left(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         seconds = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
-        return Text(f"about {duration(seconds)} left" if seconds else "")
+        return Text(f"{duration(seconds)} left" if seconds else "")
 
 
 class Bars:
     """One bar for each thing that is counted."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
-        columns = (_Name(console), BarColumn(30), _Count(), _What(), TimeElapsedColumn(), _Left())
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True, highlight=False)
+        bar = BarColumn(30 if console.width >= _WIDE else _SHORT_BAR)
+        columns = (_Name(console), bar, _Count(), _What(console), TimeElapsedColumn(), _Left())
         self.progress = Progress(*columns, console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
         self.progress.start()

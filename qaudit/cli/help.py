@@ -19,8 +19,26 @@ _ENVIRONMENT = (
 _TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X"}
 
 
+MANY = 40
+"""Options of a command, from which on its help shows the first ones alone."""
+ALL = "--help-all"
+FIRST = (
+    "quick", "schemes", "checkpoints", "last", "soups", "evaluation", "calibration", "policy",
+    "out", "dry_run",
+)  # fmt: skip
+"""The options that people need first; of a command with many, help shows these."""
+
+
 class Grouped(TyperCommand):
     """A command whose help lists its options in groups."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Answer `--help-all`, of a command with many options."""
+        if ALL in args and len(self.params) > MANY:
+            ctx.meta[ALL] = True
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        return super().parse_args(ctx, args)
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Give every option its variable: `--disk-budget` is QAUDIT_DISK_BUDGET."""
@@ -37,7 +55,10 @@ class Grouped(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group."""
         groups: dict[str, list[tuple[str, str]]] = {}
+        few = len(self.params) > MANY and ALL not in ctx.meta
         for param in self.get_params(ctx):
+            if few and param.param_type_name == "option" and param.name not in (*FIRST, "help"):
+                continue
             record = param.get_help_record(ctx)
             if record is not None:
                 is_argument = param.param_type_name == "argument"
@@ -48,6 +69,10 @@ class Grouped(TyperCommand):
         for title, rows in sorted(groups.items(), key=lambda group: group[0] == "Options"):
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=28)
+        if few:
+            others = sum(param.name not in FIRST for param in self.params) - 1
+            formatter.write_paragraph()
+            formatter.write_text(f"`{ALL}` shows the other {others} options.")
         if len(self.params) > 1:
             formatter.write_paragraph()
             formatter.write_text(_ENVIRONMENT)

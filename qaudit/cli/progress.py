@@ -150,7 +150,8 @@ class Pace:
         """Move on within a pass of the subject, or begin its next one."""
         self._ended += done < self._block
         self._block = done
-        part = (self._ended + done / max(total, 1)) / self._passes
+        # The head follows the last block, and takes about as long as one.
+        part = (self._ended + done / (total + 1)) / self._passes
         self._part = max(self._part, min(part, 1.0))  # items of tasks go through once more
 
     def left_seconds(self) -> float | None:

@@ -37,12 +37,21 @@ def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
 
 
 def test_options_stand_in_groups_and_the_environment_is_said_once() -> None:
-    text = run.invoke(app, ["scan", "--help"], env={"COLUMNS": "80"}).stdout
+    text = run.invoke(app, ["scan", "--help-all"], env={"COLUMNS": "80"}).stdout
     groups = [line.rstrip(":") for line in text.splitlines() if line and line[0].isupper()]
     assert groups[1:6] == ["Arguments", "What to measure", "Text", "How to compute", "Output"]
     assert "env var" not in text
     assert "QAUDIT_DISK_BUDGET=60GB" in text.replace("\n", " ")
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_help_of_many_options_shows_the_first_ten() -> None:
+    text = run.invoke(app, ["scan", "--help"], env={"COLUMNS": "80"}).stdout
+    shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(shown) == 10
+    assert {"--quick", "--schemes", "--last", "--out", "--dry-run"} <= set(shown)
+    assert "`--help-all` shows the other" in text
+    assert "--race" in run.invoke(app, ["pick", "--help"]).stdout  # has few enough
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

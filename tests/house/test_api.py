@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
+from qaudit.report.verdict import answer
+from qaudit.tables import Audit
+from qaudit.types import Interval, Pick
 from tests.house.source import ROOT
+from tests.support import sample
+from tests.support.verdicts import with_verdict
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
@@ -49,6 +54,26 @@ def test_the_examples_of_the_page_run(
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1].startswith("there is no scheme `gtpq-4bit`")
     assert printed[-1].endswith(" 2")
+
+
+def test_an_audit_is_a_tidy_table_and_its_conclusions_have_views() -> None:
+    record = with_verdict()
+    audit = Audit(record, Path())
+    rows = audit.tidy()
+    assert len(rows) == len({(row["subject"], row["scheme"]) for row in rows}) > 9
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    step, soup = rows[0], rows[-1]
+    assert step["step"] is not None and step["learning_rate"] is not None
+    assert (soup["kind"], soup["step"]) == ("soup", None)
+    (full, *quantized) = rows[: len(sample.SCHEMES) + 1]
+    assert full["scheme"] == "fp" and full["added_loss"] is None
+    assert all(r["added_loss_low"] <= r["added_loss"] <= r["added_loss_high"] for r in quantized)
+    assert {row["verdict"] for row in rows} >= {None, "ship"}
+    assert record.verdict is not None
+    view: Any = record.verdict
+    assert answer(record.verdict).replace("`", "")[:12] in view._repr_markdown_()
+    pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
+    assert pick._repr_markdown_().startswith("**Ship `soup` at gptq-4bit**: lowest loss.")
 
 
 @pytest.mark.slow
