@@ -9,13 +9,20 @@ import re
 from collections.abc import Iterable, Iterator
 
 BESIDE_EXPERTS = re.compile(
-    # As llm-compressor's examples of Mixtral, Qwen3-MoE and Llama 4 ignore them, and GPTQModel's
-    # definitions leave them out; written from memory, not checked against these repositories.
+    # llm-compressor ignores them in examples/quantizing_moe_fp8 (`block_sparse_moe.gate`),
+    # examples/awq/qwen3_next_example.py (`mlp.gate`, `mlp.shared_expert_gate`) and for Llama 4
+    # (`router`); GPTQModel marks `gate:!` and `shared_expert_gate:!` in its definitions of
+    # deepseek_v32, afmoe and qwen3_next. Looked up in copies of 2025 and 2026; the names behind
+    # the dot are those of transformers' routers, for which neither has an example.
     r"(^|\.)(gate|router|shared_expert_gate)"
     r"(\.(layer|wg|proj|classifier|router_mlp\.\d+|down_proj))?$"
 )
 ANYWHERE = re.compile(
-    # Not converted in the FP8 files of Qwen3-Next and DeepSeek-V3.2; from memory, not checked.
+    # GPTQModel's definitions mark `in_proj_b:!`, `in_proj_a:!` (Qwen3.5), `in_proj_ba:!`
+    # (qwen3_next; earlier copies quantized it) and `indexer.weights_proj:0:!` (deepseek_v32, for
+    # its scores are summed in float32). llm-compressor's example of Qwen3-Next quantizes
+    # `in_proj_ba`, and those of Qwen3.5 leave all of `linear_attn`. The FP8 files of these
+    # releases themselves were not seen.
     r"(^|\.)(in_proj_(a|b|ba)|indexer\.weights_proj)$"
 )
 
