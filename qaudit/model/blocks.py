@@ -276,7 +276,10 @@ class BlockModel:
                     raise
                 failures.append(error)
                 continue
-            must_be_plain(arguments)
+            text_config = self.config.get_text_config()
+            # A configuration that does not say so may share them all the same.
+            shares = getattr(text_config, "num_kv_shared_layers", None) != 0
+            must_be_plain(arguments, shares=shares)
             must_agree(arguments, others)
             self._recorded[PROBE] = arguments
             return hidden_BTD.shape[-1]
@@ -313,10 +316,10 @@ class BlockModel:
         config = self.config.get_text_config()
         try:
             query = int(getattr(config, "num_attention_heads", 0) or 0)
-        except (RuntimeError, ValueError):  # it varies from layer to layer
+            key_value = int(getattr(config, "num_key_value_heads", None) or query)
+            width = getattr(config, "head_dim", None)
+        except (RuntimeError, ValueError):  # they vary from layer to layer
             return Heads(0, 0, 0)
-        key_value = int(getattr(config, "num_key_value_heads", None) or query)
-        width = getattr(config, "head_dim", None)
         if width is None and query:
             width = config.hidden_size // query
         return Heads(query, key_value, int(width or 0))

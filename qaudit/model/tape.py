@@ -13,7 +13,7 @@ could carry state from one block to another, and a block's arguments depend on t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +40,14 @@ class Arguments:
     keyword: str | None = None  # the name under which hidden states are passed, if any
 
     def call(self, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
+        # Where no layer shares its keys, each block has a store of its own, which none reads.
+        after = {
+            name: type(value)() if is_store(value) else value for name, value in self.after.items()
+        }
         if self.keyword is None:
-            out = block(hidden_BTD, *self.before, **self.after)
+            out = block(hidden_BTD, *self.before, **after)
         else:
-            out = block(*self.before, **{self.keyword: hidden_BTD}, **self.after)
+            out = block(*self.before, **{self.keyword: hidden_BTD}, **after)
         hidden = out[0] if isinstance(out, tuple | list) else out
         assert isinstance(hidden, Tensor)
         return hidden
@@ -129,8 +133,16 @@ class Stub(nn.Module):
         return (out, *(Beside() for _ in range(count - 1))) if count else out
 
 
-def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
-    """Refuse arguments that could carry state from one block to another."""
+def is_store(value: object) -> bool:
+    """Return whether a value is an empty mapping, into which blocks may write."""
+    return isinstance(value, MutableMapping) and not value
+
+
+def must_be_plain(arguments: Mapping[int, Arguments], *, shares: bool = True) -> None:
+    """Refuse arguments that could carry state from one block to another.
+
+    `shares`: whether layers read keys that others stored.
+    """
     for index, argument in arguments.items():
         for value in _leaves((argument.before, *argument.after.values())):
             if isinstance(value, Beside):
@@ -138,7 +150,7 @@ def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
                     f"block {index} is given what a block before it returned beside hidden states",
                     hint=_HINT,
                 )
-            if not isinstance(value, _PLAIN):
+            if not isinstance(value, _PLAIN) and (shares or not is_store(value)):
                 raise LinkedBlocksError(
                     f"block {index} is given a `{type(value).__name__}`, "
                     "which may carry state between blocks",

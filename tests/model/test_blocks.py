@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import UserDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from qaudit.model.folds import must_be_causal
 from qaudit.model.head import chunk_rows, chunked_nll
 from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
-from qaudit.model.tape import Arguments
+from qaudit.model.tape import Arguments, must_be_plain
 from tests.support import tiny
 
 CPU = torch.device("cpu")
@@ -272,6 +273,24 @@ def test_state_that_passes_between_blocks_is_refused(tmp_path: Path) -> None:
         del tiny.FAMILIES["gemma3n_text"]
     with pytest.raises(ModelError, match="may carry state between blocks"):
         open_model(tmp_path)
+
+
+def test_a_store_that_no_layer_reads_links_no_blocks() -> None:
+    written = []
+
+    class Writes(torch.nn.Module):
+        def forward(self, hidden_BTD: torch.Tensor, store: UserDict[str, int]) -> torch.Tensor:
+            written.append(len(store))
+            store["keys"] = 1
+            return hidden_BTD
+
+    arguments = {0: Arguments(after={"store": UserDict()})}
+    with pytest.raises(ModelError, match="is given a `UserDict`"):
+        must_be_plain(arguments)
+    must_be_plain(arguments, shares=False)
+    for _ in range(2):
+        arguments[0].call(Writes(), torch.zeros(1, 2, 4))
+    assert written == [0, 0] and not arguments[0].after["store"]
 
 
 # ------------------------------------------------------------------------------- residency

@@ -17,6 +17,7 @@ TYPES = {
     "dbrx": "in blocks",  # experts without flags
     "deepseek_v3": "in blocks",  # latent attention, groups of experts
     "gemma4_text": "whole",  # tensors of no dimension
+    "gemma4_unified_text": "in blocks",  # a store of keys that no layer reads
     "glm_moe_dsa": "whole",  # blocks that are given what the one before returned
     "jamba": "in blocks",  # mamba, attention and experts
     "longcat_flash": "in blocks",  # experts that do nothing
