@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from qaudit.errors import QauditError
 from qaudit.formats import torchao as ours
 from qaudit.formats.activations import Rounding
 from qaudit.formats.weights import QuantizedFolder
+from tests.support.damage import ODD
 from tests.support.models import save_model
 from tests.support.quantized import write
 
@@ -142,3 +150,82 @@ def _text(tensor) -> str:
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
     return flatten_tensor_state_dict({"a.weight": tensor})[1]["a.weight"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("torchao")
+
+
+@cache
+def whole(folder: Path, name: str) -> Path:
+    saved(folder / name, configurations()[name], torch.float32)
+    return folder / name / "quantized"
+
+
+VALUES = [
+    [1, 16],
+    [1, 64],
+    [64, 64],
+    "int4",
+    "int8",
+    "SYMMETRIC",
+    "ASYMMETRIC",
+    "int8_asym_per_token",
+]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_edited_files_are_refused_or_read_as_transformers_reads_them(data, root, tmp_path_factory):
+    from transformers import AutoModelForCausalLM
+
+    names = ["int8", "int8 by token", "fp8", "4-bit, symmetric", "4-bit, asymmetric"]
+    source = whole(root, data.draw(st.sampled_from(names)))
+    folder = tmp_path_factory.mktemp("edited") / "model"
+    shutil.copytree(source, folder)
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        texts = file.metadata()
+    tensors, config = load_file(path), json.loads((folder / "config.json").read_text())
+    linears = sorted(key for key in texts if key.endswith("_proj.weight"))
+    name = data.draw(st.sampled_from(linears))
+    if data.draw(st.booleans()):
+        texts[name] = json.dumps(edited(json.loads(texts[name]), data))
+    else:
+        config["quantization_config"] = edited(config["quantization_config"], data)
+    if data.draw(st.booleans()):
+        part = data.draw(st.sampled_from(sorted(k for k in tensors if k.startswith(name[:-7]))))
+        tensors[part] = (
+            data.draw(st.sampled_from([torch.neg, torch.zeros_like, lambda t: t.T]))(
+                tensors[part].float()
+            )
+            .to(tensors[part].dtype)
+            .contiguous()
+        )
+    save_file(tensors, path, texts)
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        read = QuantizedFolder(folder)
+        ours_of = {linear: read.read(linear) for linear in read.linears}
+    except QauditError:
+        return
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        theirs_of = {one: model.get_parameter(one).dequantize() for one in ours_of}
+    except Exception:  # noqa: BLE001 - a library raises what it likes
+        return
+    assert all(torch.equal(ours_of[one], theirs_of[one]) for one in ours_of)
+
+
+def edited(table, data):
+    """Return JSON with one value in it replaced: by one of another file, or by anything."""
+    holders = [table]
+    for one in holders:
+        holders += [
+            v for v in (one.values() if isinstance(one, dict) else ()) if isinstance(v, dict)
+        ]
+    holder = data.draw(st.sampled_from([one for one in holders if one]))
+    key = data.draw(st.sampled_from(sorted(holder)))
+    holder[key] = data.draw(st.sampled_from([*VALUES, *ODD]))
+    return table
