@@ -22,7 +22,7 @@ from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_
 from qaudit.checkpoints.settings import settings_in
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
-from qaudit.core.keys import nearest
+from qaudit.core.keys import first_of, nearest
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
 from qaudit.families.names import parse_name
@@ -174,9 +174,7 @@ def _nested_runs(folder: Path) -> list[str]:
 
 
 def _named(runs: Sequence[str]) -> str:
-    names = ", ".join(f"`{name}`" for name in runs[:3])
-    more = f" and {len(runs) - 3} more" * (len(runs) > 3)
-    return f"{names}{more} {'is' if len(runs) == 1 else 'are'}"
+    return f"{first_of(runs)} {'is' if len(runs) == 1 else 'are'}"
 
 
 def _checkpoint_at(folder: Path) -> Path | None:

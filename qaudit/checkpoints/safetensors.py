@@ -26,6 +26,7 @@ from qaudit.checkpoints.header import (
     tensors_in,
 )
 from qaudit.checkpoints.pickles import load_pickles
+from qaudit.core.keys import first_of
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.whole import open_regular, read_regular
 
@@ -190,9 +191,8 @@ def shards_beside(single: str, index: str, shards: Sequence[str]) -> str | None:
     """Return the doubt about shards beside a single file; None where there are none."""
     if not shards:
         return None
-    more = f" and {len(shards) - 1} more" if len(shards) > 1 else ""
     return (
-        f"`{single}` is read, as transformers does, and `{shards[0]}`{more}, which `{index}` "
+        f"`{single}` is read, as transformers does, and {first_of(shards, 1)}, which `{index}` "
         "names, is not"
     )
 

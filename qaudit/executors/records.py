@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qaudit.core.keys import first_of
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
 from qaudit.executors.events import Compared, Event, Failed, Measured
@@ -32,11 +33,9 @@ class Due(MissingParts):
 
     def __init__(self, number: int, missing: Sequence[WorkUnit], of: int) -> None:
         self.round, self.missing = number, tuple(missing)
-        names = ", ".join(f"`{unit.name}`" for unit in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         subjects, are = "subject" + "s" * (of != 1), "is" if len(missing) == 1 else "are"
         what = f"round {number} has {of} {subjects}, and {len(missing)} {are} not measured yet"
-        super().__init__(f"{what}: {names}{more}")
+        super().__init__(f"{what}: {first_of([unit.name for unit in missing])}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from fnmatch import fnmatchcase
 from qaudit.checkpoints.safetensors import shards_beside
 from qaudit.checkpoints.settings import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
+from qaudit.core.keys import first_of
 from qaudit.hub.answers import HubFile
 from qaudit.types import Checkpoint, WeightFile
 
@@ -83,7 +84,9 @@ def choose_weights(
     unread = sorted(name for name in names if name.endswith(endings))
     if not unread:
         return HubWeights((), (NO_WEIGHTS,))
-    return HubWeights((), (f"{NO_WEIGHTS} under a name that is read; it has {_some(unread)}",))
+    return HubWeights(
+        (), (f"{NO_WEIGHTS} under a name that is read; it has {first_of(unread, 1)}",)
+    )
 
 
 def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
@@ -113,7 +116,7 @@ def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | Non
     if shards is None:
         return HubWeights((), (f"`{layout.index}` is not an index of weights",), pickled)
     if missing := [name for name in shards if name not in names]:
-        return HubWeights((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
+        return HubWeights((), (f"{first_of(missing, 1)} of `{layout.index}` is missing",), pickled)
     return HubWeights(tuple(_weight(names[name]) for name in shards), (), pickled)
 
 
@@ -140,11 +143,6 @@ def _shards_in(index: bytes) -> list[str] | None:
 
 def _weight(file: HubFile) -> WeightFile:
     return WeightFile(file.path.rpartition("/")[2], file.nbytes, file.identity)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"`{names[0]}`{more}"
 
 
 def weights_on_hub(checkpoint: Checkpoint) -> list[HubFile]:

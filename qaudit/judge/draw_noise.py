@@ -33,6 +33,7 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, combined, draw_noise, moderated
+from qaudit.core.keys import first_of
 from qaudit.core.statistics import Array
 from qaudit.judge.older import calibrates_by_name
 from qaudit.judge.table import Cell, Measurements, Sums, losses
@@ -131,8 +132,7 @@ def _by_scheme(table: Measurements, split: str | None, sums: Sums) -> dict[str, 
 
 
 def _together(scheme: str, cells: list[tuple[str, int, DrawNoise, float | None]]) -> _SchemeNoise:
-    labels = [f"`{label}`" for label, *_ in cells]
-    whose = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+    whose = first_of([label for label, *_ in cells], 1)
     return _SchemeNoise(
         tuple(label for label, *_ in cells),
         tuple((noise, damage) for *_, noise, damage in cells),

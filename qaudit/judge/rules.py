@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qaudit.core import statistics
+from qaudit.core.keys import first_of
 from qaudit.core.shipped import LOOKS_BROKEN
 from qaudit.judge.pooling import over_draws, settling
 from qaudit.judge.rare import rare_damage
@@ -85,9 +86,7 @@ def has_notes(case: RuleCase) -> Iterator[Finding]:
                 continue
             noted.setdefault((score.scheme, note), []).append(score.subject)
     for (scheme, note), subjects in noted.items():
-        count = len(set(subjects)) - 1
-        where = f"`{subjects[0]}`" + (f" and {count} more" if count else "")
-        message = f"{scheme}, {where}: {note}"
+        message = f"{scheme}, {first_of([*dict.fromkeys(subjects)], 1)}: {note}"
         yield Finding("QA003", "info", subjects[0], scheme, message, "", outcome="pass")
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import headers
+from qaudit.core.keys import first_of
 from qaudit.errors import ModelError, SourceError
 
 # Buffers that old checkpoints store and every model computes for itself.
@@ -105,5 +106,4 @@ def missing(
 
 def some(names: Sequence[str]) -> str:
     """List the first few names of many."""
-    shown = ", ".join(f"`{name}`" for name in sorted(names)[:_LISTED])
-    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    return first_of(sorted(names), _LISTED)

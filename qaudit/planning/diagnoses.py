@@ -7,6 +7,7 @@ from dataclasses import replace
 from glob import escape
 from pathlib import Path
 
+from qaudit.core.keys import first_of
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.diagnostics.registry import parse_diagnostics
@@ -45,9 +46,8 @@ def with_needed_again(plan: Plan, evidence: Path) -> Plan:
     again = [s.label for s in plan.subjects if _needed_again(s, names, evidence)]
     if not again:
         return plan
-    shown = ", ".join(f"`{label}`" for label in again[:3])
-    more = f" and {len(again) - 3} more" if len(again) > 3 else ""
-    note = f"{shown}{more}: measured already, and their weights are needed again to diagnose them"
+    shown = first_of(again)
+    note = f"{shown}: measured already, and their weights are needed again to diagnose them"
     return replace(plan, notes=(*plan.notes, note))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, text_path
+from qaudit.core.keys import first_of
 from qaudit.core.sizes import size, typed_size
 from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
@@ -185,10 +186,8 @@ def _less(downloads: PlannedDownloads, too_large: Sequence[Subject], room: int) 
     if len(too_large) == len(downloads.subjects):
         return []
     soups = [s for s in too_large if s.kind == "soup"]
-    names = ", ".join(f"`{s.label}`" for s in too_large[:3])
-    more = f" and {len(too_large) - 3} more" if len(too_large) > 3 else ""
     what = "the soup " if soups == list(too_large) and len(soups) == 1 else ""
-    proposals = [f"leave out {what}{names}{more}"]
+    proposals = [f"leave out {what}{first_of([s.label for s in too_large])}"]
     if len(too_large) == len(soups) == 1:
         sizes = sorted(downloads.members(soups[0]))
         fitting = sum(total <= room for total in accumulate(sizes))

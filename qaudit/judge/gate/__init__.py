@@ -26,6 +26,7 @@ from math import ceil
 from typing import Literal
 
 from qaudit.core import statistics
+from qaudit.core.keys import first_of
 from qaudit.judge.gate.answers import answer, least_documents
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches, matches_scheme
 from qaudit.judge.gate.classes import UNANSWERED, class_verdicts, unanswered, verdict_of
@@ -214,12 +215,10 @@ def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
     about = any({PICK, SHIPS} & {*rule.subjects} for rule in rules)
     if not about or not audit.skipped or audit.pick is None:
         return
-    names = ", ".join(f"`{label}`" for label in list(audit.skipped)[:3])
-    more = f" and {len(audit.skipped) - 3} more" if len(audit.skipped) > 3 else ""
+    names = first_of(list(audit.skipped))
     subject, hint = audit.pick.subject, _AGAIN
     message = (
-        f"`{subject}` is the best of what was measured: {names}{more} was planned and is not "
-        "among it"
+        f"`{subject}` is the best of what was measured: {names} was planned and is not among it"
     )
     yield Finding(REQUIRED, "warn", subject, None, message, hint, outcome="inconclusive")
 
