@@ -164,7 +164,7 @@ class Recipe:
     repeats: int | None = setting(
         "Draws of calibration text, each measured: how much depends on the draw.",
         TEXT,
-        unset="one; of a method, two more of what decides",
+        unset="one; of a method, 3 to 7 of what decides",
         at_least=1,
         at_most=16,
     )

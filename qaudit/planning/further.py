@@ -44,7 +44,9 @@ def next_round(
         return planned[len(rounds)]
     assert record is not None, "the passes of the plan are measured"
     later = [step for some in rounds[len(planned) :] for step in some]
-    if not later and (drawn := further_draws(plan, record)):
+    is_drawn = any(step.perturbed or step.device for step in later)
+    draws = 1 + max((step.draw for step in later), default=0)
+    if not is_drawn and (drawn := further_draws(plan, record, draws)):
         return drawn
     if not any(step.perturbed for step in later) and (again := otherwise(plan, record)):
         return again
@@ -61,12 +63,14 @@ def planned_rounds(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
     return tuple(filter(None, rounds))
 
 
-def further_draws(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
-    """Return the passes that measure again what decides; none where nothing is drawn again."""
-    if plan.further is None:
+def further_draws(plan: Plan, record: AuditRecord, measured: int = 1) -> tuple[Pass, ...]:
+    """Return the passes that measure again what decides, or what lacks draws when it was drawn."""
+    available = record.protocol.get("calibration_draws", 1)
+    wanted = next((number for number in DRAWS if measured < number <= available), None)
+    if plan.further is None or wanted is None:
         return ()
-    draws = range(1, record.protocol.get("calibration_draws", 1))
-    cells = deciding(record)
+    draws = range(measured, wanted)
+    cells = deciding(record) if measured == 1 else lacking_draws(record)
     schemes = {scheme.short: scheme for scheme in calibrated(parse_schemes(plan.specs))}
     passes: list[Pass] = []
     prices = {step.subject.label: step.price for step in reversed(plan.passes)}  # of the first pass
@@ -119,6 +123,17 @@ def deciding(record: AuditRecord) -> tuple[Cell, ...]:
             (decision.subject, decision.scheme),
             (decision.runner_up, decision.runner_up_scheme),
         ]
+    return tuple(dict.fromkeys((label, name) for label, name in cells if label and name))
+
+
+def lacking_draws(record: AuditRecord) -> tuple[Cell, ...]:
+    """Return what decides a class that is undecided by its draws more than by its documents."""
+    share = {(row.subject, row.scheme): row.share_of_draw for row in record.diagnostics.noise}
+    cells: list[tuple[str | None, str | None]] = []
+    for decision in record.verdict.classes if record.verdict else ():
+        ships = (str(decision.subject), str(decision.scheme))
+        if decision.status == "undecided" and (share.get(ships) or 0.0) > 0.5:
+            cells += [ships, (decision.runner_up, decision.runner_up_scheme)]
     return tuple(dict.fromkeys((label, name) for label, name in cells if label and name))
 
 
@@ -175,14 +190,15 @@ def price_further(
     traffic: Traffic | None,
     machine: tuple[str, str],
 ) -> Further:
-    """Return the most that further draws can cost."""
+    """Return the most that further draws can cost, of as many as the text has."""
+    draws = pricing.text.draws or DRAWS[-1]
     cells = list(_largest_cells(subjects, calibrated(schemes), pricing))
-    price = sum((price_of_draw for _, price_of_draw in cells for _ in range(1, DRAWS)), Price())
+    price = sum((price_of_draw for _, price_of_draw in cells for _ in range(1, draws)), Price())
     low, high = seconds_range(price.flops, *machine)
     evicted = traffic is not None and traffic.nbytes_disk_budget is not None
     on_hub = (c.nbytes for subject, _ in cells for c, _ in subject.members if c.commit is not None)
     return Further(
-        draws=DRAWS - 1,
+        draws=draws - 1,
         streams=price.streams,
         nbytes_read=price.nbytes_read,
         nbytes_to_fetch=sum(on_hub) if evicted else 0,

@@ -179,8 +179,9 @@ def _compute(plan: Plan) -> str:
 
 def _further(further: Further) -> str:
     fetched = f", {size(further.nbytes_to_fetch)} to fetch again" * (further.nbytes_to_fetch > 0)
+    draws = "2 more draws" + (f", or up to {further.draws}," if further.draws > 2 else "")
     return (
-        f"what decides is measured again with {further.draws} more draws of calibration text: "
+        f"what decides is measured again with {draws} of calibration text: "
         f"at most {further.streams} streams, {_seconds(further.seconds_low)} to "
         f"{_seconds(further.seconds_high)}, {size(further.nbytes_read)} of weights{fetched}"
     )

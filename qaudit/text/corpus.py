@@ -34,8 +34,8 @@ LONGEST_COUNTED = 1 << 26  # characters that are read to count documents
 
 ONE_DRAW = "calibration text was drawn once"
 
-DRAWS = 3
-"""Of calibration text for what decides, where the recipe does not say how many."""
+DRAWS = (3, 5, 7)
+"""Of calibration text for what decides, where the recipe does not say how many: more as needed."""
 
 
 def make_protocol(recipe: Recipe, context: int, item_context: int | None = None) -> Protocol:
@@ -83,13 +83,12 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     items, item_windows = cutter.choices(tuple(choices))
     # Without a number the recipe asks for no further draw, and none may refuse its text.
     taken = fed if repeats is not None else (*fed, *scored)
-    draws = [fed, *_further(pool, taken, protocol, repeats or DRAWS)]
-    different = sum(map(len, draws))
+    draws = [fed, *_further(pool, taken, protocol, repeats or DRAWS[-1])]
     if repeats is not None:
-        _refuse_too_little(len(draws), count, different)
-    elif different < len(draws) * count:
-        cutter.notes.append(_one_draw(len(draws), count, different))
-        draws = [fed]
+        _refuse_too_little(len(draws), count, sum(map(len, draws)))
+    else:
+        draws, notes = _enough(draws, count)
+        cutter.notes += notes
     for draw in draws[1:]:
         _refuse_shared(draw, scored)
     return Corpus(
@@ -281,6 +280,16 @@ def _refuse_too_little(draws: int, count: int, different: int) -> None:
             f"different ones, and the calibration text gives {different}",
             hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
         )
+
+
+def _enough(
+    draws: Sequence[tuple[Encoded, ...]], count: int
+) -> tuple[list[tuple[Encoded, ...]], list[str]]:
+    """Return as many draws as the text fills; one, with a note, where that is fewer than three."""
+    whole = sum(len(draw) == count for draw in draws)
+    usable = max((number for number in DRAWS if number <= whole), default=1)
+    few = [] if usable > 1 else [_one_draw(DRAWS[0], count, sum(map(len, draws[: DRAWS[0]])))]
+    return list(draws[:usable]), few
 
 
 def _one_draw(draws: int, count: int, different: int) -> str:
