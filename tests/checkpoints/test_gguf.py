@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,9 +23,13 @@ from qaudit.formats.gguf.keys import differences, rope_factors
 from qaudit.formats.gguf.reading import GgufFile, bits_in, bits_of
 from qaudit.formats.repository import format_of, must_match, open_quantized
 from tests.support.gguf import KINDS, write_gguf
-from tests.support.tiny import make
+from tests.support.tiny import FOR_LLAMA_CPP, make
 
-FAMILIES = ("llama", "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3", "mistral")
+FAMILIES = (
+    "llama", "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3", "mistral",
+    "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text",
+    "granite", "phi3", "starcoder2", "nemotron", "stablelm", "cohere",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for family in FAMILIES:
         made[family] = tmp_path_factory.mktemp("tiny") / family
-        # What llama.cpp has in its code.
-        rotated = {"no_rope_layer_interval": 4} if family == "smollm3" else {}
-        make(made[family], family, **rotated)
+        make(made[family], family, **FOR_LLAMA_CPP.get(family, {}))
     return made
 
 
@@ -128,8 +131,8 @@ def test_an_architecture_that_is_not_known_is_refused_by_name(
     folders: dict[str, Path], file: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(file.replace(b"llama", b"gemma", 1))
-    assert "architecture `gemma`" in reason(path)
+    path.write_bytes(file.replace(b"llama", b"bloom", 1))
+    assert "architecture `bloom`" in reason(path)
 
 
 def test_a_part_of_a_split_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -349,6 +352,24 @@ def test_defaults_of_configurations_are_those_of_transformers(
     short |= {key: usual[key] for key in sizes}
     wanted = {key: one for key, _, one in differences(header, usual)}
     assert wanted == {key: one for key, _, one in differences(header, short)}
+
+
+@pytest.mark.parametrize(("kind", "is_same"), [(4, True), (1, False)])
+def test_spaces_for_words_of_spaces_are_the_same_tokens(
+    kind: int, is_same: bool, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(folders["gemma"], base)
+    words = {"model": {"vocab": {"a": 0, "▁▁": 1}, "merges": [], "type": "BPE"}}
+    (base / "tokenizer.json").write_text(json.dumps(words))
+    write_gguf(base, tmp_path / "m.gguf")
+    spaced = {"tokenizer.ggml.tokens": ["a", "  "], "tokenizer.ggml.token_type": [1, kind]}
+    header = changed(tmp_path / "m.gguf", spaced)
+    if is_same:
+        gguf_base.must_match("m", header, base)
+        return
+    with pytest.raises(UsageError, match="vocabulary"):
+        gguf_base.must_match("m", header, base)
 
 
 def test_another_vocabulary_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -79,11 +79,19 @@ def test_the_file_holds_what_was_measured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("olmo2", True)])
+@pytest.mark.parametrize(
+    ("family", "tied"), [("llama", False), ("olmo2", True), ("gemma", True), ("qwen3_moe", False)]
+)
 def test_rows_and_heads_are_where_llama_cpp_has_them(
     qaudit: Run, place: Path, family: str, tied: bool
 ) -> None:
-    folder = save_model(place / "own", 3, family, tie_word_embeddings=tied, num_attention_heads=4)
+    changes = {"num_attention_heads": 4, "tie_word_embeddings": tied}
+    if family == "gemma":
+        changes |= {"head_dim": 16}
+    if family == "qwen3_moe":
+        changes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                    "norm_topk_prob": True, "head_dim": 16}  # fmt: skip
+    folder = save_model(place / "own", 3, family, **changes)
     save_tokenizer(folder)
     meant = write_gguf(folder, place / "meant.gguf", lambda n: "Q4_0" if "_proj" in n else "F32")
     write_gguf(folder, place / "template.gguf")

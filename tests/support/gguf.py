@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,19 @@ def importance() -> Tensor:
 
 # ---------------------------------------------------------------------------- whole files
 
-ARCHITECTURES = {"olmo3": "olmo2", "mistral": "llama"}
+ARCHITECTURES = {
+    "olmo3": "olmo2",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "cohere": "command-r",
+}
+_INTERLEAVED = ("llama", "olmo", "smollm3", "granite")
+_ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")  # to what norms multiply by
+_LAYER_NORMS = {"olmo": "", "starcoder2": "norm_epsilon", "nemotron": "norm_eps",
+                "command-r": "layer_norm_eps", "stablelm": "layer_norm_eps"}  # fmt: skip
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -119,20 +132,26 @@ def write_gguf(
     meant = {}
     heads = {"q_proj": config["num_attention_heads"]}
     heads["k_proj"] = config.get("num_key_value_heads", heads["q_proj"])
-    for name, tensor in tensors.items():
-        values, role = tensor.float().numpy(), name.split(".")[-2]
-        kind = kind_of(name) if values.ndim == 2 else "F32"
-        if architecture in ("llama", "olmo", "smollm3") and role in heads:
+    for name, members in _with_experts(tensors).items():
+        values = np.stack([tensors[member].float().numpy() for member in members])
+        values, role = values[0] if members == [name] else values, name.split(".")[-2]
+        kind = kind_of(members[0]) if values.ndim > 1 else "F32"
+        if architecture in _INTERLEAVED and role in heads:
             values = permuted(values, heads[role])
+        if architecture in _ADDS_ONE and name.endswith("norm.weight"):
+            values = values + 1
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         number = gguf.GGMLQuantizationType[kind]
         if kind in ("F32", "F16", "BF16") or kind not in KINDS:
             data = gguf.quants.quantize(values, number)
         else:
-            data = pack(kind, torch.from_numpy(values.copy())).numpy()
+            rows = torch.from_numpy(values.reshape(-1, values.shape[-1]).copy())
+            data = pack(kind, rows).numpy().reshape(*values.shape[:-1], -1)
         raw = None if kind in ("F32", "F16") else number
         writer.add_tensor(own, np.ascontiguousarray(data), raw_dtype=raw)
-        meant[name] = _read_back(data, number, tensor, role, heads, architecture)
+        read = gguf.quants.dequantize(data, number).reshape(values.shape)
+        for member, part in zip(members, read[None] if members == [name] else read, strict=True):
+            meant[member] = _read_back(part, member, role, heads, architecture)
     for name, tensor in (more or {}).items():
         writer.add_tensor(f"{name}.weight", tensor.float().numpy())
     writer.write_header_to_file()
@@ -145,13 +164,22 @@ def write_gguf(
 KINDS = ("Q8_0", "Q4_0", "Q5_0", "Q5_1", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
+def _with_experts(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the tensors of a file, those of experts one for each of their matrices."""
+    merged: dict[str, list[str]] = {}
+    for name in tensors:
+        merged.setdefault(re.sub(r"(\.experts)\.\d+\.", r"\1.", name), []).append(name)
+    return merged
+
+
 def _read_back(
-    data: np.ndarray, number: Any, tensor: Tensor, role: str, heads: dict[str, int], kind: str
+    values: np.ndarray, name: str, role: str, heads: dict[str, int], architecture: str
 ) -> Tensor:
-    values = gguf.quants.dequantize(data, number).reshape(tensor.shape)
-    if kind in ("llama", "olmo", "smollm3") and role in heads:
+    if architecture in _INTERLEAVED and role in heads:
         order = permuted(np.arange(len(values)), heads[role])
         values = values[np.argsort(order)]
+    if architecture in _ADDS_ONE and name.endswith("norm.weight"):
+        values = values - np.float32(1)
     return torch.from_numpy(np.array(values, np.float32))
 
 
@@ -160,12 +188,17 @@ def _describe(writer: Any, config: Mapping[str, Any], architecture: str) -> None
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config.get("num_key_value_heads", config["num_attention_heads"]))
-    if architecture == "olmo":
-        writer.add_layer_norm_eps(1e-5)
+    heads = config["num_attention_heads"]
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
+    if (head := config.get("head_dim")) and head * heads != config["hidden_size"]:
+        writer.add_key_length(head)
+        writer.add_value_length(head)
+    if architecture in _LAYER_NORMS:
+        writer.add_layer_norm_eps(config.get(_LAYER_NORMS[architecture], 1e-5))
     else:
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
+    _describe_more(writer, config, architecture)
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     if architecture == "olmo2" and config.get("sliding_window"):
@@ -173,7 +206,33 @@ def _describe(writer: Any, config: Mapping[str, Any], architecture: str) -> None
         kinds = config["layer_types"]
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_rope_dimension_count(head)
+    head = head or config["hidden_size"] // heads
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    writer.add_rope_dimension_count(int(head * part))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
+
+
+def _describe_more(writer: Any, config: Mapping[str, Any], architecture: str) -> None:
+    """Write what single architectures have besides."""
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if experts and architecture in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if architecture in ("gemma2", "gemma3", "phi3", "starcoder2") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if architecture == "command-r":
+        writer.add_logit_scale(config["logit_scale"])
+    if architecture == "stablelm":
+        writer.add_parallel_residual(config["use_parallel_residual"])

@@ -25,6 +25,7 @@ _USUAL = {
 }
 _ONE_HEAD_SIZE = {k: v for k, v in _USUAL.items() if k not in ("num_key_value_heads", "head_dim")}
 _SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+_EXPERTS = {**_USUAL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SLIDING = {**_USUAL, "sliding_window": 16, "num_hidden_layers": 4}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -69,10 +70,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {**_USUAL, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {**_EXPERTS, "num_key_value_heads": 4, "intermediate_size": 32},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True},
+}
+# What llama.cpp has in its code, whatever a configuration says.
+FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 7,
+        "sliding_window_pattern": 6,
+    },
+}
+
 
 def make(folder: Path, family: str, *, shard: str | None = None, **changes: Any) -> Path:
     """Save a random fp32 model of a family whose norms and biases are far from where they start."""
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **changes})
+    config = AutoConfig.for_model(family, **{**{**FAMILIES, **WITH_EXPERTS}[family], **changes})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

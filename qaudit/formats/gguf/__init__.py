@@ -19,7 +19,8 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import GgufBlocks, assembled, pair
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
-from qaudit.formats.gguf.base import ARCHITECTURES, must_match
+from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.base import must_match
 from qaudit.formats.gguf.header import header_by, read_header
 from qaudit.formats.gguf.reading import GgufFile, bits_in, library
 from qaudit.formats.gguf.writing import names_in, write_file

@@ -1,7 +1,8 @@
 """A GGUF file beside the model that it was made from: its names, order of rows and vocabulary.
 
-`gguf` knows the names; which rows llama.cpp's converter puts in another order is known here, for
-the architectures that are read.
+`gguf` knows the names; which rows llama.cpp's converter puts in another order, and what it adds to
+norms, is in `architectures.py`. Matrices of experts that a release stores one by one are one
+tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.errors import SourceError, UsageError
+from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
 from qaudit.formats.gguf.keys import UNKNOWN, differences, rope_factors
 from qaudit.formats.reading import refused
@@ -26,20 +28,10 @@ from qaudit.formats.tokenizers import (
     read_tokenizer,
 )
 
-ARCHITECTURES = {
-    "llama": ("llama", "mistral"),
-    "olmo": ("olmo",),
-    "olmo2": ("olmo2", "olmo3"),
-    "qwen2": ("qwen2",),
-    "qwen3": ("qwen3",),
-    "smollm3": ("smollm3",),
-}
-"""Of llama.cpp, with the `model_type` of the models they are made from."""
-
-INTERLEAVED = ("llama", "olmo", "smollm3")
-"""Those whose converter interleaves the halves of each head's rows in q and k."""
-
 _MOST_BLOCKS = 10_000
+_USER_DEFINED = 4  # a type of tokens
+_WORD_MARK = "\u2581"  # in place of spaces in the vocabulary of Gemma
+_EXPERT = re.compile(r"(\.experts)\.(\d+)\.")
 ROPE_FACTORS = "rope_freqs.weight"
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 
@@ -63,7 +55,7 @@ def _turned(rows: Any, heads: int, outer: int) -> Any:
 def heads_of(header: GgufHeader, own: str) -> int | None:
     """Return the heads of q and k whose rows are interleaved."""
     match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", own)
-    if match is None or header.architecture not in INTERLEAVED:
+    if match is None or not ARCHITECTURES[header.architecture].interleaved:
         return None
     every = header.number("attention.head_count")
     shared = header.number("attention.head_count_kv")
@@ -74,15 +66,29 @@ def heads_of(header: GgufHeader, own: str) -> int | None:
     return heads
 
 
+def adds_one(header: GgufHeader, own: str) -> bool:
+    """Return whether a tensor is a norm whose weights are stored with one added."""
+    return ARCHITECTURES[header.architecture].adds_one and own.endswith("norm.weight")
+
+
+def expert_in(name: str) -> int | None:
+    """Return the number of the expert that a dense tensor is of."""
+    match = _EXPERT.search(name)
+    return int(match[2]) if match else None
+
+
 def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, str]:
-    """Return the name in a file of each tensor that it has of a model."""
+    """Return the name in a file of each tensor that it has of a model; experts share one."""
     kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     blocks = header.number("block_count") or 0
     if not 0 < blocks <= _MOST_BLOCKS:
         raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=DAMAGED)
     table = gguf.get_tensor_name_map(kinds[header.architecture], int(blocks))
-    own = {name: table.get_name(name, try_suffixes=(".weight", ".bias")) for name in base}
-    return {name: one for name, one in own.items() if one in header.tensors}
+    places = {
+        name: table.get_name(_EXPERT.sub(r"\1.", name), try_suffixes=(".weight", ".bias"))
+        for name in base
+    }
+    return {name: place for name, place in places.items() if place in header.tensors}
 
 
 def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = None) -> None:
@@ -95,7 +101,7 @@ def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = N
     config = inner if isinstance(inner, dict) else config
     own, theirs = header.architecture, config.get("model_type")
     if own in ARCHITECTURES:
-        if theirs not in ARCHITECTURES[own]:
+        if theirs not in ARCHITECTURES[own].types:
             raise other_model(label, "architecture", own, theirs, base)
         for key, value, wanted in differences(header, config):
             raise _other_arithmetic(label, f"{own}.{key}", value, wanted, base)
@@ -154,11 +160,25 @@ def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:
     for text, number in table["model"]["vocab"].items():
         if number in added or not isinstance(number, int):
             continue
-        if not 0 <= number < len(tokens) or tokens[number] != text:
+        if not 0 <= number < len(tokens) or (
+            tokens[number] != text and not _with_spaces(header, number, text)
+        ):
             raise other_tokenizer(label, VOCABULARY, base)
     merges = header.metadata.get("tokenizer.ggml.merges")
     if isinstance(merges, list) and merges != [_as_gguf(pair) for pair in merges_of(table)]:
         raise other_tokenizer(label, "merges", base)
+
+
+def _with_spaces(header: GgufHeader, number: int, text: str) -> bool:
+    """Return whether a token is one that llama.cpp's converter writes with spaces.
+
+    It does so where a token is found in text as it is, before words are made.
+    """
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    kinds = header.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, list) or number >= len(kinds) or kinds[number] != _USER_DEFINED:
+        return False
+    return bool(tokens[number] == text.replace(_WORD_MARK, " "))
 
 
 def _as_gguf(pair: Sequence[str]) -> str:

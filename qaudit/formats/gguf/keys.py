@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import GgufHeader
 
 UNKNOWN = "a file without it"
@@ -23,7 +24,6 @@ _NO_ARITHMETIC = (
 )  # fmt: skip
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _WITH_WINDOW = "olmo2"  # of those that are read, the one whose windows llama.cpp runs
-_WITHOUT_RMS = "olmo"
 _ROTATED = 4  # of SmolLM3: the last of so many layers is not rotated
 _LAYER_NORM_EPSILON = 1e-5  # of OLMo, which has it in its code
 _EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
@@ -35,7 +35,29 @@ _OF_TYPE: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "num_key_value_heads": 32},
     "qwen3": {"use_sliding_window": False, "num_key_value_heads": 32, "head_dim": 128},
     "smollm3": {"use_sliding_window": False, "num_key_value_heads": 4, "rope_theta": 2000000.0},
-}
+    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_key_value_heads": 8,
+                "num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "olmoe": {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+    "qwen2_moe": {"use_sliding_window": False, "num_experts": 60, "num_experts_per_tok": 4},
+    "qwen3_moe": {"use_sliding_window": False, "num_key_value_heads": 4, "num_experts": 128,
+                  "num_experts_per_tok": 8},
+    "gemma": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256},
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4,
+               "query_pre_attn_scalar": 256, "sliding_window": 4096,
+               "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4,
+                    "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                    "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+    "phi3": {"rms_norm_eps": 1e-5},
+    "starcoder2": {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh",
+                   "num_key_value_heads": 2},
+    "nemotron": {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
+    "stablelm": {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
+                 "use_parallel_residual": False},
+    "cohere": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
+    "granite": {"attention_multiplier": 1.0, "embedding_multiplier": 1.0,
+                "residual_multiplier": 1.0, "logits_scaling": 1.0},
+}  # fmt: skip
 """What transformers takes where `config.json` has none."""
 
 _NONE: Mapping[str, Sequence[object]] = {
@@ -64,15 +86,79 @@ def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple
 def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield what llama.cpp has in its code, and the base has otherwise."""
     get = _Values(config)
-    act = get("hidden_act") or "silu"
-    if act not in ("silu", "swish"):
-        yield "hidden_act", "silu", act
+    code = ARCHITECTURES[architecture]
+    act = get("hidden_activation") or get("hidden_act") or "silu"
+    if act not in code.activations:
+        yield "hidden_act", code.activations[0], act
+    if code.normalizes is not None and _experts(get):
+        if (normalizes := bool(get("norm_topk_prob"))) != code.normalizes:
+            yield "norm_topk_prob", code.normalizes, normalizes
+        if get("mlp_only_layers") or (get("decoder_sparse_step") or 1) != 1:
+            yield "mlp_only_layers", "experts in every layer", "some without"
+    if code.period:
+        yield from _of_windows(architecture, get)
+    if architecture == "olmoe" and get("clip_qkv"):
+        yield "attention.clamp_kqv", 0, get("clip_qkv")
     if architecture == "smollm3":
         layers = int(get("num_hidden_layers") or 0)
         every = get("no_rope_layer_interval") or _ROTATED
         rotated = [int(flag) for flag in _every(every, layers)]
         if (get("no_rope_layers") or rotated) != [int(flag) for flag in _every(_ROTATED, layers)]:
             yield "no_rope_layers", f"each {_ROTATED}th", get("no_rope_layers") or f"each {every}th"
+
+
+_LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Blocks of the size whose attention is scaled by hidden size over heads (27B)."""
+
+
+def _of_windows(architecture: str, get: _Values) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what llama.cpp has of Gemma in its code: layers with windows, scales of attention."""
+    layers, period = int(get("num_hidden_layers") or 0), ARCHITECTURES[architecture].period
+    if _slides(get, layers, period) != _every(period, layers):
+        yield "layer_types", f"full attention in each {period}th", "another order"
+    heads, hidden = get("num_attention_heads") or 1, get("hidden_size") or 0
+    largest = layers == _LARGEST.get(architecture)
+    scale = hidden / heads if largest else get("head_dim")
+    if get("query_pre_attn_scalar") != scale:
+        yield "query_pre_attn_scalar", scale, get("query_pre_attn_scalar")
+    if get("use_bidirectional_attention"):
+        yield "use_bidirectional_attention", False, True
+
+
+def _experts(get: _Values) -> int:
+    return int(get("num_local_experts") or get("num_experts") or 0)
+
+
+def _of_one(
+    architecture: str, stored: Mapping[str, Any], get: _Values
+) -> dict[str, tuple[Any, ...]]:
+    """Return keys that single architectures read."""
+    wanted: dict[str, tuple[Any, ...]] = {}
+    if ARCHITECTURES[architecture].normalizes is not None:
+        wanted |= {
+            "expert_count": (0, _experts(get)),
+            "expert_used_count": (0, (get("num_experts_per_tok") if _experts(get) else 0) or 0),
+        }
+    if architecture in ("qwen2moe", "qwen3moe"):  # tensors have these lengths
+        for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+            wanted[key] = (stored.get(key), stored.get(key))
+    if architecture == "gemma2":
+        wanted["attn_logit_softcapping"] = (50.0, get("attn_logit_softcapping"))
+        wanted["final_logit_softcapping"] = (30.0, get("final_logit_softcapping"))
+    if architecture == "gemma3":
+        wanted["final_logit_softcapping"] = (0, get("final_logit_softcapping") or 0)
+        wanted["rope.freq_base_swa"] = (10000.0, get.local_theta)
+    if architecture == "granite":
+        wanted["attention.scale"] = (0, get("attention_multiplier"))
+        wanted["embedding_scale"] = (1.0, get("embedding_multiplier"))
+        wanted["residual_scale"] = (1.0, get("residual_multiplier"))
+        wanted["logit_scale"] = (None, get("logits_scaling"))
+    if architecture == "command-r":
+        wanted["logit_scale"] = (None, get("logit_scale"))
+    if architecture == "stablelm":
+        parallel = bool(get("use_parallel_residual"))
+        wanted["use_parallel_residual"] = (parallel, parallel)
+    return wanted
 
 
 def _wanted(
@@ -102,13 +188,15 @@ def _wanted(
         **{key: (accepted[0], *accepted) for key, accepted in _NONE.items()},
         **_scaling(stored, get),
         **_window(architecture, stored, get),
+        **_of_one(architecture, stored, get),
     }
     of_layers, of_rms = _EPSILON
-    if architecture == _WITHOUT_RMS:
-        wanted[of_layers] = (None, _LAYER_NORM_EPSILON)
+    code = ARCHITECTURES[architecture]
+    if code.layer_norms:
+        wanted[of_layers] = (None, get(code.epsilon) if code.epsilon else _LAYER_NORM_EPSILON)
         wanted[of_rms] = (stored.get(of_rms), stored.get(of_rms))  # not read
     else:
-        wanted[of_rms] = (None, get("rms_norm_eps"))
+        wanted[of_rms] = (None, get(code.epsilon))
         wanted[of_layers] = (stored.get(of_layers), stored.get(of_layers))
     return wanted
 
@@ -148,13 +236,18 @@ def _window(
     window = get("sliding_window") or 0
     if get("use_sliding_window") is False:
         window = 0
+    if alternates := ARCHITECTURES[architecture].period:
+        layers = int(get("num_hidden_layers") or 0)
+        listed = isinstance(stored.get(_PATTERN), list)
+        fixed = _every(alternates, layers) if listed else alternates
+        usual = 4096 if architecture == "gemma2" else 0
+        return {_WINDOW: (usual, window), _PATTERN: (fixed, fixed)}
     if architecture != _WITH_WINDOW:
         return {_WINDOW: (window, window)}
     if not window and not stored.get(_WINDOW):
         return {_WINDOW: (0, 0), _PATTERN: (None, stored.get(_PATTERN))}
     layers = int(get("num_hidden_layers") or 0)
-    kinds = get("layer_types") or ()
-    slides = [kind == "sliding_attention" for kind in kinds] or _every(4, layers)
+    slides = _slides(get, layers, 4)
     wanted: dict[str, tuple[Any, ...]] = {
         _WINDOW: (0, window),
         _PATTERN: (_every(4, layers), slides),
@@ -163,6 +256,13 @@ def _window(
         accepted = period if _every(period, layers) == slides else slides
         wanted[_PATTERN] = (period, accepted)
     return wanted
+
+
+def _slides(get: _Values, layers: int, period: int) -> list[bool]:
+    """Return which layers of a base have a window."""
+    kinds = get("layer_types") or ()
+    every = int(get("sliding_window_pattern") or get("_sliding_window_pattern") or period)
+    return [kind == "sliding_attention" for kind in kinds] or _every(every, layers)
 
 
 def _every(period: int, layers: int) -> list[bool]:
@@ -182,6 +282,14 @@ class _Values:
 
     def __call__(self, key: str) -> Any:
         return self._config.get(key)
+
+    @property
+    def local_theta(self) -> Any:
+        """The base of rotations in layers with a window (Gemma 3)."""
+        table = self._config.get("rope_parameters")
+        local = table.get("sliding_attention") if isinstance(table, Mapping) else None
+        named = local.get("rope_theta") if isinstance(local, Mapping) else None
+        return named or self._config.get("rope_local_base_freq")
 
     def rope(self, key: str) -> Any:
         return next((t[key] for t in self._rope if t.get(key) is not None), None)

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.activations import Rounding
+from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.base import (
-    ARCHITECTURES,
     EMBEDDINGS,
     HEAD,
     ROPE_FACTORS,
+    adds_one,
     dense_names,
+    expert_in,
     heads_of,
     separate,
 )
@@ -66,7 +68,7 @@ class GgufFile:
         self._kinds = kinds = _checked(self._header, path, self._gguf)
         self._places = self._named(frozenset(base)) if base else {n: n for n in kinds}
         self._layouts = {
-            name: Stored(self._header.tensors[place].shape, bits_of(kinds[place]))
+            name: Stored(self.shape(name), bits_of(kinds[place]))
             for name, place in self._places.items()
             if kinds[place] not in _PLAIN
         }
@@ -91,28 +93,33 @@ class GgufFile:
         return sum(self._nbytes(info) for info in self._header.tensors.values())
 
     def nbytes_of(self, name: str) -> int:
-        return self._nbytes(self._header.tensors[self._places[name]])
+        info = self._header.tensors[self._places[name]]
+        return self._nbytes(info) * prod(self.shape(name)) // prod(info.shape)
 
     def names(self) -> Sequence[str]:
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._header.tensors[self._places[name]].shape
+        shape = self._header.tensors[self._places[name]].shape
+        return shape if expert_in(name) is None else shape[1:]
 
     def read(self, name: str) -> Tensor:
         """Return a dense tensor in float32, with rows where transformers has them."""
         import numpy as np
         import torch
 
-        info = self._header.tensors[self._places[name]]
+        info, shape = self._header.tensors[self._places[name]], self.shape(name)
         kind = self._gguf.GGMLQuantizationType[self._kinds[info.name]]
-        rows = np.frombuffer(self._bytes(info), np.uint8).reshape(prod(info.shape[:-1]), -1)
+        data = self._bytes(info, expert_in(name))
+        rows = np.frombuffer(data, np.uint8).reshape(prod(shape[:-1]), -1)
         with np.errstate(all="ignore"):
-            values = self._gguf.quants.dequantize(rows, kind).reshape(info.shape)
+            values = self._gguf.quants.dequantize(rows, kind).reshape(shape)
         if not np.isfinite(values).all():
             raise refused(name, "holds NaN or infinity")
         if heads := heads_of(self._header, info.name):
             values = separate(values, heads)
+        if adds_one(self._header, info.name):
+            values = values - np.float32(1)
         return torch.from_numpy(np.array(values, np.float32))
 
     def groups(self, name: str) -> Tensor | None:
@@ -122,10 +129,11 @@ class GgufFile:
     def _nbytes(self, info: GgufTensor) -> int:
         return nbytes_of(info, self._kinds[info.name], self._gguf)
 
-    def _bytes(self, info: GgufTensor) -> bytes:
-        wanted = self._nbytes(info)
+    def _bytes(self, info: GgufTensor, expert: int | None = None) -> bytes:
+        """Return the bytes of a tensor, or of one of its experts."""
+        wanted = self._nbytes(info) // (1 if expert is None else info.shape[0])
         with open_regular(self._path) as file:
-            file.seek(info.start)
+            file.seek(info.start + wanted * (expert or 0))
             data = file.read(wanted)
         if len(data) < wanted:
             raise SourceError(f"`{self._path}` is cut short in `{info.name}`", hint=DAMAGED)
@@ -141,6 +149,9 @@ class GgufFile:
                 + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="give the model that the file was made from as the target",
             )
+        for name, place in places.items():
+            if (expert := expert_in(name)) is not None:
+                _must_hold_expert(self._header.tensors[place], expert)
         unplaced = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
         if HEAD in unplaced and "lm_head.weight" not in base:
             unplaced.remove(HEAD)
@@ -162,6 +173,13 @@ class GgufFile:
         head, front = (self._header.tensors[name] for name in (HEAD, EMBEDDINGS))
         same = (head.kind, head.shape) == (front.kind, front.shape)
         return same and self._bytes(head) == self._bytes(front)
+
+
+def _must_hold_expert(info: GgufTensor, expert: int) -> None:
+    if len(info.shape) != 3 or expert >= info.shape[0]:
+        raise refused(
+            info.name[:60], f"has the shape {list(info.shape)}, without an expert {expert}"
+        )
 
 
 def bits_in(header: GgufHeader) -> int:

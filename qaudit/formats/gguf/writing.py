@@ -10,7 +10,15 @@ from typing import Any
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES
 from qaudit.errors import SourceError
-from qaudit.formats.gguf.base import EMBEDDINGS, HEAD, dense_names, heads_of, interleave
+from qaudit.formats.gguf.base import (
+    EMBEDDINGS,
+    HEAD,
+    adds_one,
+    dense_names,
+    expert_in,
+    heads_of,
+    interleave,
+)
 from qaudit.formats.gguf.header import GgufHeader, read_header
 from qaudit.formats.gguf.reading import OF_NO_CONSEQUENCE, library
 
@@ -23,24 +31,39 @@ _MIXES = {"Q3_K_M": 12, "Q4_K_M": 15}
 """What llama.cpp prints for a file (`general.file_type`), by mix or else by most weights."""
 
 
-def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, str]:
-    """Return the dense name of each tensor of a template; "" for what depends on no weight."""
-    places = {stored: name for name, stored in dense_names(header, names, library()).items()}
-    for name in header.tensors:
-        if name in OF_NO_CONSEQUENCE:
-            places[name] = ""
+def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the dense names of each tensor of a template, several where they are experts.
+
+    There is none for what depends on no weight.
+    """
+    members: dict[str, list[str]] = {}
+    for name, place in dense_names(header, names, library()).items():
+        members.setdefault(place, []).append(name)
+    places = {place: _in_order(place, found) for place, found in members.items()}
+    places |= {name: () for name in header.tensors if name in OF_NO_CONSEQUENCE}
     is_tied = HEAD not in places and EMBEDDINGS in places
     if is_tied and (HEAD in header.tensors or header.architecture in _WITH_HEAD):
         places[HEAD] = places[EMBEDDINGS]
-    unmatched = sorted({*(set(header.tensors) - set(places)), *(set(names) - set(places.values()))})
-    # The head is tied where it is not in the file.
-    unmatched = [name for name in unmatched if name != "lm_head.weight"]
-    if unmatched:
+    placed = {name for names_of_place in places.values() for name in names_of_place}
+    differing = sorted({*(set(header.tensors) - set(places)), *(set(names) - placed)})
+    differing = [name for name in differing if name != "lm_head.weight"]  # tied where it is absent
+    if differing:
         raise SourceError(
-            f"the template and the checkpoint differ: `{unmatched[0]}` is in one alone",
+            f"the template and the checkpoint differ: `{differing[0]}` is in one alone",
             hint="make the template of this checkpoint, with llama.cpp's converter",
         )
     return places
+
+
+def _in_order(place: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of experts by their numbers; refuse two tensors for one place."""
+    numbers = {expert_in(name): name for name in names}
+    if len(names) > 1 and set(numbers) != set(range(len(names))):
+        raise SourceError(
+            f"`{names[0]}` and `{names[1]}` are both `{place}` in a GGUF file",
+            hint="make the template of this checkpoint, with llama.cpp's converter",
+        )
+    return tuple(numbers[number] for number in sorted(numbers, key=lambda n: n or 0))
 
 
 def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> None:
@@ -51,14 +74,17 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     names = names_in(header, places.names())
     writer = gguf.GGUFWriter(out, header.architecture)
     writer.data_alignment = source.alignment
-    kinds = [kind for kind in map(places.kind, names.values()) if kind in TYPES]
+    every = [name for members in names.values() for name in members]
+    kinds = [kind for kind in map(places.kind, every) if kind in TYPES]
     most = max(kinds, key=kinds.count)
     changed = {"general.file_type": _MIXES.get(mix, _FILE_TYPES[most])}
     _copy_metadata(writer, source, {**changed, "general.quantization_version": 2}, gguf)
     order = {tensor.name: tensor for tensor in source.tensors}
     for name, dense in names.items():
         if dense:
-            shape, dtype, kind = places.described(dense)
+            shape, dtype, kind = places.described(dense[0])
+            if expert_in(dense[0]) is not None:
+                shape = (len(dense), *shape)
             raw = gguf.GGMLQuantizationType[kind] if kind in (*TYPES, "BF16") else None
         else:
             shape, dtype, raw = order[name].data.shape, order[name].data.dtype, None
@@ -67,8 +93,7 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, dense in names.items():
-        heads = heads_of(header, name) if dense else None
-        writer.write_tensor_data(places.array(dense, heads) if dense else order[name].data)
+        writer.write_tensor_data(places.array(header, name, dense) if dense else order[name].data)
     writer.close()
 
 
@@ -98,8 +123,6 @@ class _Tensors:
 
     def kind(self, name: str) -> str:
         """Return the type in which a tensor is stored; vectors are in float32."""
-        if not name:
-            return ""
         folder, key = self._files[name]
         info = folder.infos[key]
         suffix = key.rpartition(".")[2]
@@ -118,8 +141,16 @@ class _Tensors:
         dtype = {"F32": np.float32, "F16": np.float16}.get(kind, np.uint8)
         return shape, np.dtype(dtype), kind
 
-    def array(self, name: str, heads: int | None) -> Any:
-        """Return the written array of a tensor, rows in the order of llama.cpp."""
+    def array(self, header: GgufHeader, place: str, names: Sequence[str]) -> Any:
+        """Return the written array of a tensor, as llama.cpp has it."""
+        import numpy as np
+
+        heads = heads_of(header, place)
+        arrays = [self._array(name, heads) for name in names]
+        array = arrays[0] if expert_in(names[0]) is None else np.stack(arrays)
+        return array + np.float32(1) if adds_one(header, place) else array
+
+    def _array(self, name: str, heads: int | None) -> Any:
         import torch
 
         folder, key = self._files[name]
