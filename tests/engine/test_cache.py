@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotation
+from qaudit.engine.streams import SchemeStream
 from qaudit.errors import ModelError, SchemeError
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
@@ -193,3 +196,13 @@ def test_classes_name_the_cache():
         assert (scheme.bit_class, scheme.short) == (name, text)
         assert scheme.spec.endswith(text.partition(":")[2])
     assert "kv" not in parse_scheme("gptq-4bit").spec
+
+
+def test_gradients_pass_rounded_heads_as_if_they_were_not_rounded():
+    stream = SimpleNamespace(scheme=parse_scheme("rtn-4bit:kv=int4"))
+    states = torch.randn(1, 2, 3, 16, requires_grad=True)
+    rounded = SchemeStream._round_heads(stream, states)
+    torch.testing.assert_close(rounded, SchemeStream._round_heads(stream, states.detach()))
+    assert not torch.equal(rounded, states)
+    rounded.sum().backward()
+    assert torch.equal(states.grad, torch.ones_like(states))

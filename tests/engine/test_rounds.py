@@ -21,7 +21,7 @@ from qaudit.engine.measure import measure
 from qaudit.engine.rounds import in_parts, in_rounds, joined
 from qaudit.engine.stored_weights import Restoring, Storing
 from qaudit.engine.tasks import Task
-from qaudit.saved.results import Filed, ResultStore
+from qaudit.saved.results import Filed, ResultStore, read_measurement
 from qaudit.settings import Recipe
 from qaudit.types import Corpus, Item, Subject, TaskEvidence, Window
 from tests.support.items import items_of
@@ -215,6 +215,13 @@ def test_what_a_task_costs_does_not_depend_on_the_tasks_beside_it(
     whole = measured(subject, tmp_path / "whole")
     measured(subject, tmp_path / "one", ("second",))
     assert same(whole, measured(subject, tmp_path / "one"))
+
+
+def test_a_task_in_one_part_has_its_identity_in_its_file(subject: Subject, tmp_path: Path) -> None:
+    measured(subject, tmp_path / "store")
+    evidence = files(tmp_path / "store")
+    assert len(evidence) == 3 * 4  # documents and two tasks, of four streams
+    assert all(read_measurement(path).identity for path in evidence)
 
 
 def test_weights_that_changed_between_rounds_lose_that_round_alone(
