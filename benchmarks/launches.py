@@ -26,7 +26,6 @@ from qaudit.core import clipped, column_loops, gptq_block
 from qaudit.core.gguf import pack
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Calibration
 from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.pretended_device import pretended
 
@@ -136,9 +135,9 @@ def main() -> None:
     if not set(DEFAULT_SCHEMES) <= counts.keys():
         return
     streams = 1 + len(DEFAULT_SCHEMES)
-    calibrating = sum(
-        parse_scheme(name).calibration is not Calibration.NONE for name in DEFAULT_SCHEMES
-    )
+    kinds = [parse_scheme(name).calibration for name in DEFAULT_SCHEMES]
+    calibrating = sum(kind.has_stream for kind in kinds)
+    calibrating += any(kind.reads_full_precision for kind in kinds)
     launched = sum(counts[name].kernels for name in DEFAULT_SCHEMES)
     launched = BLOCKS * (launched + FORWARD * (streams + calibrating))
     parameters = BLOCKS * sum(sum(rows.values()) * columns for rows, columns in GROUPS)

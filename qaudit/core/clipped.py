@@ -53,7 +53,8 @@ def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence
     top, columns = 2 ** (bits - 1) - 1, weight_NK.shape[1]
     largest_N1 = weight_NK.abs().amax(1, keepdim=True)
     unit_N1 = torch.where(largest_N1 == 0, 1.0, largest_N1)  # powers neither vanish nor overflow
-    scale_SN1 = torch.stack([as_held(share * unit_N1 / top, scale_dtype) for share in shares])
+    scale_SN1 = torch.stack([share * unit_N1 for share in shares]).div_(top)
+    scale_SN1 = as_held(scale_SN1, scale_dtype)
     if len(shares) == 1:
         return scale_SN1[0, :, 0]
 
@@ -62,9 +63,8 @@ def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence
         error = torch.div(weight, scale_N1).round_().clamp_(-top - 1, top).mul_(scale_N1)
         return error.sub_(weight).abs_().div_(unit_N).log2_().mul_(NORM).exp2_().sum(1)
 
-    squares_SN = torch.stack(
-        [_squares(weight_NK, scale_N1, unit_N1, top) for scale_N1 in scale_SN1]
-    )
+    squares_SN = torch.stack([_squares(weight_NK, scale_N1, top) for scale_N1 in scale_SN1])
+    squares_SN *= (scale_SN1 / unit_N1).squeeze(2) ** 2
     bound_SN = (1 - SLACK) * columns * (squares_SN / columns) ** (NORM / 2)
     every_N, nearest_N = torch.arange(len(unit_N1), device=unit_N1.device), squares_SN.argmin(0)
     tried_SN = bound_SN <= loss(every_N, scale_SN1[nearest_N, every_N])
@@ -82,11 +82,11 @@ def _chunk_rows(weight_NK: Tensor) -> int:
     return max(1, (CHUNK if on_host else GPU_CHUNK) // weight_NK.shape[1])
 
 
-def _squares(weight_NK: Tensor, scale_N1: Tensor, unit_N1: Tensor, top: int) -> Tensor:
-    """Return the sums of squared errors, in squares of a unit."""
+def _squares(weight_NK: Tensor, scale_N1: Tensor, top: int) -> Tensor:
+    """Return the sums of squared errors, in squares of a scale."""
     import torch
 
     steps_NK = torch.div(weight_NK, scale_N1)
     steps_NK.sub_(steps_NK.round().clamp_(-top - 1, top))
     squares_N: Tensor = torch.linalg.vecdot(steps_NK, steps_NK)
-    return squares_N * (scale_N1 / unit_N1).squeeze(1) ** 2
+    return squares_N
