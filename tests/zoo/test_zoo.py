@@ -34,7 +34,7 @@ def test_losses_of_a_type_are_those_of_plain_transformers(model_type: str) -> No
     assert result["runs"] == TYPES[model_type], result
     if result["runs"] != "refused":
         assert max(result["fp"], result["rtn"]) <= audit.TOLERANCE and result["quantized"] > 0
-        assert result["gptq"] < 1
+        assert result["gptq"] < 1 or result["runs"] == "whole"
 
 
 def test_another_rounding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
