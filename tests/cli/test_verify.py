@@ -95,6 +95,18 @@ def test_other_formats_run_as_audited(qaudit: Run, place: Path, form: str, schem
     assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
 
 
+def test_files_that_no_runtime_here_loads_are_compared_all_the_same(
+    qaudit: Run, place: Path
+) -> None:
+    scheme = "rtn-4bit:group=32:sym=false"
+    options = (*TEXT, "--schemes", scheme, "--out", "o", "-q")
+    assert qaudit("scan", "series/step200", *options).code == 0
+    assert qaudit("export", "o", *of(scheme), "--format", "mlx", "--out", "new", "-q").code == 0
+    done = qaudit("verify", "new", "--audit", "o")
+    assert done.code == 0, done.err
+    assert "not run: no runtime here loads `mlx`" in done.out
+
+
 @pytest.mark.parametrize("form", ["gptq", "awq"])
 def test_without_its_runtime_the_files_are_compared_all_the_same(
     qaudit: Run, place: Path, form: str
