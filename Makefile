@@ -38,7 +38,7 @@ format: $(VENV)/.dev ## let ruff order imports and lay out the code
 	$(PY) -m ruff check --select I --fix .
 	$(PY) -m ruff format .
 
-readme: $(VENV)/.dev ## bring the help in README.md and docs/options.md up to date
+readme: $(VENV)/.dev ## bring docs/options.md up to date
 	$(PY) -m tests.house.readme
 
 slow: $(VENV)/.dev ## the tests that take minutes

@@ -55,7 +55,7 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    known |= {"--help", "--version", "--install-completion", "--show-completion"}
+    known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
     known |= {"--revision", "--no-deps", "--index-url"}  # of `hf download` and of pip
     known |= {"--pure", "--imatrix"}  # of llama-quantize
     known |= {"--account", "--gres", "--cpus-per-task", "--mem", "--time"}  # of sbatch
