@@ -415,7 +415,7 @@ def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(qaudit: Run) -> 
 
 def test_checks_have_the_names_and_units_of_their_rules(qaudit: Run) -> None:
     text = qaudit("gate", SAVED).out
-    assert "three-bit     12.5 % [10.9, 14.3]" in text
+    assert "three-bit     12.8 % [11.5, 14.2]" in text
     assert "QA0" not in text
     assert "Accept it, or set level: error for the rule three-bit." in " ".join(text.split())
     assert "qaudit pick" not in text
