@@ -39,10 +39,10 @@ def test_all_draws_are_measured_while_the_weights_are_there(place: Place) -> Non
     audit = place.run(plan, budget=max(c.nbytes for c in series) + 1)
     assert [(p.subject, p.draws) for p in audit.pooled] == [("step10", 2), ("step20", 2)]
     (costs,) = place.watch.costs
-    assert costs["step20"] > costs["step10"] > 0  # the last has a perturbed pass
+    assert costs["step20"] == costs["step10"] > 0
     names = place.weights("step10", "step20")
     assert sorted(place.fetched(names)) == sorted(names)  # each once
-    assert {n.subject for n in audit.diagnostics.noise if n.numerical is not None} == {"step20"}
+    assert not [n for n in audit.diagnostics.noise if n.numerical is not None]  # a later round's
 
 
 # -------------------------------------------------------------------------------- the same audit
