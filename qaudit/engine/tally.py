@@ -102,13 +102,16 @@ class Tally:
 
         `beside` are its rows compared with the reference.
         """
-        self.nll.append(_behind(shape, [rows.nll_N for rows in chunks]))
+        errors = [rows.output_error_N for rows in chunks if rows.output_error_N is not None]
+        losses = [rows.nll_N for rows in chunks]
+        if chunks and len(errors) == len(chunks):  # both in one copy, for which the host waits
+            both = torch.stack([torch.cat(losses), torch.cat(errors).to(losses[0])]).cpu()
+            losses = [both[0]]
+            self.output_error.append(_behind(shape, [both[1]]))
+        self.nll.append(_behind(shape, losses))
         if (compared := _compared(shape, chunks)) is not None:
             self.kl.append(compared[0])
             self.same_top.append(compared[1])
-        errors = [rows.output_error_N for rows in chunks if rows.output_error_N is not None]
-        if chunks and len(errors) == len(chunks):
-            self.output_error.append(_behind(shape, errors))
         if (compared := _compared(shape, beside)) is not None:
             self.beside.append(compared)
 
