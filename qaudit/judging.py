@@ -66,7 +66,10 @@ def judge(
     events = [record.event for record in records]
     by_label = _by_label(event for event in events if isinstance(event, Measured))
     failed = {event.label: event.error for event in events if isinstance(event, Failed)}
-    failed |= {label: SourceError("not measured yet") for label in missing}
+    failed |= {
+        label: SourceError("not measured yet", hint="run the same command again")
+        for label in missing
+    }
     measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
     results = [result for event in measured for result in event.results]
     if not results:

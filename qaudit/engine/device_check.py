@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.registry import parse_schemes
+from qaudit.core.registry import parse_scheme, parse_schemes
+from qaudit.core.scheme import Calibration
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
@@ -20,9 +21,9 @@ from qaudit.model.blocks import BlockModel
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Window
 
-SCHEMES = ("rtn-4bit", "gptq-4bit")
+SCHEMES = tuple(name for name in DEFAULT_SCHEMES if name.endswith("-4bit"))
 CLOSE = 1e-4  # of a loss in float32: the order of sums differs
-CHAOS = 2e-2  # of GPTQ, which amplifies that order
+CHAOS = 2e-2  # of schemes that calibrate, which amplify that order
 SIDE = 4096  # of the matrices whose product is timed
 SEVEN_B, TOKENS = 7e9, 131_072
 
@@ -40,13 +41,17 @@ class DeviceCheck:
         return tuple(
             name
             for name, apart in self.apart.items()
-            if not apart <= (CHAOS if name.startswith("gptq") else CLOSE)
+            if not apart <= (CHAOS if _calibrates(name) else CLOSE)
         )
 
     @property
     def seconds_of_7b(self) -> float:
         """Return what the forward passes of a default audit of a 7B model take at this rate."""
         return (1 + len(DEFAULT_SCHEMES)) * TOKENS * 2 * SEVEN_B / self.rate
+
+
+def _calibrates(stream: str) -> bool:
+    return stream in SCHEMES and parse_scheme(stream).calibration is not Calibration.NONE
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> DeviceCheck:

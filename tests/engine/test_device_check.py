@@ -26,7 +26,7 @@ def test_a_sound_device_has_the_cpus_losses_and_a_rate():
     with pretended() as device:
         checked = check_device(*HERE)
         assert device.tried > 100
-    assert checked.apart == {"fp": 0.0, "rtn-4bit": 0.0, "gptq-4bit": 0.0}
+    assert checked.apart == dict.fromkeys(("fp", *device_check.SCHEMES), 0.0)
     assert checked.wrong == ()
     assert checked.rate > 0
 
