@@ -83,7 +83,7 @@ def everything() -> AuditRecord:
     half, subject = Interval(0.5, 0.4, 0.6), curved.LAST
     task = TaskRow(
         subject, "gptq-4bit", "x", "arc", half, half, 100, half, 0.1, 3, 2, 4, 0.04, half,
-        "evidence/t.npz", "ab",
+        evidence="evidence/t.npz", evidence_sha256="ab",
     )  # fmt: skip
     around = curved.audit_with(
         [*curved.SERIES, curved.role(subject, "down", 5.0)],
