@@ -97,11 +97,12 @@ def _next_step(step: NextStep | None) -> Iterator[doc.Block]:
     if step is None:
         return
     bits = listing([f"{name} bits" if name.isdecimal() else name for name in step.bits])
-    sentences = [f"To decide {bits}, in four of five cases:"]
+    sentences = [f"This decides {bits} in four of five cases:"]
     if step.available is not None and step.available < step.documents:
-        sentences.append(
+        sentences.insert(
+            0,
             f"The text at hand has {plural(step.available, 'document')}: name a longer one with "
-            "`--evaluation`."
+            "`--evaluation`.",
         )
     yield doc.paragraph(*sentences)
     yield doc.CodeBlock(step.command, "sh")
