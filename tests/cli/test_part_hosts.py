@@ -103,7 +103,7 @@ def test_collect_waits_for_what_a_log_names_and_the_folder_does_not_show_yet(
 
     monkeypatch.setattr(records.time, "sleep", a_moment_later)
     done = qaudit("collect", planned)
-    refused(done, 3, "round 2 has", "qaudit part")  # the first round is whole
+    assert done.code == 0, done.err
     assert "waiting up to 60 s until `" in done.err
     assert hidden == {}
 

@@ -185,7 +185,8 @@ def test_the_time_left_counts_subjects_that_take_time_alone(
     assert pace.left_seconds() is None
     pace.block(1, 2)
     now[0] += 10
-    assert pace.left_seconds() == 10 / 0.5 * 2.5  # half a subject took 10 s; 2.5 are left
+    # One block of two and a head took 10 s: a third of a subject; two and two thirds are left.
+    assert pace.left_seconds() == pytest.approx(10 * 3 * (2 + 2 / 3))
     pace.block(2, 2)
     pace.subject("c", 1)
     assert pace.left_seconds() == 10 * 2
@@ -200,10 +201,11 @@ def test_the_time_left_counts_all_passes_of_a_subject(monkeypatch: pytest.Monkey
         for block in range(3):
             pace.block(block, 2)
     now[0] += 10
-    assert pace.left_seconds() == 10  # two of four passes took 10 s
+    # A whole pass, and the second one up to its head.
+    assert pace.left_seconds() == pytest.approx(10 / (5 / 12) * (7 / 12))
     pace.block(0, 2)
     pace.block(1, 2)
-    assert pace.left_seconds() == pytest.approx(10 / 2.5 * 1.5)
+    assert pace.left_seconds() == pytest.approx(10 / 7 * 5)
 
 
 def test_the_time_left_weighs_subjects_by_what_they_are_planned_to_cost(

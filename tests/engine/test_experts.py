@@ -210,7 +210,7 @@ def test_tokens_of_each_expert_are_in_the_evidence_and_a_note_counts_those_witho
     tally = tallies[parse_scheme("gptq-4bit").spec]
     empty = Corpus(Protocol(context=CONTEXT, stride=CONTEXT), (), (), ())
     evidence = evidence_of(
-        empty, Feed((), ()), replace(tally, nll=[], kl=[], same_top=[], routing={})
+        empty, Feed((), ()), replace(tally, nll=[], kl=[], same_top=[], output_error=[], routing={})
     )
     counts = evidence.expert_tokens
     assert counts is not None and counts[:, 0].tolist() == [0, 1] and counts.shape == (2, 65)

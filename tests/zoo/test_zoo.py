@@ -68,6 +68,6 @@ def test_the_page_shows_the_results() -> None:
 
 
 def test_a_whole_model_that_sees_tokens_ahead_is_refused() -> None:
-    result = audit.result_of("cpmant")  # its blocks cannot stand alone, and it runs whole
+    result = audit.result_of("xlm")  # its configuration does not tell, and it runs whole
     assert result["runs"] == "refused"
     assert "a token sees tokens after it" in result["reason"]
