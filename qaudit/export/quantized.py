@@ -33,6 +33,7 @@ from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
 from qaudit.export.folds import refuse_rounded
 from qaudit.export.measured import is_made_alike, judged_alone, measured_hashes, other_linears
 from qaudit.export.parts import Continued, Part, Parts
+from qaudit.export.soup import note_doubts
 from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.formats.packing import Document, Format, changed_inputs, declared_group
@@ -90,6 +91,7 @@ def export_quantized(
     _try_format(choice.scheme, packing)
     members = [checkpoint for checkpoint, _ in choice.subject.members]
     refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
+    note_doubts(choice.subject, watch)
     ready = make_ready(choice.plan, choice.options, choice.hub)
     if choice.subject.label in ready.refused:
         raise ready.refused[choice.subject.label]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qaudit.checkpoints.places import hub_cache
+from qaudit.core.doubts import doubts_of_files
 from qaudit.downloads.downloads import Downloads
 from qaudit.downloads.sources import RECORD_FILE
 from qaudit.hub import Hub, open_hub
@@ -31,6 +32,7 @@ def export_soup(
     refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=False)
     shares = [f"{share:.4g} of {checkpoint.label}" for checkpoint, share in soup.members]
     watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
+    note_doubts(soup, watch)
     from qaudit.engine.measure import open_weights  # imports torch: after the message
     from qaudit.export.soup_folder import identity, must_be_new, write_soup
     from qaudit.export.unfinished import begun_folder
@@ -50,6 +52,13 @@ def export_soup(
             begun=begun,
             progress=lambda done, total, what: watch.count("tensors", done, total),
         )
+
+
+def note_doubts(subject: Subject, watch: Watch) -> None:
+    """Say what is odd about the files of a subject, such as weights beside them that are unread."""
+    for checkpoint, _ in subject.members:
+        for text in doubts_of_files(checkpoint.suspect):
+            watch.note(f"{checkpoint.label}: {text}")
 
 
 def _downloads(

@@ -432,3 +432,23 @@ def test_an_audit_without_hashes_is_measured_again_while_it_is_exported(
     assert [row["ce"] for row in alone["measurements"]] == [
         row["ce"] for row in before["measurements"]
     ]
+
+
+def test_an_index_of_other_weights_beside_a_single_file_is_not_read_and_named(
+    qaudit: Run, place: Path
+) -> None:
+    source = place / "series" / "step200"
+    single, other = tensors_of(source), "part.safetensors"
+    shutil.copy(place / "series" / "step1000" / "model.safetensors", source / other)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(single, other)}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
+    assert (done.code, done.out) == (0, "new\n")
+    record, scheme = read_export(place / "new"), parse_scheme(SCHEMES[0])
+    for name, sha256 in record.dense.items():
+        linears = Linears({"w": single[f"{name}.weight"]})
+        assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256, name
+    named = "`part.safetensors`, which `model.safetensors.index.json` names, is not"
+    assert named in done.err
+    done = qaudit("soup", "series/step200", "series/step1000", "--out", "soup")
+    assert done.err.count(named) == 1

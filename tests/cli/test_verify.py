@@ -277,6 +277,14 @@ def _more_weights(folder: Path) -> None:
     shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
 
 
+def _index_of_others(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    others = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    save_file(others, folder / "part.safetensors", metadata={"format": "pt"})
+    index = {"weight_map": dict.fromkeys(tensors, "part.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def _linked(folder: Path) -> None:
     (folder / "additional_chat_templates").symlink_to(folder / "qaudit")
 
@@ -312,6 +320,7 @@ FURTHER = {
     "weights": (_more_weights, "`consolidated.safetensors` was not exported"),
     "audit": (_keys("qaudit/audit.json", schema="9"), "`qaudit/audit.json` is not what was"),
     "module": (_added("modeling.py"), "`modeling.py` was not exported"),
+    "index": (_index_of_others, "`part.safetensors` was not exported"),
     "link": (_linked, "`additional_chat_templates` was not exported"),
     "fifo": (_fifo, "`config.json` is not a regular file"),
 }
@@ -327,6 +336,16 @@ def test_every_file_that_a_runtime_reads_is_compared(qaudit: Run, exported: Path
             done = qaudit("verify", "changed", *options)
             assert (file in done.out, done.code) == (True, 1), (name, done)
         shutil.rmtree("changed")
+
+
+def test_an_index_of_other_weights_beside_a_single_file_is_not_read(
+    qaudit: Run, exported: Path
+) -> None:
+    _index_of_others(exported)
+    done = qaudit("verify", "new", "--audit", "out")
+    assert done.out.count("was not exported") == 2  # the index and its file, not one linear
+    assert "holds other weights" not in done.out
+    assert done.code == 1
 
 
 def test_a_record_that_was_edited_with_its_files_is_compared_with_the_audit(
