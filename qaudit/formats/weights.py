@@ -11,7 +11,15 @@ from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import Headers, WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats.arithmetic import in_order
-from qaudit.formats.reading import Config, Layout, Reader, most_bits, open_linear, refused
+from qaudit.formats.reading import (
+    Config,
+    Layout,
+    Reader,
+    contradiction,
+    most_bits,
+    open_linear,
+    refused,
+)
 from qaudit.formats.registry import formats, reader_named, readers
 
 if TYPE_CHECKING:
@@ -49,6 +57,9 @@ def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
             hint="name a full-precision checkpoint as a target, not with `--shipped`",
         )
     name, config = quantization
+    # mlx-lm reads `quantization` first, and we `quantization_config`.
+    if name == "mlx" and read_configuration(folder).get("quantization", config) != config:
+        raise contradiction("`quantization_config` and `quantization` of MLX differ")
     reader = reader_named(name)
     if reader is None:
         raise ConfigurationError(

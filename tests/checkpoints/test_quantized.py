@@ -129,6 +129,16 @@ def test_mlx_is_read_embeddings_too(bits: int, tmp_path: Path) -> None:
     assert torch.allclose(embedded, other.weight(), rtol=1e-6, atol=1e-6)
 
 
+def test_two_configurations_of_mlx_that_differ_are_refused(tmp_path: Path) -> None:
+    config = {"group_size": 32, "bits": 4, "mode": "affine"}
+    tensors = mlx_tensors(Affine(9, 16, 64, 4, 32), NAME)
+    write(tmp_path, tensors, config, quantization=config)
+    read(tmp_path)
+    write(tmp_path, tensors, {**config, "bits": 2}, quantization=config)
+    with pytest.raises(SourceError, match="of MLX differ"):
+        read(tmp_path)
+
+
 # ---------------------------------------------------------------------------------- floats
 
 

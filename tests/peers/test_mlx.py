@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
 from qaudit.formats.registry import format_named
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
+from tests.support.damage import ODD
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 pytestmark = pytest.mark.peers
@@ -44,6 +50,14 @@ def test_mlx_dequantizes_to_the_weights_that_were_measured(bits, group, symmetri
     assert torch.equal(in_torch(theirs), quantized.weights["w"])
 
 
+def exported(folder: Path, spec: str, family: str = "llama") -> Path:
+    source = save_model(folder / "model", 1, family)
+    save_tokenizer(source)
+    text = write_documents(folder / "text.jsonl", range(4))
+    choice = of_target(str(source), None, spec, {"calibration": str(text)}, SILENT)
+    return export_quantized(choice, "mlx", folder / "out")
+
+
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 @pytest.mark.parametrize("spec", ["rtn-4bit:group=32", "rtn-3bit:group=32:sym=false"])
 def test_mlx_lm_loads_and_runs_an_exported_folder(tmp_path: Path, spec, family):
@@ -51,11 +65,7 @@ def test_mlx_lm_loads_and_runs_an_exported_folder(tmp_path: Path, spec, family):
     from mlx_lm.utils import load_model
     from transformers import AutoModelForCausalLM
 
-    source = save_model(tmp_path / "model", 1, family)
-    save_tokenizer(source)
-    text = write_documents(tmp_path / "text.jsonl", range(4))
-    choice = of_target(str(source), None, spec, {"calibration": str(text)}, SILENT)
-    out = export_quantized(choice, "mlx", tmp_path / "out")
+    out, source = exported(tmp_path, spec, family), tmp_path / "model"
     config = json.loads((out / "config.json").read_text())
     assert config["quantization"] == config["quantization_config"]
 
@@ -71,3 +81,76 @@ def test_mlx_lm_loads_and_runs_an_exported_folder(tmp_path: Path, spec, family):
     # Scales in bfloat16 bring mlx's products to bfloat16 where the embeddings are of that type;
     # these are float32, so that only the order of sums differs.
     assert float((ours - theirs).abs().max()) < 1e-3
+
+
+LINEAR = "model.layers.0.mlp.down_proj"
+EDITS = {
+    "bits": [2, 3, 4, 5, 6, 8],
+    "group_size": [32, 64, 128],
+    "mode": ["affine", "mxfp4", "mxfp8", "nvfp4"],
+    LINEAR: [
+        True,
+        False,
+        {"bits": 8},
+        {"group_size": 64},
+        {"group_size": 32, "bits": 4},
+        {"group_size": 64, "bits": 2, "mode": "affine"},
+        {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    ],
+    LINEAR.removeprefix("model."): [{"bits": 8}, False],
+}
+"""What tools and people write into a configuration of MLX, for all linears or one."""
+TABLES = ["quantization", "quantization_config"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[Path]:
+    specs = ["rtn-4bit:group=32", "rtn-3bit:group=32:sym=false"]
+    return [exported(tmp_path_factory.mktemp("mlx"), spec) for spec in specs]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_edited_configurations_are_refused_or_read_as_mlx_lm_reads_them(
+    data, files, tmp_path_factory
+):
+    whole = data.draw(st.sampled_from(files))
+    folder = tmp_path_factory.mktemp("edited") / "model"
+    shutil.copytree(whole, folder)
+    config = json.loads((folder / "config.json").read_text())
+    tables = data.draw(st.sampled_from([[TABLES[0]], [TABLES[1]], TABLES]))
+    for _ in range(data.draw(st.integers(1, 2))):
+        key = data.draw(st.sampled_from(sorted(EDITS)))
+        value = data.draw(st.sampled_from([*EDITS[key], data.draw(st.sampled_from(ODD))]))
+        for table in tables:
+            config[table][key] = copy.deepcopy(value)
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        read = QuantizedFolder(folder)
+        ours_of = {linear: read.read(linear) for linear in read.linears}
+    except QauditError as error:
+        assert error.hint
+        return
+    assert len(ours_of) >= 7
+    theirs_of = by_mlx_lm(folder, list(ours_of))
+    if theirs_of is not None:
+        for name, ours in ours_of.items():
+            assert torch.equal(ours, theirs_of[name]), (name, config)
+
+
+def by_mlx_lm(folder: Path, names: list[str]) -> dict[str, torch.Tensor] | None:
+    """Return the weights that mlx-lm computes with; None where it refuses the folder."""
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    try:
+        modules = dict(load_model(folder)[0].named_modules())
+        weights = {}
+        for name in names:
+            module = modules[name.removesuffix(".weight")]
+            how = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+            scales, biases = (module[part].astype(mx.float32) for part in ("scales", "biases"))
+            weights[name] = in_torch(mx.dequantize(module.weight, scales, biases, **how))
+    except Exception:  # noqa: BLE001 - a library raises what it likes
+        return None
+    return weights
