@@ -27,6 +27,7 @@ from qaudit.types import (
     Pick,
     PooledRow,
     TaskRow,
+    reference_in,
 )
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
@@ -46,8 +47,11 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
         for s in audit.measurements
     }
-    scores = [score(table, m, files) for m in table.measurements]
-    again = dict(_rows(scores, pooled_scores(table), score_tasks(claimed)))
+    subject = reference_in(audit.plan.subjects, audit.plan.recipe.reference)
+    reference = subject.label if subject else None
+    scores = [score(table, m, files, reference) for m in table.measurements]
+    tasks = score_tasks(claimed, reference=reference)
+    again = dict(_rows(scores, pooled_scores(table), tasks))
     for where, saved in _rows(audit.measurements, audit.pooled, audit.tasks):
         for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(

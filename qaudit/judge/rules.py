@@ -221,7 +221,7 @@ def draw_outweighs_documents(case: RuleCase) -> Iterator[Finding]:
 
 
 def has_equal_documents(case: RuleCase) -> Iterator[Finding]:
-    """QA045: documents with the losses of another in every measurement."""
+    """QA046: documents with the losses of another in every measurement."""
     if not case.table.measurements:
         return
     first = case.table.measurements[0]
@@ -244,7 +244,7 @@ def has_equal_documents(case: RuleCase) -> Iterator[Finding]:
         "measurement: copies narrow intervals and add nothing"
     )
     hint = f"leave copies out of the evaluation text: document {sha256} is one"
-    yield Finding("QA045", "warn", first.subject, None, message, hint, outcome="inconclusive")
+    yield Finding("QA046", "warn", first.subject, None, message, hint, outcome="inconclusive")
 
 
 RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (

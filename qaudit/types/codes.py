@@ -142,7 +142,7 @@ _OF_AUDITS: dict[str, Code] = {
         "a shipped file looks broken",
         "Its weights are farther from those of the base than its codes explain, in a known way.",
     ),
-    "QA045": Code(
+    "QA046": Code(
         "documents have equal sums",
         "Documents with the same losses in every measurement are copies, and one observation.",
     ),

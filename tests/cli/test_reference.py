@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from qaudit.saved.evidence import read_saved
 from tests.support.cards import section, table
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import save_model
@@ -59,6 +60,7 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
     assert [row[:2] for row in table(card)[1:]] == [
         ["`step10`", "rtn-4bit"], ["`step200`", "fp"], ["`step200`", "rtn-4bit"]
     ]  # fmt: skip
+    read_saved(place / "out").checked()  # as `gate`, `pick` and `diff` do
     again = scan(*REFERENCE)
     assert again.code == 0
     assert rows_of(place / "out") == rows  # from disk
@@ -85,6 +87,7 @@ def test_answers_are_paired_with_the_reference(place: Path, scan: Run) -> None:
     parent, child = tasks["step10", "fp"], tasks["step200", "fp"]
     assert child["drop"] is None
     assert child["reference_drop"] == pytest.approx(parent["accuracy"] - child["accuracy"])
+    read_saved(place / "out").checked()
     assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
 
 

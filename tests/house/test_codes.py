@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import qaudit
-from qaudit.types import CODES
+from qaudit.types import CODES, codes
+from qaudit.types.metrics import METRICS
 
 SOURCES = sorted(Path(qaudit.__file__).parent.rglob("*.py"))
 
@@ -17,6 +18,14 @@ def test_every_code_that_is_used_is_in_the_table() -> None:
     }
     assert used
     assert used <= set(CODES)
+
+
+def test_no_code_means_two_things() -> None:
+    text = Path(codes.__file__).read_text(encoding="utf-8")
+    of_audits = re.findall(r'^    "(QA\d{3})": Code\(', text, re.MULTILINE)
+    every = [*of_audits, *{metric.code for metric in METRICS.values()}]
+    assert len(of_audits) > 10
+    assert sorted(every) == sorted(CODES)
 
 
 def test_codes_stand_in_order_and_titles_are_sentences_without_an_end() -> None:

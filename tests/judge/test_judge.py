@@ -793,10 +793,10 @@ def test_documents_with_equal_losses_everywhere_are_a_finding() -> None:
 
     every = tuple({m.scheme for m in sample.measurements()})
     alike = tuple(copied(m, every) for m in sample.measurements())
-    (finding,) = findings(sample.judged(alike), "QA045")
+    (finding,) = findings(sample.judged(alike), "QA046")
     assert "1 of 64 documents have the losses of another" in finding.message
     by_chance = tuple(copied(m, ("fp",)) for m in sample.measurements())
-    assert not findings(sample.judged(by_chance), "QA045")
+    assert not findings(sample.judged(by_chance), "QA046")
 
 
 def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:
