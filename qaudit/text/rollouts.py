@@ -1,0 +1,166 @@
+"""Rollouts: what a model wrote behind prompts, as token ids in a folder.
+
+`rollouts.jsonl` has a sample on each line, `rollouts.json` what wrote them and the hash of the
+lines: a header without its lines, or lines that were cut, are refused. Ids are kept and no text,
+because text does not always tokenize back to itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qaudit.errors import AuditError, CorpusError
+from qaudit.saved.codec import decode, encode, parse
+from qaudit.whole import read_regular
+
+FORMAT = 1
+HEADER, LINES = "rollouts.json", "rollouts.jsonl"
+_AGAIN = "write the folder again with `qaudit rollouts`"
+_MOST_TOKENS = 1 << 24  # of one sample; the longest context of a model is 10 million
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How the next token is drawn; what is None or neutral changes no probability."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One sample behind one prompt; a greedy one is the likeliest token at every step."""
+
+    prompt: int  # its index in the file of prompts
+    prompt_sha256: str
+    ids: tuple[int, ...]  # of the prompt
+    new_ids: tuple[int, ...]  # of what was written
+    sample: int = 0
+    greedy: bool = False
+    finished: bool = False  # ended by itself, and not by the limit of tokens
+    correct: bool | None = None
+    score: float | None = None
+
+    @property
+    def mark(self) -> float | None:
+        """What it is worth: its score, or 1 where it is correct."""
+        return (
+            float(self.correct) if self.score is None and self.correct is not None else self.score
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutHeader:
+    """What wrote the rollouts of a folder."""
+
+    format: int
+    target: str
+    revision: str | None
+    weights_sha256: str
+    tokenizer_sha256: str
+    sampler: Sampler
+    seed: int
+    count: int
+    rollouts_sha256: str  # of the bytes of `rollouts.jsonl`
+    end_ids: tuple[int, ...] = ()  # tokens that end a sample
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """A folder of rollouts, checked."""
+
+    header: RolloutHeader
+    samples: tuple[Rollout, ...]
+
+
+def line_of(rollout: Rollout) -> str:
+    """Return the line of a sample; what is None is left out."""
+    document = {name: value for name, value in encode(rollout).items() if value is not None}
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def text_of(header: RolloutHeader) -> str:
+    return json.dumps(encode(header), indent=1, allow_nan=False) + "\n"
+
+
+def read_rollouts(folder: Path) -> Rollouts:
+    """Return the rollouts of a folder; CorpusError for any damage."""
+    if not folder.is_dir():
+        raise CorpusError(f"there is no folder `{folder}`", hint="write it with `qaudit rollouts`")
+    header = _decoded(RolloutHeader, _bytes_of(folder / HEADER), f"`{folder / HEADER}`")
+    if header.format != FORMAT:
+        raise CorpusError(
+            f"`{folder / HEADER}` has format {header.format}, and {FORMAT} is read here",
+            hint=f"install the version that wrote it, or {_AGAIN}",
+        )
+    content = _bytes_of(folder / LINES)
+    if hashlib.sha256(content).hexdigest() != header.rollouts_sha256:
+        raise CorpusError(f"`{folder / LINES}` is not what `{HEADER}` has the hash of", hint=_AGAIN)
+    samples = tuple(_samples(folder / LINES, content))
+    if len(samples) != header.count or not samples:
+        raise CorpusError(
+            f"`{folder / LINES}` has {len(samples)} samples, and `{HEADER}` {header.count}",
+            hint=_AGAIN,
+        )
+    return Rollouts(header, samples)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise CorpusError(
+            f"`{path}` cannot be read: {error.strerror or error}".lower(), hint=_AGAIN
+        ) from error
+
+
+def _samples(path: Path, content: bytes) -> Iterator[Rollout]:
+    seen: set[tuple[int, int, bool]] = set()
+    for number, line in enumerate(content.splitlines(), 1):
+        where = f"line {number} of `{path}`"
+        sample = _decoded(Rollout, line, where)
+        wrong = _wrong(sample)
+        key = (sample.prompt, sample.sample, sample.greedy)
+        if key in seen:
+            wrong = f"has sample {sample.sample} of prompt {sample.prompt} again"
+        if wrong:
+            raise CorpusError(f"{where} {wrong}", hint=_AGAIN)
+        seen.add(key)
+        yield sample
+
+
+def _wrong(sample: Rollout) -> str:
+    """Return what is wrong with a sample, or ''."""
+    if not sample.ids:
+        return "has no token in `ids`, and a rollout needs a prompt"
+    if not sample.new_ids:
+        return "has no token in `new_ids`"
+    if len(sample.ids) + len(sample.new_ids) > _MOST_TOKENS:
+        return f"has more than {_MOST_TOKENS:,} tokens"
+    if min(*sample.ids, *sample.new_ids) < 0 or max(*sample.ids, *sample.new_ids) >= 2**31:
+        return "has a number that is no token id"
+    return "" if sample.prompt >= 0 and sample.sample >= 0 else "counts below zero"
+
+
+def _decoded(kind: type[Any], content: bytes, where: str) -> Any:
+    try:
+        return decode(kind, parse(content.decode()), kind.__name__)
+    except ValueError as error:
+        raise CorpusError(f"{where} cannot be read: {error}", hint=_AGAIN) from error
+    except AuditError as error:
+        wrong = error.message.replace(f"`{kind.__name__}.", "`").replace(f"`{kind.__name__}`", "it")
+        raise CorpusError(f"{where} cannot be read: {wrong}", hint=_AGAIN) from error
