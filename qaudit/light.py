@@ -1,6 +1,6 @@
 """Print the path of the requirements of an installation without torch: `python -m qaudit.light`.
 
-    pip install --no-deps qaudit-llm && pip install -r "$(python -m qaudit.light)"
+    pip install --no-deps qaudit-llm && pip install --no-deps -r "$(python -m qaudit.light)"
 
 An extra can only add dependencies, so whatever judges or renders a saved audit is installed without
 them first and then takes its own from this lock. It is `requirements/judge.lock`, which a wheel

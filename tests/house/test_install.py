@@ -20,7 +20,7 @@ from tests.house.source import ROOT, tracked_files
 
 NAME = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
 LOCK = ROOT / "requirements" / "judge.lock"
-LIGHT = 'pip install --no-deps qaudit-llm && pip install -r "$(python -m qaudit.light)"'
+LIGHT = 'pip install --no-deps qaudit-llm && pip install --no-deps -r "$(python -m qaudit.light)"'
 
 INSTALLER = re.compile(r"(?:pip3? install|pipx? (?:install|run)|uvx|uv (?:add|tool|pip))\b(.*)")
 REQUIREMENT = re.compile(r"(?<![\w./-])qaudit(?![\w./-])(?=\s*(?:\[|[=<>~!]=|[\"'`$]|\s|$))")
