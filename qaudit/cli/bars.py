@@ -58,7 +58,7 @@ class _What(ProgressColumn):
 
 
 class _Left(ProgressColumn):
-    """The time left: of all subjects in their own row, of a download in its own."""
+    """The time left: of all subjects in their own row, of what else is counted in its own."""
 
     def render(self, task: Task) -> Text:
         seconds = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
@@ -82,14 +82,14 @@ class Bars:
     def subject(self, done: int, total: int, label: str, left_seconds: float | None) -> None:
         """Move the bar of all subjects; that of the blocks begins anew."""
         self.move("subjects", done, total, "subjects", "")
-        self.left(left_seconds)
+        self.left("subjects", left_seconds)
         if "blocks" in self._tasks:
             self.progress.reset(self._tasks["blocks"], description=label)
 
-    def left(self, left_seconds: float | None) -> None:
-        """Show the time left for all subjects."""
-        if "subjects" in self._tasks:
-            self.progress.update(self._tasks["subjects"], left=left_seconds)
+    def left(self, bar: str, left_seconds: float | None) -> None:
+        """Show the time left for what a bar counts."""
+        if bar in self._tasks:
+            self.progress.update(self._tasks[bar], left=left_seconds)
 
     def download(self, what: str, done: int, total: int, anew: bool) -> None:
         if anew and "fetch" in self._tasks:

@@ -26,7 +26,7 @@ class Progress(Watch):
         """Draw bars if stderr is a terminal; print lines if not, and nothing if `quiet`."""
         self._quiet, self._verbose = quiet, verbose
         self._bars: Bars | None = None
-        self._pace = Pace()
+        self._pace, self._rates = Pace(), Rates()
         self._subject = ""  # `[3/7] step1000`
         self._state = ""  # the line to print next, unless something newer comes
         self._fetched: tuple[str, bool] = ("", True)  # what, and whether all of it is here
@@ -66,13 +66,18 @@ class Progress(Watch):
             self._now(self._subject, self._pace.left_seconds(), printed=True)
 
     def block(self, done: int, total: int, what: str) -> None:
-        self._pace.block(done, total)
-        seconds = self._pace.left_seconds()
+        if self._subject:
+            self._pace.block(done, total)
+            bar, seconds = "subjects", self._pace.left_seconds()
+        else:  # of an export, or of a file that is verified
+            bar, seconds = "blocks", self._rates.left_seconds("blocks", done, total)
+        label = self._subject.partition(" ")[2] or "blocks"
         if self._bars is not None:
-            self._bars.move("blocks", done, total, self._subject.partition(" ")[2], what)
-            self._bars.left(seconds)
+            self._bars.move("blocks", done, total, label, what)
+            self._bars.left(bar, seconds)
         if self._bars is None or self._verbose:
-            line = f"{self._subject}: block {done}/{total}, {one_line(what)}"
+            before = f"{self._subject}: " if self._subject else ""
+            line = f"{before}block {done}/{total}, {one_line(what)}"
             self._now(line, seconds, printed=self._verbose)
 
     def training(self, run: str, step: int, steps: int, what: str) -> None:
@@ -83,8 +88,11 @@ class Progress(Watch):
             self._now(f"{one_line(run)}: step {step}/{steps}, {what}")
 
     def count(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
+        if left_seconds is None:
+            left_seconds = self._rates.left_seconds(what, done, total)
         if self._bars is not None:
             self._bars.move(what, done, total, what, "")
+            self._bars.left(what, left_seconds)
         else:
             self._now(f"{what}: {done}/{total}", left_seconds)
 
@@ -161,3 +169,19 @@ class Pace:
             return None
         left = (1 - self._part) * self._cost + self._behind
         return (time.monotonic() - self._begun) / worked * left
+
+
+class Rates:
+    """Estimates when things that are counted are complete, each from its own rate."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[float, int]] = {}  # when, and how many there were
+
+    def left_seconds(self, what: str, done: int, total: int) -> float | None:
+        """Take a count; return the seconds that are left, once there is a rate."""
+        now = time.monotonic()
+        start, first = self._begun.get(what, (now, done))
+        if done <= first:
+            self._begun[what] = now, done  # it begins, or begins anew
+            return None
+        return (now - start) / (done - first) * (total - done)

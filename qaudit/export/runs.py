@@ -31,7 +31,7 @@ from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import ExportChoice
-from qaudit.export.runtimes import Loaded, Program, loaded
+from qaudit.export.runtimes import Loaded, Program, loaded, without_bars
 from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
 
@@ -63,7 +63,7 @@ def run(
     ready = make_ready(choice.plan, choice.options, choice.hub)
     protocol = ready.corpus.protocol
     feed = Feed((), make_batches(ready.corpus.evaluation, protocol.context))
-    with _reference(choice, ready, feed, watch) as reference:
+    with _reference(choice, ready, feed, watch) as reference, without_bars():
         model = loaded(runtime, folder, ready.machine.dtype)
         try:
             evidence = _evidence(model, reference, ready.corpus, feed, watch)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -179,6 +180,21 @@ def is_plain(runtime: Program, folder: Path) -> bool:
     config = read_configuration(folder)["quantization_config"]
     plain = config.get("quant_method") == "compressed-tensors" and _is_symmetric(config)
     return runtime.name == "transformers" and plain and "fp4" not in config["format"]
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Let libraries draw no progress bars: ours says where a verification is."""
+    original = tqdm.__init__
+
+    def silent(bar: Any, *arguments: Any, **options: Any) -> None:
+        original(bar, *arguments, **{**options, "disable": True})
+
+    tqdm.__init__ = silent
+    try:
+        yield
+    finally:
+        tqdm.__init__ = original
 
 
 def loaded(runtime: Program, folder: Path, dtype: torch.dtype) -> Loaded:

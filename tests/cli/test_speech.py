@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.cli import progress as progress_module
-from qaudit.cli.progress import Pace, Progress
+from qaudit.cli.progress import Pace, Progress, Rates
 from qaudit.cli.terminal import one_line, print_result, say
 from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import to_json
@@ -126,6 +126,26 @@ def test_what_is_said_stands_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(said) == 1
     assert max(drawn) > said[0]
     assert lines[said[0]].endswith("[bold]model.safetensors?[31m broke off")
+
+
+def test_what_is_counted_outside_a_scan_has_a_time_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 30.0, 60.0, 70.0, 80.0])
+    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: next(clock))
+    rates = Rates()
+    assert rates.left_seconds("blocks", 0, 8) is None
+    assert rates.left_seconds("blocks", 2, 8) == 90.0
+    assert rates.left_seconds("blocks", 0, 8) is None  # the next pass
+    assert rates.left_seconds("batches", 0, 4) is None
+    assert rates.left_seconds("blocks", 1, 8) == 140.0
+
+
+def test_an_export_says_at_which_block_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = piped(monkeypatch)
+    with Progress(verbose=True) as progress:
+        progress.block(0, 4, "gptq-4bit")
+    assert pipe.getvalue() == "block 0/4, gptq-4bit\n"
 
 
 def test_without_a_terminal_there_is_one_line_for_each_checkpoint(

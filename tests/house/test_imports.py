@@ -98,6 +98,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "auto_round": ("qaudit.core.schemes.autoround",),
     "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
     "vllm": ("qaudit.export.runtimes",),
+    "tqdm": ("qaudit.export.runtimes",),  # where bars of other libraries are left out
     "transformers": (
         "qaudit.model.blocks",
         "qaudit.model.buffers",
