@@ -64,7 +64,8 @@ def is_run(words: list[str]) -> bool:
     )
     absent = any(re.search(r"^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words)
     alone = words[:2] in (["cache", "rm"], ["lab", "train"], ["lab", "demo"]) or "--race" in words
-    return not (elsewhere or absent or alone)
+    signed = "--sign" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
+    return not (elsewhere or absent or alone or signed)
 
 
 def planned(words: list[str]) -> list[str]:
@@ -110,7 +111,7 @@ def place(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def furnish(place: Path) -> None:
     """Lay what was measured, and the policy of its page, where the other pages have them."""
     for name in ("qaudit-out/olmo", "qaudit-out/mine", "qaudit-out/new", "audits/candidate",
-                 "audits/released"):  # fmt: skip
+                 "audits/released", "qaudit-out/allenai-OLMo-2-1124-7B"):  # fmt: skip
         shutil.copytree(place / "qaudit-out" / "demo", place / name)
     policy = re.search(r"^```yaml\n(.*?)^```", (DOCS / "policy.md").read_text("utf-8"), re.M | re.S)
     assert policy is not None

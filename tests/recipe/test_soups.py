@@ -141,7 +141,7 @@ def test_every_subset_becomes_a_soup() -> None:
         ("wsm:duration=-5", "a duration of -5 steps is none", "wsm:duration=2000"),
         ("wsm:decay=cosin", "there is no decay `cosin`", "did you mean `cosine`?"),
         ("wsm(step100+step300+step400)", "100 to 200 steps apart", "at equal distances"),
-        ("wsm(step400+step300)", "each with a later step", "`mean`"),
+        ("wsm(step400+step300)", "each at a later step; these are at 400, 300", "of one run"),
         ("lawa:n=3", "`lawa` has no parameter `n`", "it takes: k, every"),
         ("lawa:k=2(step100)", "longer than the series, which has 1", "name more checkpoints"),
         ("subsets(step*)", "`subsets` has no number", "`subsets:3(A+B+C)`"),

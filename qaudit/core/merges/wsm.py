@@ -53,9 +53,10 @@ class Wsm(Mean):
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         dated = [step for step in steps if step is not None]
         if len(dated) < len(steps) or sorted(set(dated)) != dated:
+            named = ", ".join("no step" if step is None else str(step) for step in steps)
             raise UsageError(
-                "`wsm` merges checkpoints of one run, each with a later step than the one before",
-                hint="take `mean` or `weighted` for other members",
+                f"`wsm` merges checkpoints of one run, each at a later step; these are at {named}",
+                hint="name those of one run: `wsm(A+B+C)`",
             )
         first = self._first(dated)
         members = [step for step in dated if step >= first]
