@@ -160,6 +160,12 @@ def test_what_both_have_is_compared_where_one_has_more() -> None:
     assert difference.deltas == diff(side(fewer), side(whole, "b")).deltas
 
 
+def test_a_document_with_one_token_is_compared_and_one_without_is_not() -> None:
+    tokens = np.where(np.arange(40) < 2, np.arange(40), 20)
+    short = each(found(), lambda m: replace(m.evidence, tokens=tokens))
+    assert diff(side(short), side(short, "b")).shared_documents == 39
+
+
 def test_fewer_than_ten_common_documents_are_not_paired() -> None:
     apart = each(found(), lambda m: part(m.evidence, [*range(31, 40)]))
     rest = each(found(80), lambda m: part(m.evidence, list(range(40, 80)), "other "))

@@ -52,6 +52,17 @@ def exhaustive(track: Track) -> str:
     return f"s{track.nll_KD[:, track.course.selection].sum(1).argmin()}"
 
 
+def test_a_third_finalist_is_confirmed_where_the_share_has_tokens_for_three() -> None:
+    alike = losses(3, [0.0, 0.0, 0.0], 128, noise=0.1)
+    finalists = {}
+    for share in (0.9, 1.0):  # three finalists take half of an exhaustive run, two a third
+        track = Track(alike)
+        found = run(track, margin=0.005, share=share)
+        assert sum(r.tokens for r in found.rounds) == found.exhaustive_tokens / 2
+        finalists[share] = len(track.asked[-1][0])
+    assert finalists == {0.9: 2, 1.0: 3}
+
+
 # --------------------------------------------------------------------------------- who leaves
 
 
