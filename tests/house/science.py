@@ -1,6 +1,6 @@
-"""Write the parts of docs/science.md that repeat what experiments showed.
+"""Write the parts of docs/science.md that repeat what experiments showed, and a page for each.
 
-    python -m tests.house.science          # the page, from the summaries in docs/science
+    python -m tests.house.science          # the pages, from the summaries in docs/science
     python -m tests.house.science OUT      # first the summaries and pictures, from `qaudit lab run`
 
 Each part is between two markers. An experiment without a summary is written as `-`.
@@ -83,9 +83,9 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
             asked = sum(len(c.schemes) for c in contrasts)
             counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
             numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
-            rows.append(row(claim.says, claim.source, name_cell(name), str(asked), *numbers[:5]))
+            rows.append(row(claim.says, name_cell(name), str(asked), *numbers[:5]))
     counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide")
-    names = columns("claim", "where", "experiment", *counted)
+    names = columns("claim", "experiment", *counted)
     return render_blocks([TableBlock(names, tuple(rows))])
 
 
@@ -94,17 +94,25 @@ def _counts(summary: ExperimentSummary, claim: str) -> Counter[str]:
 
 
 def block(name: str, summary: ExperimentSummary | None) -> str:
-    """Write what an experiment showed, or that it was not run."""
+    """Write what the overview shows of an experiment, or that it was not run."""
     if summary is None:
         return "Not run."
-    parts = [
-        f"{count(summary.tokens)} tokens for each of {plural(len(summary.seeds), 'seed')}.",
-        f"![{summary.description}](science/{name}.svg)",
-    ]
+    size = f"{count(summary.tokens)} tokens for each of {plural(len(summary.seeds), 'seed')}"
+    return (
+        f"![{summary.description}](science/{name}.svg)\n\n"
+        f"[Every contrast](science/{name}.md), {size}."
+    )
+
+
+def page(name: str, summary: ExperimentSummary) -> str:
+    """Write every contrast of an experiment, by claim."""
+    parts = [f"# The experiment `{name}`", summary.description]
+    parts += ["Methods, marks and units are those of [the overview](../science.md#methods)."]
     for claim in summary.claims:
-        parts += [f"**{claim.says}**", render_blocks([compact(summary, claim)])]
+        parts += [f"## {claim.says}", f"{claim.source}."]
+        parts += [render_blocks([compact(summary, claim)])]
     parts += [render_blocks([bullets(*summary.notes)])] if summary.notes else []
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def expected_table() -> str:
@@ -182,3 +190,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         take(Path(sys.argv[1]))
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, summary in summaries().items():
+        if summary is not None:
+            (FOLDER / f"{name}.md").write_text(page(name, summary), encoding="utf-8")

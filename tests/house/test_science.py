@@ -9,7 +9,16 @@ import pytest
 
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
 from qaudit.report.experiment import summary_to_json
-from tests.house.science import FOLDER, PAGE, overview, read_summary, rejudged, rendered, summaries
+from tests.house.science import (
+    FOLDER,
+    PAGE,
+    overview,
+    page,
+    read_summary,
+    rejudged,
+    rendered,
+    summaries,
+)
 
 FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
 
@@ -17,6 +26,12 @@ FOUND = {name: summary for name, summary in summaries().items() if summary is no
 def test_the_page_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert rendered(text) == text, "run `python -m tests.house.science`"
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_page_of_an_experiment_is_up_to_date(name: str) -> None:
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert page(name, FOUND[name]) == text, "run `python -m tests.house.science`"
 
 
 def test_nothing_is_kept_of_an_experiment_that_does_not_ship() -> None:
