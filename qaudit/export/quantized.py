@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,22 +25,23 @@ from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.measure import open_weights, quantize_only, send
 from qaudit.engine.tasks import Machine, Task
-from qaudit.errors import MachineError, NotShipping, SourceError, UsageError
+from qaudit.errors import MachineError, NotShipping, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
-from qaudit.export.folds import refuse_rounded
 from qaudit.export.measured import is_made_alike, judged_alone, measured_hashes, other_linears
 from qaudit.export.parts import Continued, Part, Parts
+from qaudit.export.refusals import must_be_the_text, must_have_names, try_format, with_experts
 from qaudit.export.soup import note_doubts
 from qaudit.export.soup_folder import must_be_new
 from qaudit.export.unfinished import begun_folder, whole_folder
-from qaudit.formats.packing import Document, Format, changed_inputs, declared_group
+from qaudit.formats.packing import Document, Format
 from qaudit.formats.registry import format_named, formats
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
-from qaudit.model.skeleton import stored_names
+from qaudit.model.skeleton import Skeleton
+from qaudit.model.stored_names import Names
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.report.card import render as render_card
@@ -52,9 +53,6 @@ from qaudit.types import SILENT, Measurement, Watch, digest
 from qaudit.version import __version__
 
 SHARD_NBYTES = 2 * 10**9
-
-Names = Callable[[int, str], str]
-"""Return the stored name of a parameter of a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,19 +86,21 @@ def export_quantized(
     packing.use(converter)
     must_be_new(out)
     may_sign(choice.record, choice.folder)  # refused before hours go into what it would sign
-    _try_format(choice.scheme, packing)
+    try_format(choice.scheme, packing)
     members = [checkpoint for checkpoint, _ in choice.subject.members]
     refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
     note_doubts(choice.subject, watch)
     ready = make_ready(choice.plan, choice.options, choice.hub)
     if choice.subject.label in ready.refused:
         raise ready.refused[choice.subject.label]
-    _must_be_the_text(choice, ready.corpus.sha256)
+    must_be_the_text(choice, ready.corpus.sha256)
     if is_remote(folder_of(choice.subject.first)):
         raise UsageError(
             f"`{choice.subject.label}` is code of its own, which no runtime loads quantized",
             hint="export a model of a family that transformers has",
         )
+    if choice.hub is not None and choice.subject.first.commit is not None:
+        must_have_names(choice, choice.hub, packing)
     text, schemes = ready.corpus.draws[0], (choice.scheme,)
     task = Task.unplanned(choice.subject, text, schemes, full_precision=False)
     with Downloads(choice.hub, (choice.subject,)) as downloads, downloads.ready(choice.subject):
@@ -115,52 +115,19 @@ def export_quantized(
     return out
 
 
-def _try_format(scheme: Scheme, form: Format) -> None:
-    """Refuse a scheme that the format cannot hold, before anything is downloaded."""
-    import torch
-
-    from qaudit.core.linears import Inputs, Linears
-
-    columns = 256
-    if (group := declared_group(scheme)) != -1:
-        columns = 2 * math.lcm(group, columns)
-    weight_RC = torch.linspace(-1, 1, 128 * columns).reshape(128, columns)
-    x_CC, ones_C = torch.eye(columns), torch.ones(columns)
-    inputs = Inputs(x_CC, ones_C, columns, ones_C, sample_TC=x_CC)
-    refuse_rounded(scheme)
-    linears = Linears({"linear": weight_RC}, inputs, block_has_norm_folds=True)
-    quantized = scheme.quantize(linears)
-    runtime_rounds = scheme.layout is not None and scheme.layout.rounds_inputs
-    if quantized.inputs is not None and not runtime_rounds:
-        raise changed_inputs(scheme)
-    form.pack("linear", quantized.stored["linear"])
-
-
-def _must_be_the_text(choice: ExportChoice, corpus_sha256: str) -> None:
-    """Refuse calibration text that is not the audit's."""
-    if choice.record is None:
-        return
-    measured = choice.record.protocol.get("corpus_sha256")
-    if measured != corpus_sha256:
-        raise SourceError(
-            "the text that was measured on has changed since the audit, so that the exported "
-            "weights would be others",
-            hint="restore the text, or scan again",
-        )
-
-
 def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> None:
-    names = stored_names(folder_of(work.task.subject.first), weights)
+    source = folder_of(work.choice.subject.first)
+    weights = with_experts(work.choice, work.form, weights)
+    names = weights.stored_name
     parts = Parts(begun, work.form, weights, names)
     parts.open()
     _check_room(weights, begun)
-    source = folder_of(work.choice.subject.first)
     work.form.start(source, begun, weights.names())
     measured = _made_as_audited(work, parts, names)
     with whole_folder(work.out, begun) as partial:
         files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
-        outside = unquantized(_shapes(weights, done))
+        outside = unquantized(_shapes(weights, done), weights.skeleton)
         config = work.form.config(outside, symmetric=_is_symmetric(done))
         _assemble(work.form, files, partial, source, config, shard_nbytes)
         _write_beside(work, parts, partial, measured)
@@ -331,10 +298,17 @@ def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
             shutil.copyfile(path, folder / name)
 
 
-def unquantized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Return the linears among tensors that are not quantized: the head, even if it is tied."""
+def unquantized(
+    shapes: Mapping[str, tuple[int, ...]], skeleton: Skeleton | None = None
+) -> tuple[str, ...]:
+    """Return the linears among tensors that are not quantized: the head, even if it is tied.
+
+    Runtimes call them as their modules are called, where those of a checkpoint have other names.
+    """
+    modules = {key: parameter for parameter, key in skeleton.routes.items()} if skeleton else {}
     matrices = [name for name, shape in shapes.items() if len(shape) == 2]
-    linears = [one.removesuffix(".weight") for one in matrices if one.endswith(".weight")]
+    matrices += [modules[name] for name in matrices if name in modules]
+    linears = [name.removesuffix(".weight") for name in matrices if name.endswith(".weight")]
     return tuple(sorted({"lm_head", *(name for name in linears if "embed" not in name)}))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from qaudit.checkpoints.configuration import read_configuration
@@ -24,6 +23,7 @@ from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.export import llamacpp
 from qaudit.formats.gguf import FILE as GGUF
 from qaudit.formats.registry import formats
+from qaudit.model.config import class_of, read_config
 from qaudit.types import Tolerances
 
 
@@ -62,11 +62,16 @@ class Program:
             return "pip install 'qaudit-llm[verify]'"
         return f"pip install {' '.join(missing)}"
 
-    def tolerances(self, allowed: Tolerances, folder: Path) -> tuple[float, float]:
-        """Return by how much loss and KL divergence may differ in this runtime's arithmetic."""
+    def tolerances(
+        self, allowed: Tolerances, folder: Path, *, narrows: bool = False
+    ) -> tuple[float, float]:
+        """Return by how much loss and KL divergence may differ in this runtime's arithmetic.
+
+        It `narrows` what it is given where experts in float32 are decoded to bfloat16.
+        """
         if self.rounds_activations:
             return allowed.activations, allowed.activations
-        if is_plain(self, folder):
+        if is_plain(self, folder) and not narrows:
             return allowed.plain, allowed.plain
         return allowed.loss, allowed.kl
 
@@ -91,7 +96,7 @@ def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of `dequantize`
         if config.get("quant_method") == "bitsandbytes":
             options["device_map"] = "cpu"  # else it looks for a GPU; this needs accelerate
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+        model = class_of(read_config(folder)).from_pretrained(folder, dtype=dtype, **options)
     return _of_library(model.eval())
 
 

@@ -149,6 +149,7 @@ class Bitsandbytes(Format):
     """Files that transformers and SGLang load through bitsandbytes."""
 
     name: ClassVar[str] = "bnb"
+    has_experts: ClassVar[bool] = False  # transformers 5.23 loads none
     holds: ClassVar[tuple[Codes, ...]] = ("bitsandbytes",)
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "transformers": ("bitsandbytes", "accelerate")

@@ -30,6 +30,7 @@ from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
+from qaudit.model.stored_names import stored_name
 from qaudit.model.structure import is_linear, notes_of_left
 from qaudit.model.tape import (
     Arguments,
@@ -227,7 +228,7 @@ class BlockModel:
 
     def stored_name(self, index: int, linear: str) -> str:
         """Return the name of a linear's weight in the files, or nothing where it has none."""
-        return self._skeleton.stored_name(f"{self._prefix(index)}{linear}.weight")
+        return stored_name(self._skeleton, f"{self._prefix(index)}{linear}.weight")
 
     def share_with(self, other: BlockModel) -> None:
         """Use the other model's tensors outside of blocks where they are equal."""

@@ -207,12 +207,17 @@ def is_fused(module: nn.Module) -> bool:
 
 def _matrices(source: Any, index: int) -> dict[str, Tensor]:
     """Return the matrices of one expert by the names of its linears, (R, C) each, as views."""
+    stored = {n: source._parameters[n].data for n in _FUSED if n in source._parameters}
+    return matrices_of(source, stored, index)
+
+
+def matrices_of(source: Any, stored: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """Return the same of tensors that hold all experts as the parameters of `source` do."""
     if type(source).__name__ == "DbrxExperts":
         shape = (source.num_experts, -1, source.hidden_size)
         w1, v1, w2 = (getattr(source.mlp, n).data.view(shape)[index] for n in ("w1", "v1", "w2"))
         return {"gate_proj": w1, "up_proj": v1, "down_proj": w2.t()}
     transposed = getattr(source, "is_transposed", type(source).__name__ == "Llama4TextExperts")
-    stored = {n: source._parameters[n].data for n in _FUSED if n in source._parameters}
     matrices = {n: w[index].t() if transposed else w[index] for n, w in stored.items()}
     if "gate_up_proj" in matrices:
         both_RC = matrices.pop("gate_up_proj")

@@ -30,6 +30,7 @@ from transformers.core_model_loading import (
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.errors import SourceError
 from qaudit.model.routes import Weights, must_be_read, must_fit
+from qaudit.model.unfusing import further_converters
 
 _MISMATCH = "the config and the weights do not belong together"
 
@@ -102,7 +103,7 @@ def route(model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder
     """Give every key in the files its place in the model, as `from_pretrained` would."""
     transforms = get_model_conversion_mapping(model)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    converters = converters_of(model)
     by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
     keys: dict[str, str] = {}
     joins: dict[str, Joined] = {}
@@ -136,6 +137,13 @@ def route(model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder
     return Routes(
         {**keys, **{n: parameter.stored[0] for n, parameter in joined.items()}}, joined, unused
     )
+
+
+def converters_of(model: Any) -> list[WeightConverter]:
+    """Return the conversions that join stored tensors of a model."""
+    transforms = get_model_conversion_mapping(model)
+    further = further_converters(str(model.config.model_type))
+    return [*(t for t in transforms if isinstance(t, WeightConverter)), *further]
 
 
 def _made(

@@ -97,31 +97,6 @@ class Skeleton:
         placed = upload(tensor, device) if ahead else tensor.to(device)
         return placed.to(self.dtypes[name])
 
-    def stored_name(self, parameter: str) -> str:
-        """Return the key of a parameter, or of a linear of an expert; nothing where it has none."""
-        if parameter in self.routes:
-            return "" if parameter in self.joined else self.routes[parameter]
-        match = re.fullmatch(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight", parameter)
-        if match is None:
-            return ""
-        owner, index, role = match[1], int(match[2]), match[3]
-        for fused in (f"{owner}.{role}_proj", f"{owner}.gate_up_proj"):
-            if fused in self.joined and (fused.endswith(f".{role}_proj") or role != "down"):
-                return self._key_of_part(fused, index, role)
-        return ""
-
-    def _key_of_part(self, fused: str, index: int, role: str) -> str:
-        """Return the stored tensor that is an expert's part of a joined parameter, if one is."""
-        joined = self.joined[fused]
-        origins = joined.origins(fused)
-        if origins.dim() != 3 or index >= len(origins):
-            return ""
-        part = origins[index]
-        if fused.endswith("gate_up_proj"):
-            part = part.chunk(2)[0 if role == "gate" else 1]
-        places = set(part.flatten().tolist())
-        return joined.stored[int(places.pop())] if len(places) == 1 else ""
-
 
 NO_DECODERS = {
     "cpmant": "reads what is before an answer in both directions",
@@ -172,7 +147,7 @@ def _must_need_no_encoder(blocks: nn.Module, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Shapes:
+class Shapes:
     """Tensors of which only the shapes are known."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -187,28 +162,15 @@ class _Shapes:
         raise AssertionError(f"`{name}` was read before it was downloaded")
 
 
-def stored_names_of(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]]
-) -> Callable[[int, str], str]:
-    """Return the same by the shapes of tensors alone."""
-    return stored_names(folder, _Shapes(shapes))
-
-
 def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse by its configuration and the shapes of its tensors what cannot be audited."""
-    for index, block in enumerate(build_skeleton(folder, _Shapes(shapes), torch.float32).blocks):
+    for index, block in enumerate(build_skeleton(folder, Shapes(shapes), torch.float32).blocks):
         unfuse(block)
         linears = tuple(name for name, module in block.named_modules() if is_linear(module))
         experts = [name for name, module in block.named_modules() if isinstance(module, Experts)]
         matrices = {name.removesuffix(".weight") for name, _ in block.named_parameters()}
         gates = dict.fromkeys(left_as_gates(matrices, experts), GATE)
         must_be_linear(block, f"block {index}", Structure((linears,), left=gates))
-
-
-def stored_names(folder: Path, weights: Weights) -> Callable[[int, str], str]:
-    """Return a function from a parameter of a block to its stored name, "" where it has none."""
-    skeleton = build_skeleton(folder, weights, torch.float32)
-    return lambda block, name: skeleton.stored_name(f"{skeleton.blocks_name}.{block}.{name}")
 
 
 def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:

@@ -193,12 +193,19 @@ class _Surveyor:
         if "pickle" in checkpoint.requires:
             self.notes.append(f"the size of `{name}` is estimated from its configuration")
             return Sizes.of_config(config, name)
-        repo, commit, files = checkpoint.ref.location, checkpoint.commit, weights_on_hub(checkpoint)
-        shapes = hub.listing.shapes(repo, str(commit), files)
-        by_name = {tensor: tuple(shape) for tensor, (_, shape) in shapes.items()}
+        by_name = {tensor: info.shape for tensor, info in _headers(hub, checkpoint).items()}
         if not is_known(read_configuration(folder)):
             must_open(folder, by_name)
         return Sizes.of(by_name, name)
+
+
+def shapes_on_hub(hub: Hub, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's tensors, decoded, without its weights."""
+    folder, infos = hub.fetcher.settings(checkpoint), _headers(hub, checkpoint)
+    if quantization_of(folder) is None:
+        return {name: info.shape for name, info in infos.items()}
+    weights = QuantizedFolder(folder, infos=infos)
+    return {name: weights.shape(name) for name in weights.names()}
 
 
 def _headers(hub: Hub, checkpoint: Checkpoint) -> dict[str, TensorInfo]:

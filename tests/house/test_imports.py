@@ -106,6 +106,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.config",
         "qaudit.model.joined",
         "qaudit.model.skeleton",
+        "qaudit.model.unfusing",
         "qaudit.engine.device_check",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed

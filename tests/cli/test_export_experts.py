@@ -1,0 +1,73 @@
+"""Exports of experts and of text in wrappers: each linear under the name that runtimes load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.support import released
+from tests.support.cli import TEXT, Run, refused
+from tests.support.hub.fixtures import Serve
+from tests.support.models import save_tokenizer
+
+SCHEME = "gptq-4bit:group=32"
+SLOW = [
+    pytest.param(family, marks=pytest.mark.slow) for family in ("mixtral", "olmoe", "qwen3_moe")
+]
+
+
+def save(place: Path, family: str) -> Path:
+    folder = released.save(place / "model", family)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama4_text", *SLOW])
+def test_transformers_runs_what_was_audited(family: str, place: Path, qaudit: Run) -> None:
+    save(place, family)
+    options = ("--context", 32, "--schemes", SCHEME, "--dtype", "bfloat16", "--out", "out", "-q")
+    assert qaudit("scan", "model", *TEXT, *options).code == 0
+    named = ("--subject", "model", "--scheme", SCHEME, "--out", "new", "-q")
+    done = qaudit("export", "out", *named)
+    assert done.code == 0, done.err
+    tensors = load_file(place / "new" / "model.safetensors")
+    if family == "llama4_text":  # stored as one tensor for all experts
+        assert "model.layers.1.feed_forward.experts.7.up_proj.weight_packed" in tensors
+    done = qaudit("verify", "new", "--audit", "out", "--json", "-q")
+    answer = json.loads(done.out[done.out.index("{") :])
+    assert answer["verified"], done.out
+    assert answer["run"]["ce_running"] == pytest.approx(answer["run"]["ce_audited"], abs=1e-7)
+
+
+def test_experts_that_no_runtime_names_are_refused_before_they_are_downloaded(
+    place: Path, qaudit: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(place, "gpt_oss")
+    shutil.copytree(folder, tmp_path / "root" / "org" / "model" / "main")
+    hub = serve(tmp_path / "root")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    done = qaudit("export", "org/model", *TEXT, "--context", 32, "--scheme", SCHEME, "--out", "new")
+    refused(done, 4, "no runtime has names for the quantized linears", "the scan's numbers stand")
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_experts_are_refused_in_a_format_whose_runtimes_load_none(place: Path, qaudit: Run) -> None:
+    save(place, "olmoe")
+    options = (
+        "--context",
+        32,
+        "--scheme",
+        "bnb-nf4:blocksize=32",
+        "--format",
+        "bnb",
+        "--out",
+        "new",
+    )
+    done = qaudit("export", "model", *TEXT, *options)
+    refused(done, 2, "loads quantized experts from `bnb` files", "`compressed-tensors` or `gptq`")
