@@ -31,6 +31,8 @@ def preset_times(
     device, dtype = machine
     for name, keys in PRESETS.items():
         changed = replace(recipe, **{k: v for k, v in keys.items() if _is_default(recipe, k)})
+        if changed == recipe:
+            continue
         files = [scheme for scheme in schemes if isinstance(scheme, Shipped)]
         repriced = replace(pricing, text=_text(pricing.text, recipe, changed))
         passes = passes_of(

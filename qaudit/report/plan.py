@@ -13,7 +13,7 @@ from qaudit.core.power import detectable_drop
 from qaudit.core.registry import parse_scheme
 from qaudit.report.format import count, duration, listing, percent, plural, size
 from qaudit.report.terminal import filled
-from qaudit.types import Further, Plan, Subject, Traffic
+from qaudit.types import Further, Plan, Subject, Traffic, reference_in
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
@@ -31,6 +31,8 @@ def render_plan(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "plan", _what(plan)
     yield "measure", _subjects(plan)
+    if reference := reference_in(plan.subjects, plan.recipe.reference):
+        yield "against", f"each its full precision, and all of them {reference.label}"
     for subject in plan.subjects:
         if subject.is_search:
             yield "search", _search(subject)

@@ -47,3 +47,7 @@ def test_short_documents_are_not_priced_as_long_ones() -> None:
 
 def test_a_plan_that_follows_a_preset_names_none() -> None:
     assert not times(recipe(**PRESETS["quick"]))
+
+
+def test_a_preset_that_would_change_nothing_is_left_out() -> None:
+    assert set(times(recipe(**(PRESETS["quick"] | {"repeats": 3})))) == {"thorough"}

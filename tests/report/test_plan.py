@@ -104,6 +104,13 @@ def test_what_is_measured_is_named_and_a_long_series_folded() -> None:
     assert row(render_plan(few), "measure") == "stage1-step500, stage1-step1000"
 
 
+def test_a_reference_is_named_beside_what_is_measured() -> None:
+    recipe = replace(sample.audit().plan.recipe, reference="stage1-step500")
+    text = render_plan(plan(recipe=recipe))
+    assert row(text, "against") == "each its full precision, and all of them stage1-step500"
+    assert not rows(render_plan(plan()), "against")
+
+
 def test_what_the_text_can_detect_is_a_dash_until_something_is_measured() -> None:
     recipe = replace(sample.audit().plan.recipe, document_tokens=100)
     assert row(render_plan(plan(recipe=recipe)), "detect") == (
