@@ -100,6 +100,26 @@ def collect(
     return complete(Executor(run, out, watch), sign=sign)
 
 
+def import_answers(
+    audit: str | Path,
+    base: Sequence[str | Path],
+    quantized: Mapping[str, Sequence[str | Path]],
+    *,
+    subject: str | None = None,
+    metric: str | None = None,
+    sign: bool = False,
+) -> Audit:
+    """Add tasks that lm-eval or inspect ran to the output folder of a scan, and judge it again.
+
+    `base` has answers in full precision, `quantized` those of each scheme of the audit.
+    """
+    from qaudit.items.answered import import_into
+
+    files = {scheme: [*map(Path, places)] for scheme, places in quantized.items()}
+    import_into(Path(audit), [*map(Path, base)], files, subject, metric)
+    return collect(audit, sign=sign)
+
+
 def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
     """Read a saved audit: a folder, its audit.json, or a published one (`org/name@revision`)."""
     folder = Path(source)

@@ -26,6 +26,7 @@ from qaudit.policy import policy_named
 from qaudit.report.next_step import next_step
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import UnitDocument
+from qaudit.saved.imported import with_imported
 from qaudit.saved.parts import read_run, unfinished
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.types import (
@@ -71,7 +72,7 @@ def judge(
         for label in missing
     }
     measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
-    results = [result for event in measured for result in event.results]
+    results = with_imported([result for event in measured for result in event.results], out)
     if not results:
         raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
     for task, reason in records[0].document.failed_tasks.items():

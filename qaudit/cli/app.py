@@ -18,6 +18,7 @@ from qaudit.cli.doctor import doctor
 from qaudit.cli.export import export, soup
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
+from qaudit.cli.import_ import import_
 from qaudit.cli.lab import lab
 from qaudit.cli.list import list_
 from qaudit.cli.parts import collect, fetch, part, plan, status
@@ -75,6 +76,7 @@ for command in (
     doctor,
 ):
     app.command()(command)
+app.command("import")(import_)
 app.command("list")(list_)
 app.add_typer(cache, name="cache")
 app.add_typer(lab, name="lab")

@@ -85,6 +85,9 @@ def _differing(
         if name in _OF_SCHEME:
             if value is not None and value != computed.get(name):
                 yield name
+        elif name == "imported":  # a text that readers act on
+            if value != computed.get(name):
+                yield name
         elif isinstance(value, Interval) or name in _INTERVALS:
             if not _same_interval(value, computed.get(name), bounds=bounds):
                 yield name

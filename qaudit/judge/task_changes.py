@@ -11,7 +11,7 @@ from qaudit.core import items, statistics
 from qaudit.core.items import Marked
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
 from qaudit.judge.table import Cell
-from qaudit.judge.tasks import answers, tasks_of
+from qaudit.judge.tasks import answers, same_items, tasks_of
 from qaudit.types import Interval, Measurement, Reading, TaskDelta, TaskEvidence
 
 Pairs = list[tuple[Cell, TaskEvidence, TaskEvidence]]
@@ -30,21 +30,20 @@ def task_deltas(shared: Pairs, level: float) -> Iterator[TaskDelta]:
     """Yield what accuracy lost from a to b; below zero it rose."""
     for (subject, scheme), a, b in shared:
         before, after = answers(a).right_N, answers(b).right_N
-        paired = _same_items(a, b)
+        paired = same_items(a, b)
         if paired:
             drop = items.drop([Marked(after, before)], level, normalized=False)
             assert drop is not None
         else:
             drop = apart(statistics.accuracy(before, level), statistics.accuracy(after, level))
-        same = paired and np.array_equal(a.nll, b.nll)
+        same = (
+            paired
+            and np.array_equal(a.nll, b.nll, equal_nan=a.imported is not None)
+            and np.array_equal(before, after)
+        )
         yield TaskDelta(
             subject, scheme, a.task, drop, reading(drop, len(after), same=same), paired, len(after)
         )
-
-
-def _same_items(a: TaskEvidence, b: TaskEvidence) -> bool:
-    """Return whether both are marked by the same options of the same number of items."""
-    return np.array_equal(a.items, b.items) and np.array_equal(a.right, b.right)
 
 
 def apart(a: Interval, b: Interval) -> Interval:

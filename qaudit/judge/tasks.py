@@ -14,7 +14,14 @@ from qaudit.core import statistics
 from qaudit.core.items import Marked, reach_of_draw
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Cell, EvidenceFiles, Measurements
-from qaudit.types import FULL_PRECISION, Interval, Measurement, TaskEvidence, TaskRow
+from qaudit.types import (
+    FULL_PRECISION,
+    ImportedAnswers,
+    Interval,
+    Measurement,
+    TaskEvidence,
+    TaskRow,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ def answers(task: TaskEvidence) -> Answers:
     right_N = np.zeros(count, dtype=np.bool_)
     if not count:
         return Answers(picked_N, right_N)
+    if task.imported is not None:
+        return Answers(task.imported.picked_N, task.greedy)
     options = _Options.of(task)
     lowest_I = np.minimum.reduceat(task.nll, options.starts_I)  # NaN where any option is
     finite_I = np.logical_or.reduceat(np.isfinite(task.nll), options.starts_I)
@@ -110,6 +119,19 @@ def tasks_of(measured: Measurement | None) -> dict[str, TaskEvidence]:
     return {task.task: task for task in measured.evidence.tasks} if measured else {}
 
 
+def same_items(a: TaskEvidence, b: TaskEvidence) -> bool:
+    """Return whether both are marked by the same options of the same items."""
+    return (
+        np.array_equal(a.items, b.items)
+        and np.array_equal(a.right, b.right)
+        and _kind(a.imported) == _kind(b.imported)
+    )
+
+
+def _kind(imported: ImportedAnswers | None) -> tuple[str, str] | None:
+    return (imported.about, imported.items_sha256) if imported else None
+
+
 def marked(
     measured: Measurement | None, full: Measurement | None, task: str
 ) -> tuple[Marked, ...] | None:
@@ -117,6 +139,8 @@ def marked(
     own, theirs = tasks_of(measured), tasks_of(full)
     names = [name for name in own if name in theirs] if task == MEAN else [task]
     if not names or any(name not in own or name not in theirs for name in names):
+        return None
+    if not all(same_items(own[name], theirs[name]) for name in names):
         return None
     return tuple(
         Marked(answers(own[name]).right_N, answers(theirs[name]).right_N) for name in names
@@ -165,16 +189,18 @@ def _row(
         items=len(marks.right_N),
         evidence=path,
         evidence_sha256=sha256,
+        imported=one.imported.about if one.imported else "",
     )
-    if full is None or len(answers(full).right_N) != len(marks.right_N):
+    if full is None or not same_items(one, full):
         return row
     theirs = answers(full)
     pair = Marked(marks.right_N, theirs.right_N)
+    picks = np.stack([marks.picked_N, theirs.picked_N])
     return _with_changes(
         row,
         [pair],
         confidence,
-        changed=int((marks.picked_N != theirs.picked_N).sum()),
+        changed=None if one.imported and (picks < 0).any() else int((picks[0] != picks[1]).sum()),
         margin_factor=paired.margin_factor(margin_ratios(one, full), confidence),
         p_value=paired.mcnemar(pair.lost, pair.won),
     )
@@ -254,7 +280,7 @@ def margin_ratios(one: TaskEvidence, full: TaskEvidence) -> npt.NDArray[np.float
     The margin is the score of that option minus the best other one: below zero where the answer
     changed. Items with one option, or where two options are equal, have none.
     """
-    if not len(full.items) or len(one.nll) != len(full.nll):
+    if not len(full.items) or len(one.nll) != len(full.nll) or full.imported:
         return np.array([])
     options = _Options.of(full)
     finite_P = np.isfinite(full.nll) & np.isfinite(one.nll)

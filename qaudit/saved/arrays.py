@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.histogram import BINS
-from qaudit.types import CHOICES, Evidence, Fidelity, Positions, Routing, TaskEvidence
+from qaudit.types import (
+    CHOICES,
+    Evidence,
+    Fidelity,
+    ImportedAnswers,
+    Positions,
+    Routing,
+    TaskEvidence,
+)
 
 Array = np.ndarray[Any, Any]
 Tokens = npt.NDArray[np.int64]
@@ -19,6 +27,7 @@ _REFERENCE = "reference_"
 _POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
 _ROUTING = ("routing_blocks", "routing_same", "routing_moved")
 _MOST_POSITIONS = 64
+_DECODING = ("sampled", "greedy")
 
 
 def arrays_of(evidence: Evidence) -> dict[str, Array]:
@@ -57,7 +66,13 @@ def _task_arrays(one: TaskEvidence) -> dict[str, np.ndarray]:
         "choice_answers": first,  # of several right ones the first, as earlier versions read it
         "choice_right": one.right,
         "choice_greedy": one.greedy,
+        **(_imported_arrays(one.imported) if one.imported else {}),
     }
+
+
+def _imported_arrays(imported: ImportedAnswers) -> dict[str, np.ndarray]:
+    texts = [imported.tool, imported.metric, _DECODING[imported.greedy], imported.items_sha256]
+    return {"imported": np.array(texts), "imported_picks": imported.picked_N}
 
 
 def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
@@ -107,8 +122,18 @@ def _task_evidence(arrays: Mapping[str, Array]) -> TaskEvidence:
         right, greedy = place == answers[items], np.zeros(count, dtype=np.bool_)
         return TaskEvidence(CHOICES, nll, items, right, greedy)
     (name,) = _column(arrays, "choice_task", "U", 1)
-    marks = [_column(arrays, column, "b", count) for column in ("choice_right", "choice_greedy")]
-    return TaskEvidence(str(name), nll, items, *marks)
+    right, greedy = (_column(arrays, c, "b", count) for c in ("choice_right", "choice_greedy"))
+    return TaskEvidence(str(name), nll, items, right, greedy, _imported(arrays, len(answers)))
+
+
+def _imported(arrays: Mapping[str, Array], count: int) -> ImportedAnswers | None:
+    if "imported" not in arrays:
+        return None
+    tool, metric, decoding, items = map(str, _column(arrays, "imported", "U", 4))
+    picked = _column(arrays, "imported_picks", "iu", count)
+    if decoding not in _DECODING or len(arrays["choice_nll"]) != count:
+        raise ValueError("its imported answers are not one for each item")
+    return ImportedAnswers(tool, metric, decoding == _DECODING[True], items, picked)
 
 
 def _strata(arrays: Mapping[str, Array], count: int) -> tuple[str, ...]:

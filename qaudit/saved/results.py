@@ -84,14 +84,17 @@ class Filed:
 
 
 def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
-    """Return a result with those of the tasks of the same stream."""
+    """Return a result with further tasks of the same stream."""
     if not tasks:
         return filed
     parts = tuple(part for task in tasks for part in task.measurement.evidence.tasks)
     paths = tuple((part.task, task.path) for part, task in zip(parts, tasks, strict=True))
-    evidence = replace(filed.measurement.evidence, tasks=parts)
+    evidence = filed.measurement.evidence
+    evidence = replace(evidence, tasks=(*evidence.tasks, *parts))
     return replace(
-        filed, measurement=replace(filed.measurement, evidence=evidence), task_paths=paths
+        filed,
+        measurement=replace(filed.measurement, evidence=evidence),
+        task_paths=(*filed.task_paths, *paths),
     )
 
 

@@ -9,6 +9,7 @@ from qaudit.types.audit import (
     Evidence,
     Fidelity,
     Further,
+    ImportedAnswers,
     Measurement,
     Pass,
     Perturbation,

@@ -194,14 +194,34 @@ class Routing:
 
 
 @dataclass(frozen=True, eq=False)
+class ImportedAnswers:
+    """Where the answers to N items come from that another tool generated and marked."""
+
+    tool: str  # with its version, as `lm-eval 0.4.13`
+    metric: str  # whose marks these are, as the tool names it
+    greedy: bool  # False: sampled, so that answers differ by chance too
+    items_sha256: str  # of all items with their prompts
+    picked_N: npt.NDArray[np.int64]  # a number for each distinct answer; -1: not known
+
+    @property
+    def about(self) -> str:
+        """Name the tool, the metric and the way of decoding."""
+        return f"{self.tool}, {self.metric}, {'greedy' if self.greedy else 'sampled'}"
+
+
+@dataclass(frozen=True, eq=False)
 class TaskEvidence:
-    """The losses of the options of a task's items: P options of N items."""
+    """The losses of the options of a task's items: P options of N items.
+
+    Of imported answers, each item has one option without a loss, and `greedy` has the marks.
+    """
 
     task: str
     nll: npt.NDArray[np.float64]  # (P,) nats, infinite or NaN where the model gives that
     items: npt.NDArray[np.int64]  # (P,) the item that an option is of, from zero
     right: npt.NDArray[np.bool_]  # (P,)
     greedy: npt.NDArray[np.bool_]  # (P,) whether each of its tokens is the likeliest
+    imported: ImportedAnswers | None = None  # None: the options were scored here
 
 
 @dataclass(frozen=True, eq=False)

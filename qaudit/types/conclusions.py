@@ -116,6 +116,7 @@ class TaskRow(Row):
     reference_flips: float | None = None
     evidence: str = ""
     evidence_sha256: str = ""
+    imported: str = ""  # the tool, metric and decoding of answers that were not given here
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 ELSEWHERE = re.compile(
     "|".join([r"/wo" + r"rk(?![a-z])", r"\bsha" + r"red/", r"\bproto" + "types"])
 )
-BINARY = {".safetensors", ".bin", ".npz", ".png", ".parquet", ".gz", ".ico"}
+BINARY = {".safetensors", ".bin", ".npz", ".png", ".parquet", ".gz", ".ico", ".eval"}
 
 
 def prose() -> str:

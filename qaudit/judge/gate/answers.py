@@ -232,8 +232,8 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
         needed = items_to_detect(items_alone, items, rule.margin, confidence, draw)
         if needed is None:
             return Deciding("more items may not decide it: the estimate is at the margin")
-        return Deciding(
-            f"needs about {needed} items to decide; {items} were measured: raise `--task-items`"
-        )
+        imported = [one for one in tasks_of(measured).values() if one.imported]
+        more = "import more" if imported else "raise `--task-items`"
+        return Deciding(f"needs about {needed} items to decide; {items} were measured: {more}")
 
     return _Answer(whole, task if rule.tasks else None, deciding)

@@ -192,7 +192,7 @@ def question_of(
         if measured.evidence.tasks:
             return plain
         absent = f"no items of tasks were measured on `{label}` under {scheme}"
-        hint = "scan with `--tasks` or `--choices`"
+        hint = "scan with `--tasks` or `--choices`, or `qaudit import` answers of both"
     if absent:
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
     if METRICS[rule.metric].against == "members":

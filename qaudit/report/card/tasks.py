@@ -30,6 +30,7 @@ _ACCURACIES = doc.columns(
     "subject", "scheme", "task", "full precision, %", "quantized, %", "drop, points", "items"
 )
 _MOST_CELLS = 6
+_IMPORTED = "imported"
 _ABOUT = (
     "Drops are paired: the same items under both. A flip is an answer that went from right to "
     "wrong or back; p is McNemar's test. Margins are the median factor by which the lead of full "
@@ -56,9 +57,28 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
     return (
         *tables,
         *about,
+        *_imported(rows),
         *picture(view, "accuracy"),
         doc.fold(f"{plural(len(whole), 'score')}, of every subject", every),
     )
+
+
+def _imported(rows: Sequence[TaskRow]) -> tuple[doc.Block, ...]:
+    """Name the answers that another tool generated and marked."""
+    sources = dict.fromkeys((row.task, row.imported) for row in rows if row.imported)
+    if not sources:
+        return ()
+    names = ", ".join(f"`{task}` ({source})" for task, source in sources)
+    return (
+        doc.paragraph(
+            f"Imported: {names}. Another tool generated and marked these answers, by weights that "
+            "qaudit did not see; items are paired by a hash of each item and its prompt.",
+        ),
+    )
+
+
+def _name(row: TaskRow) -> str:
+    return f"{row.task}, {_IMPORTED}" if row.imported else row.task
 
 
 def accuracies_section(view: View) -> tuple[doc.Block, ...]:
@@ -72,7 +92,7 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
         full = {row.task: row.accuracy for row in by_cell.get((subject, FULL_PRECISION), [])}
         for one in by_cell[subject, scheme]:
             percents = (_percent(part) for part in (full.get(one.task), one.accuracy, one.drop))
-            texts = (one.scheme, one.task)
+            texts = (one.scheme, _name(one))
             rows.append(doc.row(doc.name_cell(subject), *texts, *percents, str(one.items)))
     return (doc.TableBlock(_ACCURACIES, tuple(rows)),) if rows else ()
 
@@ -123,7 +143,7 @@ def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block | None
 
 def _row(one: TaskRow, before: Interval | None) -> doc.TableRow:
     return doc.row(
-        doc.name_cell(one.task),
+        doc.name_cell(_name(one)),
         *(_percent(part) for part in (before, one.accuracy, one.drop, one.accuracy_drop)),
         shown(one.flips, lambda part: f"{100 * part:.1f}"),
         shown(one.right_to_wrong, str),
@@ -135,7 +155,7 @@ def _row(one: TaskRow, before: Interval | None) -> doc.TableRow:
 
 
 def _whole_row(one: TaskRow) -> doc.TableRow:
-    texts = (one.scheme, one.task, percent(one.accuracy), shown(one.accuracy_drop, percent))
+    texts = (one.scheme, _name(one), percent(one.accuracy), shown(one.accuracy_drop, percent))
     return doc.TableRow(
         (doc.name_cell(one.subject), *map(doc.cell, texts), doc.cell(str(one.items)))
     )

@@ -1,0 +1,150 @@
+"""`qaudit import`: answers of other tools become tasks of an audit, judged as its own are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qaudit.audit import load
+from tests.support.cli import Outcome, Run, audit_of, refused, run_in
+from tests.support.parts import same_audit
+
+ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
+STRICT = "exact_match,strict"
+
+
+@pytest.fixture(scope="module")
+def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a finished scan of one checkpoint."""
+    root = shutil.copytree(shipped, tmp_path_factory.mktemp("import") / "place")
+    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+    assert (
+        run_in(root, "scan", "series/step10", *text, "--schemes", "rtn-4bit", "--out", "out") == 0
+    )
+    return root
+
+
+@pytest.fixture
+def place(scanned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = shutil.copytree(scanned, tmp_path / "place")
+    monkeypatch.chdir(folder)
+    shutil.copytree(ANSWERS, folder / "answers")
+    return folder
+
+
+@pytest.fixture
+def imported(place: Path, qaudit: Run) -> Outcome:
+    return answers_into(qaudit, "out")
+
+
+def answers_into(qaudit: Run, out: object, *arguments: object) -> Outcome:
+    files = ("--base", "answers/base", "--quantized", "rtn-4bit=answers/q3", "--metric", STRICT)
+    return qaudit("import", out, *files, *arguments)
+
+
+def tasks(folder: Path) -> dict[tuple[str, str], Any]:
+    rows = audit_of(folder)["tasks"]
+    assert isinstance(rows, list)
+    return {(row["scheme"], row["task"]): row for row in rows}
+
+
+def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome, place: Path) -> None:
+    assert imported.code == 0, imported.err
+    rows = tasks(place / "out")
+    row = rows["rtn-4bit", "choice"]
+    assert (row["right_to_wrong"], row["wrong_to_right"], row["items"]) == (5, 1, 15)
+    assert row["p_value"] == pytest.approx(0.125)
+    assert row["drop_low"] < row["drop"] < row["drop_high"]
+    assert row["imported"] == "lm-eval 0.4.13, acc,none, greedy"
+    assert rows["rtn-4bit", "arguments"]["flips"] == pytest.approx(2 / 14)
+    assert ("rtn-4bit", "mean") in rows
+    card = (place / "out" / "card.md").read_text("utf-8")
+    assert "`choice` (lm-eval 0.4.13, acc,none, greedy)" in card
+    assert "1 back, p 0.12" in imported.out
+
+
+def test_a_gate_reads_imported_tasks_by_their_evidence(
+    imported: Outcome, place: Path, qaudit: Run
+) -> None:
+    rule = '{name: answers, metric: flips, margin: "5%", tasks: worst}'
+    (place / "policy.yaml").write_text(f"rules:\n  - {rule}\n", "utf-8")
+    gate = qaudit("gate", "out", "--policy", "policy.yaml")
+    assert gate.code == 1
+    assert "flips" in gate.out
+    path = place / "out" / tasks(place / "out")["rtn-4bit", "choice"]["evidence"]
+    assert path.parent.parent.name == "imported"
+    with path.open("ab") as file:
+        file.write(b"x")
+    refused(qaudit("gate", "out"), 4, "is not the evidence", "again")
+
+
+@pytest.mark.parametrize(("name", "value"), [("imported", ""), ("right_to_wrong", 0)])
+def test_an_edited_row_of_an_imported_task_is_refused(
+    name: str, value: object, imported: Outcome, place: Path, qaudit: Run
+) -> None:
+    audit = audit_of(place / "out")
+    for row in audit["tasks"]:  # type: ignore[attr-defined]
+        if (row["scheme"], row["task"]) == ("rtn-4bit", "choice"):
+            row[name] = value
+    (place / "out" / "audit.json").write_text(json.dumps(audit), "utf-8")
+    refused(qaudit("gate", "out"), 2, f"`{name}` of choice of", "edited after it was written")
+
+
+def test_a_scan_that_goes_on_keeps_what_was_imported(
+    imported: Outcome, place: Path, qaudit: Run
+) -> None:
+    shutil.copytree(place / "out", place / "before")
+    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+    assert qaudit("scan", "series/step10", *text, "--schemes", "rtn-4bit", "--out", "out").code == 0
+    same_audit(place / "before", place / "out")
+    assert tasks(place / "out") == tasks(place / "before")
+
+
+def test_importing_again_takes_the_place_of_what_was_imported(
+    imported: Outcome, place: Path, qaudit: Run
+) -> None:
+    before = tasks(place / "out")
+    files = sorted((place / "out" / "evidence" / "imported").rglob("*.npz"))
+    swapped = ("--base", "answers/q3", "--quantized", "rtn-4bit=answers/base")
+    assert qaudit("import", "out", *swapped, "--metric", STRICT).code == 0
+    after = tasks(place / "out")
+    assert after["rtn-4bit", "choice"]["wrong_to_right"] == 5
+    assert len(sorted((place / "out" / "evidence" / "imported").rglob("*.npz"))) == len(files)
+    assert answers_into(qaudit, "out").code == 0
+    assert tasks(place / "out") == before
+
+
+def test_an_audit_without_imports_is_the_same_to_the_bit(place: Path, qaudit: Run) -> None:
+    before = (place / "out" / "audit.json").read_bytes()
+    assert qaudit("collect", "out").code == 0
+    assert (place / "out" / "audit.json").read_bytes() == before
+
+
+def test_what_cannot_be_imported_is_refused_in_words(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, q3 = ("--base", "answers/base"), ("--quantized", "rtn-4bit=answers/q3")
+    refused(qaudit("import", "nothing", *base, *q3), 2, "no audit", "output folder")
+    wrong = qaudit("import", "out", *base, "--quantized", "rtn-3bit=answers/q3")
+    refused(wrong, 2, "no measurement of `step10` under `rtn-3bit`", "`rtn-4bit`")
+    refused(qaudit("import", "out", *base, "--quantized", "answers"), 2, "SCHEME=PATH", "gptq-4bit")
+    refused(qaudit("import", "out", *base, *q3), 2, "marked by", f"--metric {STRICT}")
+    missing = qaudit("import", "out", "--base", "answers/none", *q3)
+    refused(missing, 2, "there is no `answers/none`", "--log_samples")
+    elsewhere = qaudit("import", "out", *base, *q3, "--subject", "step20")
+    refused(elsewhere, 2, "no subject `step20`", "step10")
+    load("out").save("copy")
+    refused(qaudit("import", "copy", *base, *q3), 2, "a copy of an audit", "output folder")
+
+
+def test_other_weights_do_not_take_imported_answers(
+    imported: Outcome, place: Path, qaudit: Run
+) -> None:
+    shutil.copytree(place / "series" / "step200", place / "series" / "step10", dirs_exist_ok=True)
+    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+    assert qaudit("scan", "series/step10", *text, "--schemes", "rtn-4bit", "--out", "out").code == 0
+    assert tasks(place / "out") == {}
