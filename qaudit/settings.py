@@ -123,6 +123,19 @@ class Recipe:
         TEXT,
         unset="none",
     )
+    chat_template: str | None = setting(
+        "Jinja file that renders `messages` of the text.", TEXT, unset="the checkpoint's own"
+    )
+    score: Literal["answer", "all"] = setting(
+        "Tokens of `messages` that are scored: answer (what the model wrote) or all.",
+        TEXT,
+        "answer",
+    )
+    reasoning: str | None = setting(
+        "What begins and ends reasoning in them, as '<think> </think>'.",
+        TEXT,
+        unset="the markers of the template",
+    )
     choices: str | None = setting("Multiple-choice items to score: .jsonl.", TEXT, unset="none")
     tasks: tuple[str, ...] = setting(
         "Tasks, separated by commas: paper-a, names of lm-eval, a folder of its YAML files.",

@@ -92,6 +92,11 @@ class Audit:
         return Table(self.record.diagnostics.positions)
 
     @property
+    def roles(self) -> Table:
+        """One row for each subject, scheme and role, if the text is conversations."""
+        return Table(self.record.diagnostics.roles)
+
+    @property
     def routing(self) -> Table:
         """One row for each subject, scheme and layer of experts."""
         return Table(self.record.diagnostics.routing)

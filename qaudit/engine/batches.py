@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qaudit.types import Window
+from qaudit.types import UNSCORED, Window
 
 TOKENS_PER_BATCH = 4096
 _ROUND = 32  # pad lengths to a multiple, so that few shapes have to be recorded
@@ -28,6 +28,7 @@ class Batch:
     windows: tuple[int, ...]
     lengths: tuple[int, ...]
     starts: tuple[int, ...]  # the first scored position of each
+    roles_BT: Tensor | None = None  # of conversations, as windows have them
 
     def valid_BT(self) -> Tensor:
         """Mark the positions that hold a token of a window."""
@@ -37,7 +38,18 @@ class Batch:
     def scored_BT(self) -> Tensor:
         """Mark the positions whose token is scored."""
         positions_T = torch.arange(self.tokens_BT.shape[1])
-        return self.valid_BT() & (positions_T >= torch.tensor(self.starts)[:, None])
+        scored_BT = self.valid_BT() & (positions_T >= torch.tensor(self.starts)[:, None])
+        return scored_BT if self.roles_BT is None else scored_BT & (self.roles_BT != UNSCORED)
+
+    def part(self, rows: slice) -> Batch:
+        """Return some of the windows."""
+        return Batch(
+            self.tokens_BT[rows],
+            self.windows[rows],
+            self.lengths[rows],
+            self.starts[rows],
+            None if self.roles_BT is None else self.roles_BT[rows],
+        )
 
 
 def make_batches(
@@ -59,7 +71,13 @@ def make_batches(
 def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Return the same windows, last batch first and last row first: sums round otherwise."""
     return tuple(
-        Batch(batch.tokens_BT.flip(0), batch.windows[::-1], batch.lengths[::-1], batch.starts[::-1])
+        Batch(
+            batch.tokens_BT.flip(0),
+            batch.windows[::-1],
+            batch.lengths[::-1],
+            batch.starts[::-1],
+            None if batch.roles_BT is None else batch.roles_BT.flip(0),
+        )
         for batch in reversed(batches)
     )
 
@@ -71,8 +89,14 @@ def padded(length: int, context: int) -> int:
 
 def _batch(windows: Sequence[Window], chosen: tuple[int, ...], width: int) -> Batch:
     tokens_BT = torch.zeros(len(chosen), width, dtype=torch.long)
+    roles_BT = None
+    if any(windows[w].roles is not None for w in chosen):
+        roles_BT = torch.full((len(chosen), width), UNSCORED, dtype=torch.int8)
     for row, w in enumerate(chosen):
         tokens = torch.from_numpy(windows[w].tokens.astype("int64"))
         tokens_BT[row, : len(tokens)] = tokens
+        if roles_BT is not None:
+            roles_BT[row, : len(tokens)] = torch.from_numpy(windows[w].roles)
     lengths = tuple(len(windows[w].tokens) for w in chosen)
-    return Batch(tokens_BT, chosen, lengths, tuple(windows[w].scored_from for w in chosen))
+    starts = tuple(windows[w].scored_from for w in chosen)
+    return Batch(tokens_BT, chosen, lengths, starts, roles_BT)

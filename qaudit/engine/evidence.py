@@ -14,7 +14,17 @@ from qaudit.core import histogram
 from qaudit.engine.batches import Batch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
-from qaudit.types import Corpus, Evidence, Fidelity, Positions, Routing, TaskEvidence
+from qaudit.types import (
+    ROLES,
+    Corpus,
+    Evidence,
+    Fidelity,
+    Positions,
+    Roles,
+    Routing,
+    TaskEvidence,
+    Window,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,8 +38,9 @@ def evidence_of(
     reference: Tally | None = None,
 ) -> Evidence:
     """Return a stream's results by document; it is compared with `full` and `reference`."""
-    windows = [(w.document, w.scored_from) for w in corpus.evaluation]
-    sums, tokens = document_sums(feed.evaluation, tally.nll, windows, len(corpus.documents))
+    sums, tokens = document_sums(
+        feed.evaluation, tally.nll, corpus.evaluation, len(corpus.documents)
+    )
     scored = _Scored.of(corpus, feed)
     fidelity = beside = None
     if tally.kl and full is not None:
@@ -46,6 +57,7 @@ def evidence_of(
         tasks=tuple(_task_evidence(corpus, tally)),
         fidelity=fidelity,
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
+        roles=scored.roles(tally, compared=fidelity is not None),
         expert_tokens=_expert_tokens(tally),
         routing=_routing(corpus, tally),
         output_error=scored.output_error(tally),
@@ -96,15 +108,16 @@ def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
 
 
 def document_sums(
-    batches: Sequence[Batch], nll: Sequence[Tensor], windows: Sequence[tuple[int, int]], count: int
+    batches: Sequence[Batch], nll: Sequence[Tensor], windows: Sequence[Window], count: int
 ) -> tuple[Floats, Ints]:
-    """Sum losses and scored tokens over documents; `windows` holds (document, scored_from)."""
+    """Sum losses and scored tokens over documents."""
     sums, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
     for batch, nll_BT in zip(batches, nll, strict=True):
-        for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
-            document, scored_from = windows[w]
-            sums[document] += float(nll_BT[row, scored_from:length].double().sum())
-            tokens[document] += length - scored_from
+        scored_BT = batch.scored_BT()
+        for row, w in enumerate(batch.windows):
+            losses_T = nll_BT[row][scored_BT[row]]
+            sums[windows[w].document] += float(losses_T.double().sum())
+            tokens[windows[w].document] += len(losses_T)
     return sums, tokens
 
 
@@ -123,25 +136,28 @@ class _Scored:
     documents: int
     document_N: Ints
     position_N: Ints
+    role_N: Ints | None  # places in `ROLES`; None: plain text
     marked: tuple[Tensor, ...]  # (B, T) of each batch
 
     @classmethod
     def of(cls, corpus: Corpus, feed: Feed) -> _Scored:
-        document, position, marked = [], [], []
+        document, position, role, marked = [], [], [], []
         for batch in feed.evaluation:
             document_BT = torch.full(batch.tokens_BT.shape, -1)
             for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
-                window = corpus.evaluation[w]
-                document_BT[row, window.scored_from : length] = window.document
-            marked_BT = document_BT >= 0
+                document_BT[row, :length] = corpus.evaluation[w].document
+            marked_BT = batch.scored_BT()
             document.append(document_BT[marked_BT].numpy())
             position.append(torch.nonzero(marked_BT)[:, 1].numpy())
             marked.append(marked_BT)
+            if batch.roles_BT is not None:
+                role.append(batch.roles_BT[marked_BT].numpy().astype(np.int64))
         empty = np.zeros(0, dtype=np.int64)
         return cls(
             len(corpus.documents),
             np.concatenate([empty, *document]),
             np.concatenate([empty, *position]),
+            np.concatenate(role) if role else None,
             tuple(marked),
         )
 
@@ -183,16 +199,24 @@ class _Scored:
     def positions(self, tally: Tally, context: int, *, compared: bool) -> Positions:
         """Return the sums of each document by where in its window a token is."""
         edges = position_edges(context)
-        bins = len(edges) - 1
-        place_N = self.document_N * bins + np.searchsorted(edges, self.position_N, "right") - 1
+        bin_N = np.searchsorted(edges, self.position_N, "right") - 1
+        return Positions(edges, *self._binned(tally, bin_N, len(edges) - 1, compared))
+
+    def roles(self, tally: Tally, *, compared: bool) -> Roles | None:
+        """Return the sums of each document by the role of a token; of plain text None."""
+        if self.role_N is None:
+            return None
+        return Roles(ROLES, *self._binned(tally, self.role_N, len(ROLES), compared))
+
+    def _binned(
+        self, tally: Tally, bin_N: Ints, bins: int, compared: bool
+    ) -> tuple[Ints, Floats, Floats | None]:
+        """Return tokens, losses and divergences of each document by bin."""
+        place_N = self.document_N * bins + bin_N
 
         def summed(values_N: Floats | None) -> Floats:
             flat = np.bincount(place_N, values_N, self.documents * bins)
             return flat.astype(np.float64).reshape(self.documents, bins)
 
-        return Positions(
-            edges=edges,
-            tokens=summed(None).astype(np.int64),
-            nll_sum=summed(self.values(tally.nll)),
-            kl_sum=summed(self.values(tally.kl)) if compared else None,
-        )
+        kl = summed(self.values(tally.kl)) if compared else None
+        return summed(None).astype(np.int64), summed(self.values(tally.nll)), kl

@@ -70,12 +70,7 @@ def _narrower(feed: Feed, windows: int) -> Feed:
 
 def _split(batches: Sequence[Batch], windows: int) -> tuple[Batch, ...]:
     return tuple(
-        Batch(
-            batch.tokens_BT[k : k + windows],
-            batch.windows[k : k + windows],
-            batch.lengths[k : k + windows],
-            batch.starts[k : k + windows],
-        )
+        batch.part(slice(k, k + windows))
         for batch in batches
         for k in range(0, len(batch.windows), windows)
     )

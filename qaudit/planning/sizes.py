@@ -190,7 +190,9 @@ def text_size(
     text = (
         TextSize.bound(protocol)
         if tokenizer is None
-        else _counted(recipe, protocol, tokenizer, places, trees)
+        else _counted(
+            recipe, protocol, tokenizer, places, [folder_of(c) for c in checkpoints], trees
+        )
     )
     return _with_tasks(text, recipe, protocol, checkpoints, texts, trees) if recipe.tasks else text
 
@@ -225,9 +227,10 @@ def _counted(
     protocol: Protocol,
     tokenizer: _Tokenizer,
     places: Mapping[str, Path],
+    folders: Sequence[Path],
     trees: bool,
 ) -> TextSize:
-    corpus, _ = cut_texts(recipe, places, tokenizer, protocol)
+    corpus, _ = cut_texts(recipe, places, tokenizer, protocol, folders)
     items = ItemText(corpus.items, corpus.item_windows)
     return TextSize(
         calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),

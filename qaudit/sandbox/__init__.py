@@ -101,9 +101,28 @@ class Templates:
                     pipe.close()  # type: ignore[union-attr]
             process.wait()
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
+    def render_chat(
+        self, template: str, values: Mapping[str, Any]
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return a chat, and where `{% generation %}` is in it."""
+        answer = self.render(template, values, is_chat=True)
+        try:
+            text, places = json.loads(answer)
+            places = [(int(start), int(stop)) for start, stop in places]
+            if not isinstance(text, str) or not _are_inside(places, len(text)):
+                raise ValueError("places outside of the text")
+        except (ValueError, TypeError, RecursionError) as error:  # a template answered itself
+            raise TemplateError(
+                f"the template `{_short(template)}` fails: its answer is none", hint=_HINT
+            ) from error
+        return text, places
+
+    def render(self, template: str, values: Mapping[str, Any], *, is_chat: bool = False) -> str:
         """Return a template with its values; TemplateError if it is not rendered."""
-        request = pickle.dumps((template, dict(values)), protocol=5)
+        try:
+            request = pickle.dumps((template, dict(values), is_chat), protocol=5)
+        except RecursionError as error:
+            raise TemplateError("the values of a template nest without end", hint=_HINT) from error
         if len(request) > self.limits.nbytes_values:
             raise TemplateError(
                 f"a template and its values have {len(request):,} bytes, "
@@ -157,6 +176,12 @@ class Templates:
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return f"it takes more than {self.limits.seconds:g} seconds"
         return f"the process that renders it ended with {code}"
+
+
+def _are_inside(places: list[tuple[int, int]], length: int) -> bool:
+    """Return whether places follow each other in a text of such a length."""
+    bounds = [bound for place in places for bound in place]
+    return bounds == sorted(bounds) and all(0 <= bound <= length for bound in bounds)
 
 
 def _short(template: str) -> str:

@@ -1,7 +1,8 @@
 """The process in which templates of others are rendered; started by path, with limits as JSON.
 
-A request is a length and a pickle of a template and its values. An answer is 0 or 1 for a refusal,
-a length, and text.
+A request is a length and a pickle of a template, its values, and whether it is a chat template. An
+answer is 0 or 1 for a refusal, a length, and text: of a chat a JSON list of what was rendered and
+of the places between `{% generation %}` and `{% endgeneration %}`.
 """
 
 from __future__ import annotations
@@ -14,25 +15,35 @@ import signal
 import struct
 import sys
 from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, TemplateError, nodes, pass_eval_context
+from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TODAY = datetime(2024, 7, 26)  # for templates that print it: Llama's own default
 
 
 def main() -> None:
     """Answer requests until there are no more."""
     limits = json.loads(sys.argv[1])
     _bound(limits)
-    environment = _environment()
+    environment, chats = _environment(), _chat_environment()
     compiled = lru_cache(maxsize=4096)(environment.from_string)
+    compiled_chat = lru_cache(maxsize=16)(chats.from_string)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while len(header := requests.read(4)) == 4:
-        template, values = pickle.loads(requests.read(struct.unpack(">I", header)[0]))
+        template, values, is_chat = pickle.loads(requests.read(struct.unpack(">I", header)[0]))
         signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # its signal ends the process
         try:
-            text, refused = _rendered(compiled(template), values, limits["characters"]), False
+            make = compiled_chat if is_chat else compiled
+            parts = chats.rendered = []
+            places = chats.generations = []
+            text, refused = _rendered(make(template), values, limits["characters"], parts), False
+            if is_chat:
+                text = json.dumps([text, places], ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             text, refused = f"{type(error).__name__}: {error}"[:300], True
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -41,8 +52,8 @@ def main() -> None:
         answers.flush()
 
 
-def _rendered(template: Any, values: dict[str, Any], most: int) -> str:
-    parts, length = [], 0
+def _rendered(template: Any, values: dict[str, Any], most: int, parts: list[str]) -> str:
+    length = 0
     for part in template.generate(**values):
         parts.append(part)
         length += len(part)
@@ -59,6 +70,57 @@ def _environment() -> Any:
     environment.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(
         pattern, repl, string, count=count
     )
+    return environment
+
+
+class _Generation(Extension):
+    """Note where what `{% generation %}` holds is in the text, as transformers does."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja reads it
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_noted"), [], [], body).set_lineno(line)
+
+    @pass_eval_context
+    def _noted(self, context: Any, caller: Any) -> str:
+        text: str = caller()
+        environment: Any = self.environment
+        first = sum(map(len, environment.rendered))
+        environment.generations.append((first, first + len(text)))
+        return text
+
+
+def _chat_environment() -> Any:
+    """Return Jinja as transformers sets it up for chat templates, on a day that never changes."""
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    def fail(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = fail
+    environment.globals["strftime_now"] = TODAY.strftime
     return environment
 
 

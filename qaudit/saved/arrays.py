@@ -15,6 +15,7 @@ from qaudit.types import (
     Fidelity,
     ImportedAnswers,
     Positions,
+    Roles,
     Routing,
     TaskEvidence,
 )
@@ -25,8 +26,9 @@ Tokens = npt.NDArray[np.int64]
 _FIDELITY = ("kl_sum", "kl_max", "kl_counts", "same_top", "squared_dp_sum")
 _REFERENCE = "reference_"
 _POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
+_ROLES = ("role_names", "role_tokens", "role_nll_sum")
 _ROUTING = ("routing_blocks", "routing_same", "routing_moved")
-_MOST_POSITIONS = 64
+_MOST_POSITIONS, _MOST_ROLES = 64, 32
 _DECODING = ("sampled", "greedy")
 
 
@@ -51,6 +53,9 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
         arrays |= _task_arrays(task)
     if evidence.reference is not None:
         arrays |= {f"{_REFERENCE}{name}": getattr(evidence.reference, name) for name in _FIDELITY}
+    if evidence.roles is not None:
+        roles = {f"role_{name}": value for name, value in vars(evidence.roles).items()}
+        arrays |= {name: np.array(value) for name, value in roles.items() if value is not None}
     return arrays | _sums(evidence.fidelity, evidence.positions)
 
 
@@ -97,6 +102,7 @@ def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
         if "output_error" in arrays
         else None,
         reference=_fidelity(_of_reference(arrays), tokens),
+        roles=_roles(arrays, tokens, compared=fidelity is not None),
     )
 
 
@@ -205,16 +211,34 @@ def _positions(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -
         raise ValueError("its `position_edges` are no bins")
     if edges[0] != 0 or (np.diff(edges.astype(np.int64)) <= 0).any():
         raise ValueError("its `position_edges` do not rise from 0")
-    shape = (*tokens.shape, len(edges) - 1)
-    counts = _counts(arrays, "position_tokens", shape)
-    if (counts.sum(axis=1, dtype=np.int64) != tokens).any():
-        raise ValueError("its `position_tokens` are not those of its documents")
     return Positions(
-        edges=edges.astype(np.int64),
-        tokens=counts.astype(np.int64),
-        nll_sum=_numbers(arrays, "position_nll_sum", shape),
-        kl_sum=_amounts(arrays, "position_kl_sum", shape) if compared else None,
+        edges.astype(np.int64), *_binned(arrays, "position", len(edges) - 1, tokens, compared)
     )
+
+
+def _roles(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> Roles | None:
+    """Read the sums by role in a conversation; ValueError for what cannot be."""
+    if not _are_there(arrays, _ROLES):
+        return None
+    names = tuple(map(str, _column(arrays, "role_names", "U")))
+    if not 1 <= len(names) <= _MOST_ROLES or len(set(names)) < len(names):
+        raise ValueError("its `role_names` are no roles")
+    return Roles(names, *_binned(arrays, "role", len(names), tokens, compared))
+
+
+def _binned(
+    arrays: Mapping[str, Array], kind: str, bins: int, tokens: Tokens, compared: bool
+) -> tuple[Tokens, Array, Array | None]:
+    """Read the tokens, losses and divergences of each document by bin."""
+    shape = (*tokens.shape, bins)
+    counts = _counts(arrays, f"{kind}_tokens", shape)
+    if (counts.sum(axis=1, dtype=np.int64) != tokens).any():
+        raise ValueError(f"its `{kind}_tokens` are not those of its documents")
+    losses = _numbers(arrays, f"{kind}_nll_sum", shape)
+    if compared and f"{kind}_kl_sum" not in arrays:
+        raise ValueError(f"it lacks `{kind}_kl_sum`")
+    kl = _amounts(arrays, f"{kind}_kl_sum", shape) if compared else None
+    return counts.astype(np.int64), losses, kl
 
 
 def _routing(arrays: Mapping[str, Array], tokens: Tokens) -> Routing | None:

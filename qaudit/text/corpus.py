@@ -25,7 +25,15 @@ from qaudit.errors import CorpusError
 from qaudit.text.copies import NearCopies
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
 from qaudit.text.strata import strata_notes
-from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
+from qaudit.types import (
+    UNSCORED,
+    Choice,
+    Corpus,
+    Document,
+    EvaluationDocument,
+    Protocol,
+    Recipe,
+)
 
 POOL = 16
 """Calibration seeds draw from this many times the documents asked for: so many share nothing."""
@@ -76,6 +84,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     pool = _Usable(calibration, cutter)
     fed = _take(pool, count, "calibration", _drawn(pool, count, seed))
     _refuse_shared(fed, scored)
+    cutter.notes += _chat_notes(scored, protocol)
     windows, documents = cutter.evaluation(scored)
     _refuse_too_few(documents, protocol)
     if strata is not None:
@@ -164,6 +173,8 @@ class _Usable:
                 yield document
 
     def _is_short(self, encoded: Encoded) -> bool:
+        if encoded.roles is not None:
+            return not (encoded.roles[1:] != UNSCORED).any()
         return len(encoded.tokens) <= self.cutter.unscored
 
     def available(self, taken: int) -> int | None:
@@ -252,7 +263,7 @@ def _take_units(usable: _Usable, count: int) -> tuple[Encoded, ...]:
         return _take(usable, count, "evaluation")
     copies, taken, notes = NearCopies(), list[Encoded](), usable.cutter.notes
     for encoded in usable.cut(usable.hashes()):
-        taken.append(replace(encoded, unit=copies.add(encoded.tokens)))
+        taken.append(replace(encoded, unit=copies.add(encoded.compared)))
         if copies.count == count:
             break  # before the next is read
     if len(taken) > copies.count:
@@ -262,6 +273,26 @@ def _take_units(usable: _Usable, count: int) -> tuple[Encoded, ...]:
         )
     _note(usable, copies.count, count, "evaluation")
     return tuple(taken)
+
+
+def _chat_notes(scored: Sequence[Encoded], protocol: Protocol) -> list[str]:
+    """Return notes on conversations, or refuse them beside plain text and packed."""
+    plain = [encoded.name for encoded in scored if encoded.roles is None]
+    if len(plain) == len(scored):
+        return []
+    if plain:
+        raise CorpusError(
+            f"the evaluation text has conversations, and `{plain[0]}` is none",
+            hint="give `messages` in every document, or in none",
+        )
+    if protocol.packed:
+        raise CorpusError("packed windows run conversations together", hint="leave out `--packed`")
+    alone = sum(encoded.last_alone for encoded in scored)
+    sentence = (
+        f"of {alone} of {len(scored)} conversations the last answer alone is scored: the template "
+        "renders earlier ones otherwise than while they were written"
+    )
+    return [sentence] if alone else []
 
 
 def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol) -> None:

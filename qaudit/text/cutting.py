@@ -25,17 +25,21 @@ from qaudit.errors import CorpusError
 from qaudit.types import (
     CHOICES,
     HELD_OUT,
+    ROLES,
     SELECTION,
+    UNSCORED,
     Choice,
     Document,
     EvaluationDocument,
     Item,
     Protocol,
+    RoleSpan,
     Window,
 )
 
 Tokens = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
+Roles = npt.NDArray[np.int8]
 
 
 class Tokenizer(Interface):
@@ -58,11 +62,18 @@ class Encoded:
     nbytes: Counts
     stratum: str = ""
     unit: int | None = None  # near-copies have one together; None: it is a unit of its own
+    roles: Roles | None = None  # of a conversation, as a window has them
+    last_alone: bool = False
 
     @property
     def cut(self) -> bytes:
         """What is fed of it: two texts that differ behind the cut are one document."""
         return hashlib.sha256(self.tokens.tobytes()).digest()
+
+    @property
+    def compared(self) -> Tokens:
+        """What near-copies are told by: conversations often have their prompts in common."""
+        return self.tokens if self.roles is None else self.tokens[self.roles != UNSCORED]
 
 
 @dataclass(eq=False)
@@ -88,16 +99,18 @@ class Cutter:
 
     def encode(self, document: Document) -> Encoded:
         """Turn a document into tokens, those before it included, and cap it."""
-        tokens, nbytes = self._text(document.text)
+        tokens, nbytes, roles = self._text(document)
         limit = self.protocol.document_tokens
         tokens, nbytes = tokens[:limit], nbytes[:limit]
-        before = np.array(self.prefix, dtype=np.int32)
+        before = np.array(() if document.is_chat else self.prefix, dtype=np.int32)
         return Encoded(
             document.name,
             document.sha256,
             np.concatenate([before, tokens]),
             np.concatenate([np.zeros(len(before), dtype=np.int64), nbytes]),
             document.stratum,
+            roles=None if roles is None else roles[:limit],
+            last_alone=document.last_alone,
         )
 
     def calibration(self, documents: Sequence[Encoded]) -> tuple[Window, ...]:
@@ -114,13 +127,17 @@ class Cutter:
     ) -> tuple[tuple[Window, ...], tuple[EvaluationDocument, ...]]:
         """Cut evaluation documents into windows, and count the bytes that are scored."""
         context, stride = self.protocol.context, self.protocol.stride
-        first = 1 if self.protocol.packed else self.unscored
         windows, scored = [], dict[int, EvaluationDocument]()
         for k, part in enumerate(self._units(documents)):
             nbytes, unit = 0, k if part.unit is None else part.unit
+            first = 1 if self.protocol.packed or part.roles is not None else self.unscored
             for start, stop, scored_from in cuts(len(part.tokens), context, stride, first):
-                windows.append(Window(unit, part.tokens[start:stop], scored_from))
-                nbytes += int(part.nbytes[start + scored_from : stop].sum())
+                roles = None if part.roles is None else part.roles[start:stop]
+                windows.append(Window(unit, part.tokens[start:stop], scored_from, roles))
+                counted = part.nbytes[start + scored_from : stop]
+                if roles is not None:
+                    counted = counted[roles[scored_from:] != UNSCORED]
+                nbytes += int(counted.sum())
             document = EvaluationDocument(part.name, part.sha256, nbytes, stratum=part.stratum)
             scored[unit] = _joined(scored[unit], document) if unit in scored else document
         windows.sort(key=lambda window: window.document)
@@ -150,16 +167,19 @@ class Cutter:
         """Return the units of analysis: documents, or windows of documents run together."""
         return _packed(documents, self.protocol.context) if self.protocol.packed else documents
 
-    def _text(self, text: str) -> tuple[Tokens, Counts]:
-        fast = self.tokenizer.is_fast
+    def _text(self, document: Document) -> tuple[Tokens, Counts, Roles | None]:
+        """Return the tokens of a document, the bytes they own, and the roles in a conversation."""
+        text, fast = document.text, self.tokenizer.is_fast
         with unreadable(_FAILS, _HINT):
             encoded = self.tokenizer(
                 text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False
             )
             tokens = np.array(encoded["input_ids"], dtype=np.int32)
         if not fast:
-            return tokens, np.zeros(len(tokens), dtype=np.int64)
-        return tokens, owned_nbytes(text, [end for _, end in encoded["offset_mapping"]])
+            return tokens, np.zeros(len(tokens), dtype=np.int64), None
+        offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        nbytes = owned_nbytes(text, offsets[:, 1])
+        return tokens, nbytes, roles_of(document.spans, offsets) if document.spans else None
 
     def _pair(self, item: Choice, option: str) -> tuple[Tokens, int]:
         """Encode context and option as one text; spaces between them belong to the option.
@@ -168,8 +188,8 @@ class Cutter:
         encoded apart, its first token would be one that never follows the context.
         """
         context = item.context.rstrip()
-        whole = self._text(item.context + option)[0]
-        before = len(self._text(context)[0])
+        whole = self._text(Document("", item.context + option))[0]
+        before = len(self._text(Document("", context))[0])
         if len(whole) <= before:
             raise CorpusError(
                 f"option `{option}` of `{item.name}` has no token of its own",
@@ -228,7 +248,16 @@ def cuts(
             return
 
 
-def owned_nbytes(text: str, ends: Sequence[int]) -> Counts:
+def roles_of(spans: Sequence[RoleSpan], offsets: Counts) -> Roles:
+    """Return the role of each token: that of the last span which it overlaps."""
+    roles = np.full(len(offsets), UNSCORED, dtype=np.int8)
+    first, last = offsets[:, 0], offsets[:, 1]
+    for span in spans:
+        roles[(first < span.stop) & (last > span.start)] = ROLES.index(span.role)
+    return roles
+
+
+def owned_nbytes(text: str, ends: Sequence[int] | Counts) -> Counts:
     """Return the bytes of text from the end of each token's predecessor to its own end."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)

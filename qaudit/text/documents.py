@@ -3,7 +3,8 @@
 A plain text file is one document, a folder is all the files in it, a line of JSON is a
 document, and so is a row of Parquet. Files are read lazily, because published text comes in
 files a thousand times longer than what an audit needs. The text of an object is its `text`,
-its `content`, or what the source names: `file.jsonl::body`.
+its `content`, or what the source names: `file.jsonl::body`. One of JSON lines that has none, and
+`messages`, is a conversation (`text.chat`).
 
 Whatever cannot be read as text stops the audit and is named by its line: skipping it would change
 which document is the hundredth. A file from the Hub is named as in the recipe, and not by its
@@ -16,14 +17,15 @@ import gzip
 import json
 import platform
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import CorpusError, MachineError
+from qaudit.text.chat import MESSAGES, Chat
 from qaudit.text.python_text import Part, calibration_text, python_part
 from qaudit.text.strata import no_strata, stratum_of
 from qaudit.types import Document
@@ -57,12 +59,17 @@ class TextPath:
 
 
 def text_of(
-    source: str | None, part: Part, path: Path | None = None, strata: str | None = None
+    source: str | None,
+    part: Part,
+    path: Path | None = None,
+    strata: str | None = None,
+    chat: Chat | None = None,
 ) -> tuple[str, Iterator[Document]]:
     """Return the name of a source in the record, and its documents.
 
     Without a source: this part of the documents that this Python carries. `path` is that of a
-    text of the Hub; `strata` the field that groups its documents.
+    text of the Hub; `strata` the field that groups its documents; `chat` makes documents of
+    conversations.
     """
     if source is None:
         if strata is not None:
@@ -70,25 +77,24 @@ def text_of(
         documents = calibration_text() if part == "calibration" else python_part(part)
         name = f"the {part} part of the documents of Python {platform.python_version()}"
         return name, iter(documents)
-    return source, read_documents(source, path, strata)
+    return source, read_documents(source, path, strata, chat)
 
 
 def read_documents(
-    source: str, path: Path | None = None, strata: str | None = None
+    source: str, path: Path | None = None, strata: str | None = None, chat: Chat | None = None
 ) -> Iterator[Document]:
     """Return the documents of a file or folder, lazily and in order."""
     name, field = split_field(source)
-    fields = Fields(field, strata)
+    fields = Fields(field, strata, chat)
     root = TextPath(path or Path(name), name if path else str(Path(name)))
     if root.path.is_dir():
         inside = sorted(p for p in root.path.rglob("*") if p.is_file() and is_text(p.name))
         if not inside:
             raise CorpusError(f"there is no text in `{root}`", hint=f"text is {KINDS}")
         return (
-            Document(
-                f"{file.relative_to(root.path).parent.as_posix()}/{d.name}".removeprefix("./"),
-                d.text,
-                d.stratum,
+            replace(
+                d,
+                name=f"{file.relative_to(root.path).parent.as_posix()}/{d.name}".removeprefix("./"),
             )
             for file in inside
             for d in _documents(TextPath(file, str(file)), fields)
@@ -112,6 +118,11 @@ class Fields:
 
     text: str | None
     strata: str | None = None
+    chat: Chat | None = None
+
+    def key(self, names: Collection[str]) -> str:
+        """Return the field that is read; '' if there is none."""
+        return self.text or next((f for f in (*FIELDS, MESSAGES) if f in names), "")
 
 
 Reader = Callable[[TextPath, Fields], Iterator[Document]]
@@ -223,7 +234,12 @@ def _lines(file: TextPath) -> Iterator[tuple[int, bytes]]:
 def _from_lines(file: TextPath, fields: Fields) -> Iterator[Document]:
     for number, value in read_objects(file):
         where = f"line {number} of `{file}`"
-        text = value.get(fields.text or next((f for f in FIELDS if f in value), ""))
+        name, key = f"{file.path.name}:{number}", fields.key(value)
+        text = value.get(key)
+        if fields.chat and (key == MESSAGES or (isinstance(text, list) and key not in FIELDS)):
+            stratum = stratum_of(where, fields.strata, value)
+            yield fields.chat.document(name, where, value, key, stratum)
+            continue
         if not isinstance(text, str):
             raise _no_text(where, fields.text, list(value), text)
         try:
@@ -233,7 +249,7 @@ def _from_lines(file: TextPath, fields: Fields) -> Iterator[Document]:
                 f"the text in line {number} of `{file}` holds half a character",
                 hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
             ) from error
-        yield Document(f"{file.path.name}:{number}", text, stratum_of(where, fields.strata, value))
+        yield Document(name, text, stratum_of(where, fields.strata, value))
 
 
 def _no_text(where: str, field: str | None, fields: list[str], value: object) -> CorpusError:

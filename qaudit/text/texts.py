@@ -27,6 +27,8 @@ from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
 from qaudit.items.prepare import TASK_CODE, Reading, code_of, read_items
 from qaudit.items.tokens import ItemText
+from qaudit.sandbox import Templates
+from qaudit.text.chat import Chat
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.cutting import Tokenizer
@@ -213,7 +215,7 @@ def read_corpus(
         folders = {borrowed.label: folder_of(borrowed)}
     tokenizer, notes = tokenizer_of(list(folders.values()), trust_remote_code)
     protocol = make_protocol(recipe, plan.context, plan.item_context)
-    corpus, sources = cut_texts(recipe, paths, tokenizer, protocol)
+    corpus, sources = cut_texts(recipe, paths, tokenizer, protocol, list(folders.values()))
     if recipe.strata:
         sources.append(("strata", recipe.strata))
     if recipe.choices:
@@ -234,26 +236,39 @@ def read_corpus(
 
 
 def cut_texts(
-    recipe: Recipe, paths: Mapping[str, Path], tokenizer: Tokenizer, protocol: Protocol
+    recipe: Recipe,
+    paths: Mapping[str, Path],
+    tokenizer: Tokenizer,
+    protocol: Protocol,
+    folders: Sequence[Path],
 ) -> tuple[Corpus, list[tuple[str, str]]]:
-    """Cut the texts of a recipe; return the corpus, and the role and name of each text."""
-    calibration_name, calibration = text_of(
-        recipe.calibration, "calibration", paths.get(recipe.calibration or "")
-    )
-    evaluation_name, evaluation = text_of(
-        recipe.evaluation, "evaluation", paths.get(recipe.evaluation or ""), recipe.strata
-    )
+    """Cut the texts of a recipe; return the corpus, and the role and name of each text.
+
+    Conversations are rendered by the first chat template that one of the folders has.
+    """
     choices = recipe.choices
-    corpus = build_corpus(
-        calibration,
-        evaluation,
-        read_choices(choices, paths.get(choices)) if choices else (),
-        tokenizer,
-        protocol,
-        repeats=recipe.repeats,
-        strata=recipe.strata,
-    )
-    return corpus, [("calibration", calibration_name), ("evaluation", evaluation_name)]
+    with Templates() as templates:
+        chat = Chat(
+            folders, tokenizer, templates, recipe.chat_template, recipe.score, recipe.reasoning
+        )
+        fed = chat.without_spans()
+        calibration_name, calibration = text_of(
+            recipe.calibration, "calibration", paths.get(recipe.calibration or ""), chat=fed
+        )
+        evaluation_name, evaluation = text_of(
+            recipe.evaluation, "evaluation", paths.get(recipe.evaluation or ""), recipe.strata, chat
+        )
+        corpus = build_corpus(
+            calibration,
+            evaluation,
+            read_choices(choices, paths.get(choices)) if choices else (),
+            tokenizer,
+            protocol,
+            repeats=recipe.repeats,
+            strata=recipe.strata,
+        )
+    texts = [("calibration", calibration_name), ("evaluation", evaluation_name)]
+    return corpus, [*texts, *(chat.sources or fed.sources)]
 
 
 def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError]) -> Corpus:

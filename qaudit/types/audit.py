@@ -182,6 +182,19 @@ class Positions:
 
 
 @dataclass(frozen=True, eq=False)
+class Roles:
+    """Sums by what a token is in its conversation.
+
+    Shapes: D documents, P roles.
+    """
+
+    names: tuple[str, ...]  # (P,)
+    tokens: npt.NDArray[np.int64]  # (D, P)
+    nll_sum: npt.NDArray[np.float64]  # (D, P)
+    kl_sum: npt.NDArray[np.float64] | None = None  # (D, P); None for full precision
+
+
+@dataclass(frozen=True, eq=False)
 class Routing:
     """How far routers choose other experts than in full precision, summed by document.
 
@@ -243,6 +256,7 @@ class Evidence:
     output_error: npt.NDArray[np.float64] | None = None  # (D,) of tokens, see `core.fidelity`
     routing: Routing | None = None  # None: full precision, or no experts, or replayed
     reference: Fidelity | None = None  # against another subject, where one is the reference
+    roles: Roles | None = None  # of conversations
 
     @property
     def is_split(self) -> bool:

@@ -49,6 +49,25 @@ class PositionRow(Row):
 
 
 @dataclass(frozen=True)
+class RoleRow(Row):
+    """Loss and errors of tokens by their role in a conversation, over all draws.
+
+    The intervals of one subject under one scheme hold at once. None is not measured.
+    """
+
+    subject: str
+    scheme: str
+    spec: str
+    role: str  # prompt, reasoning, call or answer
+    documents: int  # that have such tokens
+    tokens: int
+    ce: Interval  # nats per token
+    relative_error: Interval | None
+    absolute_change: Interval | None  # nats per token
+    kl: Interval | None = None  # divergence to full precision, nats per token
+
+
+@dataclass(frozen=True)
 class RoutingRow(Row):
     """How far one layer's router chooses other experts than in full precision, over all draws.
 

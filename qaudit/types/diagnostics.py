@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qaudit.types.courses import Course, PositionRow, RoutingRow, StratumRow
+from qaudit.types.courses import Course, PositionRow, RoleRow, RoutingRow, StratumRow
 from qaudit.types.rows import Interval, Row
 
 
@@ -233,6 +233,7 @@ class Diagnostics:
     phases: tuple[Course, ...] = ()
     strata: tuple[StratumRow, ...] = ()
     positions: tuple[PositionRow, ...] = ()
+    roles: tuple[RoleRow, ...] = ()
     routing: tuple[RoutingRow, ...] = ()
     shipped: tuple[ShippedRow, ...] = ()
     others: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)

@@ -14,6 +14,21 @@ import numpy.typing as npt
 
 from qaudit.types.subjects import digest
 
+PROMPT, REASONING, CALL, ANSWER = ROLES = ("prompt", "reasoning", "call", "answer")
+"""What a token of a conversation is: given to the model, or written by it."""
+
+UNSCORED = -1
+"""In place of a role: the loss of the token is not counted."""
+
+
+@dataclass(frozen=True)
+class RoleSpan:
+    """Characters of a conversation whose tokens are scored, and their role."""
+
+    start: int
+    stop: int
+    role: str
+
 
 @dataclass(frozen=True)
 class Document:
@@ -22,6 +37,9 @@ class Document:
     name: str
     text: str
     stratum: str = ""  # the value of the field that `strata` names
+    is_chat: bool = False  # a conversation: nothing goes before it, and its spans alone are scored
+    spans: tuple[RoleSpan, ...] = ()
+    last_alone: bool = False  # of its answers only the last is scored
 
     @cached_property
     def sha256(self) -> str:
@@ -76,17 +94,21 @@ class Protocol:
 class Window:
     """A run of tokens that goes through the model at once.
 
-    Tokens before `scored_from` are context: they are read, and their loss is not counted.
+    Tokens before `scored_from` are context: they are read, and their loss is not counted. Nor is
+    that of tokens of a conversation without a role.
     """
 
     document: int
     tokens: npt.NDArray[np.int32]
     scored_from: int = 1
+    roles: npt.NDArray[np.int8] | None = None  # places in `ROLES`, or `UNSCORED`; None: plain text
 
     @property
     def scored(self) -> int:
         """Number of tokens whose loss is counted."""
-        return len(self.tokens) - self.scored_from
+        if self.roles is None:
+            return len(self.tokens) - self.scored_from
+        return int((self.roles[self.scored_from :] != UNSCORED).sum())
 
 
 SELECTION, HELD_OUT = "selection", "held-out"
@@ -170,7 +192,7 @@ class Corpus:
         Strata are left out: they group results and change none.
         """
         windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
-        cut = [[(w.document, w.tokens.tolist(), w.scored_from) for w in part] for part in windows]
+        cut = [[_identity(window) for window in part] for part in windows]
         return digest([cut, [document.split for document in self.documents]])
 
     @cached_property
@@ -206,6 +228,11 @@ class Corpus:
             first += item.options
         renumbered = tuple(replace(window, document=k) for k, window in enumerate(windows))
         return replace(self, items=tuple(items), item_windows=renumbered)
+
+
+def _identity(window: Window) -> tuple[object, ...]:
+    plain = (window.document, window.tokens.tolist(), window.scored_from)
+    return plain if window.roles is None else (*plain, window.roles.tolist())
 
 
 @dataclass(frozen=True)

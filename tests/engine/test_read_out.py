@@ -1,5 +1,7 @@
 """Losses, divergence and agreement of every stream, held against whole models in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import Reference
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of, position_edges
 from qaudit.engine.hidden_states import HiddenStates
@@ -18,7 +21,7 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
-from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol
+from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, Corpus, EvaluationDocument, Protocol
 from tests.support.passes import CONTEXT, CPU, EVALUATION, feed
 
 SCHEMES = "rtn-4bit:group=32,rtn-2bit:group=32"
@@ -88,6 +91,45 @@ def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path, way):
             same = int((p_TV.argmax(1) == q_TV.argmax(1)).sum())
             assert abs(int(stored.same_top[k]) - same) <= 1
             assert int(stored.kl_counts[k].sum()) == len(targets_T)
+
+
+def in_conversations() -> Corpus:
+    """Return the same windows with a role for each token, some of them not scored."""
+    random = np.random.default_rng(3)
+    windows = (
+        replace(w, roles=random.integers(UNSCORED, len(ROLES), len(w.tokens)).astype(np.int8))
+        for w in EVALUATION
+    )
+    return replace(CORPUS, evaluation=tuple(windows))
+
+
+@pytest.mark.parametrize("way", ["blocks", "resident"])
+def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path, way):
+    corpus = in_conversations()
+    given = replace(feed(), evaluation=make_batches(corpus.evaluation, CONTEXT, 160))
+    tallies = (
+        blocks(checkpoint, tmp_path, given) if way == "blocks" else resident(checkpoint, given)
+    )
+    (scheme, _) = parse_schemes([SCHEMES])
+    stored = evidence_of(corpus, given, tallies[scheme.spec], tallies[FULL_PRECISION])
+    whole = zip(log_probabilities(checkpoint), log_probabilities(checkpoint, scheme), strict=True)
+    for k, ((p_TV, targets_T), (q_TV, _)) in enumerate(whole):
+        kl_T = (np.exp(p_TV) * (p_TV - q_TV)).sum(1)
+        nll_T = -q_TV[np.arange(len(targets_T)), targets_T]
+        roles_T = corpus.evaluation[k].roles[1:]
+        for role, _ in enumerate(ROLES):
+            inside = roles_T == role
+            assert stored.roles.tokens[k, role] == inside.sum()
+            np.testing.assert_allclose(
+                stored.roles.nll_sum[k, role], nll_T[inside].sum(), rtol=1e-4
+            )
+            np.testing.assert_allclose(
+                stored.roles.kl_sum[k, role], kl_T[inside].sum(), rtol=1e-3, atol=1e-9
+            )
+        scored = roles_T != UNSCORED
+        assert stored.tokens[k] == scored.sum() == corpus.evaluation[k].scored
+        np.testing.assert_allclose(stored.nll_sum[k], nll_T[scored].sum(), rtol=1e-4)
+        np.testing.assert_allclose(stored.fidelity.kl_sum[k], kl_T[scored].sum(), rtol=1e-3)
 
 
 @torch.no_grad()

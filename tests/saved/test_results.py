@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qaudit.core.histogram import BINS, counts_of
 from qaudit.saved.hashes import read_sealed, write_sealed
 from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement
-from qaudit.types import Evidence, Fidelity, Measurement, Positions
+from qaudit.types import Evidence, Fidelity, Measurement, Positions, Roles
 from tests.support.items import items_of
 
 IDENTITY = Identity(
@@ -117,6 +117,36 @@ def test_sums_of_fidelity_and_by_position_travel_with_the_evidence(tmp_path, abs
             continue
         for field, array in vars(written[name]).items():
             np.testing.assert_array_equal(getattr(value, field), array)
+
+
+def by_role(**changes):
+    tokens, losses = np.array([[1, 2], [4, 0]]), np.array([[0.5, 1.0], [2.5, 0.0]])
+    return Roles(**{"names": ("call", "answer"), "tokens": tokens, "nll_sum": losses, **changes})
+
+
+@pytest.mark.parametrize("has_kl", [False, True])
+def test_sums_by_role_travel_with_the_evidence(tmp_path, has_kl):
+    compared_sums = {"fidelity": compared()["fidelity"]} if has_kl else {}
+    roles = by_role(kl_sum=np.array([[0.2, 0.4], [0.501, 0.0]]) if has_kl else None)
+    path = ResultStore(tmp_path).write(measurement(**compared_sums, roles=roles), IDENTITY.key).path
+    again = read_measurement(path).evidence.roles
+    for name, value in vars(roles).items():
+        np.testing.assert_array_equal(getattr(again, name), value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"names": ("call", "call")},
+        {"names": ("call",)},
+        {"tokens": np.array([[2, 2], [4, 0]])},
+        {"nll_sum": np.array([[0.5], [2.5]])},
+    ],
+)
+def test_roles_that_cannot_be_are_damage(tmp_path, changes):
+    path = ResultStore(tmp_path).write(measurement(roles=by_role(**changes)), IDENTITY.key).path
+    with pytest.raises(ValueError, match="its `role_"):
+        read_measurement(path)
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Identity)])

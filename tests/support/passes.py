@@ -61,5 +61,4 @@ def run(folder, schemes, tmp_path, limit=10**9, given=None):
 
 
 def losses(given, tally):
-    pairs = [(w.document, w.scored_from) for w in EVALUATION]
-    return document_sums(given.evaluation, tally.nll, pairs, len(EVALUATION))[0]
+    return document_sums(given.evaluation, tally.nll, EVALUATION, len(EVALUATION))[0]

@@ -108,9 +108,8 @@ def _compared(
 
 def _difference(tally: Tally, wanted: list[float]) -> float:
     """Return the largest relative difference of a document's loss."""
-    pairs = [(w.document, w.scored_from) for w in _WINDOWS]
     batches = make_batches(_WINDOWS, _LONGEST, 160)
-    losses = document_sums(batches, tally.nll, pairs, len(_WINDOWS))[0]
+    losses = document_sums(batches, tally.nll, _WINDOWS, len(_WINDOWS))[0]
     return float(f"{np.max(np.abs(losses - wanted) / np.abs(wanted)):.1e}")
 
 

@@ -116,7 +116,7 @@ class _Slice:
 
     def _losses(self, feed: Feed, nll: Sequence[Tensor]) -> Array:
         """Sum losses over the chosen documents, in their order."""
-        windows = [(w.document, w.scored_from) for part in self.choice.windows for w in part]
+        windows = [window for part in self.choice.windows for window in part]
         count = len(self.case.corpus.documents)
         loss_D, _ = document_sums(feed.evaluation, nll, windows, count)
         return loss_D[list(self.choice.documents)]

@@ -1,14 +1,15 @@
-"""Loss and errors by where in its window a token is, so that damage to long context shows.
+"""Loss and errors by where in its window a token is, and by its role in a conversation.
 
-The unit stays the document: a bin sums each document's tokens there, and leaves out documents
-that do not reach so far. All intervals of one subject under one scheme hold at once (Bonferroni
-over its bins).
+Damage to long context shows in the one, damage to reasoning in the other. The unit stays the
+document: a bin sums each document's tokens there, and leaves out documents without any. All
+intervals of one subject under one scheme hold at once (Bonferroni over its bins).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,25 +26,45 @@ from qaudit.types import (
     Measurement,
     PositionRow,
     Positions,
+    RoleRow,
+    Roles,
 )
+
+Binned = TypeVar("Binned", Positions, Roles)
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    """Return the diagnostics with losses by position, and no finding."""
-    return replace(diagnostics, positions=position_rows(table)), ()
+    """Return the diagnostics with losses by position and by role, and no finding."""
+    return replace(diagnostics, positions=position_rows(table), roles=role_rows(table)), ()
 
 
 def position_rows(table: Measurements) -> tuple[PositionRow, ...]:
     """Return a row for each subject, scheme and bin of positions that has tokens."""
-    return tuple(row for cell in table.cells for row in _rows(table, cell))
+    return tuple(
+        PositionRow(first=int(bins.edges[b]), last=int(bins.edges[b + 1]) - 1, **columns)
+        for cell in table.cells
+        for bins, b, columns in _columns(table, cell, "positions", Positions)
+    )
 
 
-def _rows(table: Measurements, cell: Cell) -> list[PositionRow]:
-    draws = _with_positions(table.draws(*cell))
+def role_rows(table: Measurements) -> tuple[RoleRow, ...]:
+    """Return a row for each subject, scheme and role that has tokens."""
+    return tuple(
+        RoleRow(role=bins.names[b], **columns)
+        for cell in table.cells
+        for bins, b, columns in _columns(table, cell, "roles", Roles)
+    )
+
+
+def _columns(
+    table: Measurements, cell: Cell, name: str, kind: type[Binned]
+) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
+    """Yield the number of each bin that has tokens, and its columns."""
+    draws = _recorded(table.draws(*cell), name, kind)
     if not draws:
-        return []
+        return
     full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
-    against = _with_positions([full]) if full is not None else []
+    against = _recorded([full], name, kind) if full is not None else []
     bins = np.flatnonzero(draws[0].tokens.sum(axis=0) > 0)
     level = statistics.simultaneous(table.confidence, len(bins))
     measured = table.draws(*cell)[0]
@@ -51,24 +72,25 @@ def _rows(table: Measurements, cell: Cell) -> list[PositionRow]:
         noise_in(noise_of(table, cell)),
         noise_in(noise_of(table, cell, sums=divergences)),
     )
-    return [_row(measured, int(b), draws, against, noises, level) for b in bins]
+    for b in map(int, bins):
+        yield draws[0], b, _of_bin(measured, b, draws, against, noises, level)
 
 
-def _with_positions(draws: Sequence[Measurement]) -> list[Positions]:
-    """Return the positions of every draw, or nothing where one has none."""
-    recorded = [m.evidence.positions for m in draws if is_finite(m)]
-    positions = [part for part in recorded if part is not None]
-    return positions if len(positions) == len(draws) else []
+def _recorded(draws: Sequence[Measurement], name: str, kind: type[Binned]) -> list[Binned]:
+    """Return the sums of every draw, or nothing where one has none."""
+    recorded = [getattr(m.evidence, name) for m in draws if is_finite(m)]
+    sums = [part for part in recorded if isinstance(part, kind)]
+    return sums if len(sums) == len(draws) else []
 
 
-def _row(
+def _of_bin(
     measured: Measurement,
     b: int,
-    draws: Sequence[Positions],
-    against: Sequence[Positions],
+    draws: Sequence[Binned],
+    against: Sequence[Binned],
     noises: tuple[DrawNoise | None, DrawNoise | None],
     level: float,
-) -> PositionRow:
+) -> dict[str, Any]:
     tokens = draws[0].tokens[:, b]
     inside = tokens > 0
     count = tokens[inside].astype(np.float64)
@@ -83,16 +105,14 @@ def _row(
     losses = np.array([draw.nll_sum[inside, b] for draw in draws])
     full = np.array([draw.nll_sum[inside, b] for draw in against])
     kl = np.array([draw.kl_sum[inside, b] for draw in draws if draw.kl_sum is not None])
-    return PositionRow(
-        subject=measured.subject,
-        scheme=measured.scheme,
-        spec=measured.spec,
-        first=int(draws[0].edges[b]),
-        last=int(draws[0].edges[b + 1]) - 1,
-        documents=int(inside.sum()),
-        tokens=int(tokens.sum()),
-        ce=pooled((losses, count), statistics.per_token, level, (of_loss, None)).interval,
-        relative_error=interval(statistics.excess, of_loss, losses, full),
-        absolute_change=interval(statistics.change, of_loss, losses, full, count),
-        kl=interval(statistics.per_token, of_kl, kl, count),
-    )
+    return {
+        "subject": measured.subject,
+        "scheme": measured.scheme,
+        "spec": measured.spec,
+        "documents": int(inside.sum()),
+        "tokens": int(tokens.sum()),
+        "ce": pooled((losses, count), statistics.per_token, level, (of_loss, None)).interval,
+        "relative_error": interval(statistics.excess, of_loss, losses, full),
+        "absolute_change": interval(statistics.change, of_loss, losses, full, count),
+        "kl": interval(statistics.per_token, of_kl, kl, count),
+    }

@@ -1,36 +1,43 @@
-"""Loss and errors by position in the window, of what ships; all others are in `audit.json`."""
+"""Loss and errors by position and by role, of what ships; all others are in `audit.json`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from qaudit.diagnostics.strata.section import TITLE, numbers, shipped
 from qaudit.report import document as doc
 from qaudit.report.views import View
-from qaudit.types import PositionRow
+from qaudit.types import PositionRow, RoleRow
 
-COLUMNS = doc.columns("positions", "documents", "loss, nats", "added, %", "KL, nats")
+_NUMBERS = ("documents", "loss, nats", "added, %", "KL, nats")
+COLUMNS, ROLE_COLUMNS = doc.columns("positions", *_NUMBERS), doc.columns("role", *_NUMBERS)
 
 
 def section(view: View) -> doc.Section:
-    """Return a folded table for each subject and scheme that ships."""
-    rows = view.audit.diagnostics.positions
-    blocks = [block for cell in shipped(view) for block in _cell(cell, rows)]
+    """Return folded tables for each subject and scheme that ships."""
+    diagnostics = view.audit.diagnostics
+    blocks = [
+        block
+        for cell in shipped(view)
+        for block in (*_roles(cell, diagnostics.roles), *_positions(cell, diagnostics.positions))
+    ]
     return doc.Section(TITLE, tuple(blocks), 6)
 
 
-def _cell(cell: tuple[str, str], rows: tuple[PositionRow, ...]) -> list[doc.Block]:
-    rows_of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
-    if len(rows_of_cell) < 2:  # one bin is the whole window
+def _positions(cell: tuple[str, str], rows: Sequence[PositionRow]) -> list[doc.Block]:
+    of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
+    if len(of_cell) < 2:  # one bin is the whole window
         return []
-    cells = tuple(
-        doc.row(
-            f"{row.first:,} to {row.last:,}",
-            f"{row.documents:,}",
-            *numbers(row.ce, row.relative_error, row.kl),
-        )
-        for row in rows_of_cell
-    )
-    return [
-        doc.fold(
-            f"{cell[0]} at {cell[1]}, by position in the window", doc.TableBlock(COLUMNS, cells)
-        )
-    ]
+    cells = tuple(_row(f"{row.first:,} to {row.last:,}", row) for row in of_cell)
+    title = f"{cell[0]} at {cell[1]}, by position in the window"
+    return [doc.fold(title, doc.TableBlock(COLUMNS, cells))]
+
+
+def _roles(cell: tuple[str, str], rows: Sequence[RoleRow]) -> list[doc.Block]:
+    cells = tuple(_row(row.role, row) for row in rows if (row.subject, row.scheme) == cell)
+    title = f"{cell[0]} at {cell[1]}, by role in the conversation"
+    return [doc.fold(title, doc.TableBlock(ROLE_COLUMNS, cells))] if cells else []
+
+
+def _row(name: str, row: PositionRow | RoleRow) -> doc.TableRow:
+    return doc.row(name, f"{row.documents:,}", *numbers(row.ce, row.relative_error, row.kl))

@@ -44,17 +44,10 @@ class HessianPart:
 def cut(documents: Sequence[Sequence[Window]], context: int, positions: int) -> list[HessianPart]:
     """Put the windows of each document side by side, as many as fit in so many positions."""
     return [
-        HessianPart(document, batch.tokens_BT, _scored(batch.tokens_BT, chosen, batch.lengths))
+        HessianPart(document, batch.tokens_BT, batch.scored_BT())
         for document, windows in enumerate(documents)
         for batch in make_batches(windows, context, positions)
-        for chosen in [[windows[w].scored_from for w in batch.windows]]
     ]
-
-
-def _scored(tokens_BT: Tensor, first_B: Sequence[int], length_B: Sequence[int]) -> Tensor:
-    position_T = torch.arange(tokens_BT.shape[1])
-    after = position_T >= torch.tensor(first_B)[:, None]
-    return after & (position_T < torch.tensor(length_B)[:, None])
 
 
 class LossHessian:

@@ -1,0 +1,384 @@
+"""Conversations -> documents: rendered by the model's chat template, with the spans it wrote.
+
+    {"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}
+
+The template is that of the checkpoint, or a file; it is rendered in the sandbox of all templates,
+and tokens are those of `apply_chat_template` in transformers. What the model wrote is what the
+template holds between `{% generation %}` and `{% endgeneration %}`. Without these it is what
+rendering the messages up to an answer leaves out. Where such a prefix does not begin the whole, in
+text and in tokens (templates drop the reasoning of earlier turns), the last answer alone is scored.
+
+Reasoning and calls are separated from answers by markers that the template itself contains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from qaudit.errors import CorpusError, UsageError
+from qaudit.sandbox import TemplateError, Templates
+from qaudit.text.cutting import Tokenizer
+from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
+from qaudit.whole import read_regular
+
+MESSAGES = "messages"
+_FORM = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on each line'
+_OTHER = "give another template with `--chat-template FILE`"
+_TEMPLATE, _SETTINGS, _SPECIAL = (
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+_LARGEST_TEMPLATE_NBYTES = 1 << 20
+_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of a message, first the usual
+
+Marker = tuple[str, str, str]
+"""A role, what begins it, and what ends it; '' ends with the answer."""
+
+MARKERS: tuple[Marker, ...] = (
+    (REASONING, "<think>", "</think>"),
+    (REASONING, "<thinking>", "</thinking>"),
+    (REASONING, "[THINK]", "[/THINK]"),
+    (REASONING, "<seed:think>", "</seed:think>"),
+    (REASONING, "<|START_THINKING|>", "<|END_THINKING|>"),
+    (REASONING, "<|channel|>analysis<|message|>", "<|end|>"),
+    (CALL, "<tool_call>", "</tool_call>"),
+    (CALL, "<|tool_call_start|>", "<|tool_call_end|>"),
+    (CALL, "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"),
+    (CALL, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    (CALL, "<|START_ACTION|>", "<|END_ACTION|>"),
+    (CALL, "[TOOL_CALLS]", ""),
+    (CALL, "<|python_tag|>", ""),
+)
+"""Of the templates of models; those that a template does not contain mean nothing in its text."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, and where it is from."""
+
+    name: str
+    text: str
+    with_tools: str = ""  # the template of conversations with tools, where that is another
+    tokens: Mapping[str, str] = field(default_factory=dict)  # as `eos_token`
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(f"{self.text}{self.with_tools}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Chat:
+    """Makes documents of conversations; the template is read with the first one."""
+
+    folders: Sequence[Path]
+    tokenizer: Tokenizer
+    templates: Templates
+    file: str | None = None  # in place of the checkpoint's template
+    score: Literal["answer", "all"] = "answer"
+    reasoning: str | None = None  # its markers, in place of the template's own
+    with_spans: bool = True  # calibration text needs none
+
+    def __post_init__(self) -> None:
+        if self.reasoning is not None and len(self.reasoning.split()) != 2:
+            raise UsageError(
+                f"`--reasoning {self.reasoning}` is not two markers",
+                hint="write what begins and what ends reasoning: `--reasoning '<think> </think>'`",
+            )
+        if self.file is not None:
+            _ = self.template  # a file that cannot be read is refused whatever the text is
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return _of_file(self.file, self.folders) if self.file else _of_folders(self.folders)
+
+    @property
+    def sources(self) -> tuple[tuple[str, str], ...]:
+        """Return what is written down about it; nothing where no conversation was rendered."""
+        if "template" not in vars(self):
+            return ()
+        template = self.template
+        about = (("chat_template", template.name), ("chat_template_sha256", template.sha256))
+        return (*about, ("scored", self.score))
+
+    def document(
+        self, name: str, where: str, value: Mapping[str, Any], key: str, stratum: str = ""
+    ) -> Document:
+        """Return a conversation as a document; CorpusError names what is wrong with it."""
+        messages, tools = _messages(value.get(key), key, where), _tools(value.get("tools"), where)
+        if not self.tokenizer.is_fast:
+            raise CorpusError(
+                f"{where} is a conversation, and this tokenizer does not say where its tokens are",
+                hint="give the text itself in `text`, or a model with a `tokenizer.json`",
+            )
+        talk = _Conversation(self, messages, tools, where)
+        spans, is_cut = talk.spans() if self.with_spans else ((), False)
+        if self.with_spans and self.score == "all":
+            spans = tuple(_with_prompt(spans, len(talk.text)))
+        elif self.with_spans and not spans:
+            raise CorpusError(
+                f"no token of {where} is scored: no message is of the role `assistant`",
+                hint="leave the conversation out, or use `--score all`",
+            )
+        return Document(name, talk.text, stratum, spans=spans, is_chat=True, last_alone=is_cut)
+
+    def without_spans(self) -> Chat:
+        return replace(self, with_spans=False)
+
+    @cached_property
+    def markers(self) -> tuple[Marker, ...]:
+        """The markers that the template contains, or those that were given for reasoning."""
+        text = f"{self.template.text}{self.template.with_tools}"
+        own = (m for m in MARKERS if m[1] in text and m[2] in text)
+        if self.reasoning is None:
+            return tuple(own)
+        begin, end = self.reasoning.split()
+        return ((REASONING, begin, end), *(m for m in own if m[0] != REASONING))
+
+
+@dataclass(frozen=True, eq=False)
+class _Conversation:
+    """One conversation, rendered whole and in prefixes."""
+
+    chat: Chat
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    where: str
+
+    @cached_property
+    def whole(self) -> tuple[str, list[tuple[int, int]]]:
+        text, places = self._render(self.messages)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CorpusError(
+                f"{self.where} holds half a character",
+                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
+            ) from error
+        return text, places
+
+    @property
+    def text(self) -> str:
+        return self.whole[0]
+
+    def _render(
+        self, messages: list[dict[str, Any]], *, prompt: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        template = self.chat.template
+        text = template.with_tools if self.tools is not None else ""
+        values: dict[str, Any] = {"messages": messages, "tools": self.tools, "documents": None}
+        values |= {"add_generation_prompt": prompt, **template.tokens}
+        try:
+            return self.chat.templates.render_chat(text or template.text, values)
+        except TemplateError as error:
+            raise CorpusError(
+                f"{self.where} cannot be rendered: {error.message}", hint=_OTHER
+            ) from error
+
+    def spans(self) -> tuple[tuple[RoleSpan, ...], bool]:
+        """Return what the model wrote, and whether that is its last answer alone."""
+        answers = [k for k, message in enumerate(self.messages) if message["role"] == "assistant"]
+        text, places = self.whole
+        alone = False
+        if places:
+            calls = [self.messages[k] for k in answers] if len(places) == len(answers) else []
+        else:
+            found = [self._place(k) for k in answers]
+            if alone := None in found and len(found) > 1:
+                found, answers = found[-1:], answers[-1:]
+            places = [place or self._last(answers[-1]) for place in found]
+            calls = [self.messages[k] for k in answers]
+        spans = [
+            span
+            for number, (start, stop) in enumerate(places)
+            for span in _parts(text, start, stop, self.chat.markers, calls[number] if calls else {})
+        ]
+        return tuple(span for span in spans if span.stop > span.start), alone
+
+    def _place(self, k: int) -> tuple[int, int] | None:
+        """Return where an answer is, if the messages before it are a prefix of the whole."""
+        try:
+            before, _ = self._render(self.messages[:k], prompt=True)
+            after = self.text
+            if k + 1 < len(self.messages):
+                after, _ = self._render(self.messages[: k + 1])
+        except CorpusError:  # a template may refuse to begin, or to end, with such a message
+            return None
+        if not self.text.startswith(after) or not after.startswith(before):
+            return None
+        prefix = self._tokens(before)
+        if self._ids[: len(prefix)] != prefix:
+            return None
+        return len(before), len(after.rstrip())
+
+    def _last(self, k: int) -> tuple[int, int]:
+        """Return where the last answer is, as far as the whole begins like what is before it."""
+        before, _ = self._render(self.messages[:k], prompt=True)
+        bare, _ = self._render(self.messages[:k])
+        pairs = zip(before, self.text, strict=False)
+        start = next((n for n, (a, b) in enumerate(pairs) if a != b), len(before))
+        if start < len(bare.rstrip()) or k + 1 < len(self.messages):
+            raise CorpusError(
+                f"no answer in {self.where} can be separated from its prompt: the template renders "
+                "the messages before it otherwise than all of them",
+                hint="give a template with `{% generation %}` with `--chat-template FILE`, or use "
+                "`--score all`",
+            )
+        return start, len(self.text.rstrip())
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        return self._tokens(self.text)
+
+    def _tokens(self, text: str) -> list[int]:
+        encoded = self.chat.tokenizer(text, add_special_tokens=False, verbose=False)
+        return list(encoded["input_ids"])
+
+
+def _parts(
+    text: str, start: int, stop: int, markers: Sequence[Marker], message: Mapping[str, Any]
+) -> Iterator[RoleSpan]:
+    """Cut what a model wrote into reasoning, calls and the answer; markers belong to what is in."""
+    is_call = bool(message.get("tool_calls")) and not message.get("content")
+    marked = any(role == CALL and text.find(begin, start, stop) >= 0 for role, begin, _ in markers)
+    rest = CALL if is_call and not marked else ANSWER
+    for role, begin, end in markers:  # the prompt may have begun the reasoning
+        until = text.find(end, start, stop) if end and role == REASONING else -1
+        if until >= 0 and not start <= text.find(begin, start, stop) < until:
+            yield RoleSpan(start, until + len(end), role)
+            start = until + len(end)
+    of_begin = {begin: (role, end) for role, begin, end in markers}
+    begins = re.compile("|".join(map(re.escape, of_begin)) or "(?!)")
+    while match := begins.search(text, start, stop):
+        yield RoleSpan(start, match.start(), rest)
+        role, end = of_begin[match.group()]
+        until = text.find(end, match.end(), stop) if end else -1
+        start = stop if until < 0 else until + len(end)
+        yield RoleSpan(match.start(), start, role)
+    yield RoleSpan(start, stop, rest)
+
+
+def _with_prompt(spans: Sequence[RoleSpan], length: int) -> Iterator[RoleSpan]:
+    position = 0
+    for span in spans:
+        yield RoleSpan(position, span.start, PROMPT)
+        yield span
+        position = span.stop
+    yield RoleSpan(position, length, PROMPT)
+
+
+# --------------------------------------------------------------------------- conversations
+
+
+def _messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
+    """Return messages as transformers gives them to a template."""
+    if not isinstance(value, list) or not value:
+        wrong = "is empty" if value == [] else "is no list of messages"
+        raise CorpusError(f"`{key}` in {where} {wrong}", hint=_FORM)
+    messages = []
+    for number, message in enumerate(value, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise CorpusError(f"message {number} in {where} has no `role`", hint=_FORM)
+        message = {name: part for name, part in message.items() if part is not None}
+        thought = next((message[name] for name in _THOUGHTS if name in message), None)
+        if thought is not None:
+            message = {"thinking": thought, **message, "reasoning_content": thought}
+        messages.append(message)
+    return messages
+
+
+def _tools(value: Any, where: str) -> list[Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise CorpusError(
+            f"`tools` in {where} is no list of objects",
+            hint='write {"tools": [{"type": "function", "function": {...}}], ...}, or leave it out',
+        )
+    return value
+
+
+# -------------------------------------------------------------------------------- templates
+
+
+def _of_file(file: str, folders: Sequence[Path]) -> ChatTemplate:
+    try:
+        text = read_regular(Path(file), _LARGEST_TEMPLATE_NBYTES).decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CorpusError(
+            f"the chat template `{file}` cannot be read: {reason.lower()}",
+            hint="name a Jinja file after `--chat-template`",
+        ) from error
+    return ChatTemplate(file, text, tokens=_special_tokens(folders))
+
+
+def _of_folders(folders: Sequence[Path]) -> ChatTemplate:
+    """Return the template of the first folder that has one."""
+    for folder in folders:
+        named = _named(folder)
+        if "default" in named:
+            text, tools = named["default"], named.get("tool_use", "")
+            name = f"that of {folder.name}"
+            return ChatTemplate(name, text, tools, _special_tokens([folder, *folders]))
+    _no_template(folders)
+
+
+def _no_template(folders: Sequence[Path]) -> NoReturn:
+    name = folders[0].name if folders else "the model"
+    raise CorpusError(
+        f"the text has `{MESSAGES}`, and `{name}` has no chat template",
+        hint="give one with `--chat-template FILE`, or give text in `text`",
+    )
+
+
+def _named(folder: Path) -> dict[str, str]:
+    """Return the templates of a folder by their names, as transformers takes them."""
+    files = {"default": folder / _TEMPLATE}
+    files |= {p.stem: p for p in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    named = {name: _text(path) for name, path in files.items() if path.is_file()}
+    if named:
+        return named
+    value = _table(folder / _SETTINGS).get("chat_template")
+    if isinstance(value, str):
+        return {"default": value}
+    pairs = value if isinstance(value, list) else []
+    return {
+        str(pair.get("name")): pair["template"]
+        for pair in pairs
+        if isinstance(pair, dict) and isinstance(pair.get("template"), str)
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, _LARGEST_TEMPLATE_NBYTES).decode()
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"the chat template `{path}` cannot be read", hint=_OTHER) from error
+
+
+def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
+    """Return the special tokens of the first folder that has settings of a tokenizer."""
+    for folder in folders:
+        table = _table(folder / _SPECIAL) | _table(folder / _SETTINGS)
+        if table:
+            values = ((name, table.get(name)) for name in _TOKENS)
+            texts = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in values)
+            return {name: text for name, text in texts if isinstance(text, str)}
+    return {}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(read_regular(path).decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return table if isinstance(table, dict) else {}

@@ -1,0 +1,368 @@
+"""Conversations: the tokens of `apply_chat_template`, who wrote them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from qaudit.errors import CorpusError, QauditError, UsageError
+from qaudit.sandbox import Limits
+from qaudit.text.chat import Chat
+from qaudit.text.corpus import build_corpus
+from qaudit.text.cutting import Cutter, Encoded
+from qaudit.text.documents import read_documents
+from qaudit.types import ROLES, UNSCORED, Document, Protocol
+from tests.support.chats import (
+    CALLED,
+    CHATML,
+    GEMMA,
+    LLAMA,
+    MARKED,
+    TALK,
+    TEMPLATES,
+    THINKING,
+    THOUGHT,
+    TOOL,
+    Message,
+    chat_of,
+    said,
+    saved,
+)
+
+PROTOCOL = Protocol(context=1024, stride=1024)
+
+
+def document(chat: Chat, messages: list[Message], **value: Any) -> Document:
+    value = {"messages": messages, **value}
+    return chat.document("d", "line 1 of `chats.jsonl`", value, "messages")
+
+
+def encoded(chat: Chat, messages: list[Message], **value: Any) -> Encoded:
+    return Cutter(chat.tokenizer, PROTOCOL).encode(document(chat, messages, **value))
+
+
+def by_role(chat: Chat, messages: list[Message], **value: Any) -> dict[str, str]:
+    """Return the text of each role that is scored."""
+    cut = encoded(chat, messages, **value)
+    assert cut.roles is not None
+    assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
+    texts = {
+        role: chat.tokenizer.decode(cut.tokens[cut.roles == k]) for k, role in enumerate(ROLES)
+    }
+    return {role: text for role, text in texts.items() if text}
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_tokens_are_those_of_transformers(tmp_path: Path, style: str) -> None:
+    with chat_of(tmp_path, TEMPLATES[style]) as chat:
+        assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
+        for messages, tools in ((TALK, None), (THOUGHT, None), (TALK, [TOOL])):
+            wanted = chat.tokenizer.apply_chat_template(messages, tools=tools)["input_ids"]
+            assert encoded(chat, messages, tools=tools).tokens.tolist() == wanted
+
+
+def test_calls_and_tools_are_those_of_transformers(tmp_path: Path) -> None:
+    with chat_of(tmp_path, CHATML) as chat:
+        assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
+        wanted = chat.tokenizer.apply_chat_template(CALLED, tools=[TOOL])["input_ids"]
+        assert encoded(chat, CALLED, tools=[TOOL]).tokens.tolist() == wanted
+
+
+def test_generation_markers_score_what_transformers_masks(tmp_path: Path) -> None:
+    with chat_of(tmp_path, MARKED) as chat:
+        assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
+        made = chat.tokenizer.apply_chat_template(
+            TALK, return_assistant_tokens_mask=True, return_dict=True
+        )
+        roles = encoded(chat, TALK).roles
+        assert roles is not None
+        assert (roles != UNSCORED).astype(int).tolist() == made["assistant_masks"]
+
+
+def test_markers_and_prefixes_agree(tmp_path: Path) -> None:
+    plain = MARKED.replace("- generation %}", "- if true %}").replace("endgeneration", "endif")
+    plain += "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    with chat_of(tmp_path / "a", MARKED) as marked, chat_of(tmp_path / "b", plain) as bare:
+        a, b = encoded(marked, TALK), encoded(bare, TALK)
+    assert a.tokens.tolist() == b.tokens.tolist()
+    assert a.roles is not None
+    assert b.roles is not None
+    assert a.roles.tolist() == b.roles.tolist()
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, GEMMA])
+def test_every_answer_is_scored_and_no_prompt(tmp_path: Path, template: str) -> None:
+    with chat_of(tmp_path, template) as chat:
+        (text,) = by_role(chat, TALK).values()
+        assert not document(chat, TALK).last_alone
+    answers = re.split("<end_of_turn>|<.im_end.>|<.eot_id.>", text)
+    assert [part.strip() for part in answers] == [*(TALK[k]["content"].strip() for k in (1, 3)), ""]
+
+
+def test_templates_that_drop_reasoning_leave_the_last_answer(tmp_path: Path) -> None:
+    with chat_of(tmp_path, THINKING) as chat:
+        assert document(chat, THOUGHT).last_alone
+        assert by_role(chat, THOUGHT) == {
+            "reasoning": "<think>\nthe dog sat\n</think>",
+            "answer": "\n\nno<|im_end|>",
+        }
+
+
+def test_reasoning_that_the_prompt_began_is_reasoning(tmp_path: Path) -> None:
+    begun = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
+    messages = [said("user", "one?"), said("assistant", "<think>so</think>yes")]
+    with chat_of(tmp_path, f"{begun}{{# </think> #}}") as chat:
+        assert by_role(chat, messages) == {"reasoning": "so</think>", "answer": "yes<|im_end|>"}
+
+
+def test_given_markers_replace_those_of_the_template(tmp_path: Path) -> None:
+    messages = [said("user", "one?"), said("assistant", "[so]yes")]
+    with chat_of(tmp_path, CHATML, reasoning="[ ]") as chat:
+        assert by_role(chat, messages) == {"reasoning": "[so]", "answer": "yes<|im_end|>"}
+
+
+def test_calls_are_a_role_of_their_own(tmp_path: Path) -> None:
+    with chat_of(tmp_path, CHATML) as chat:
+        roles = by_role(chat, CALLED, tools=[TOOL])
+    assert roles["call"].startswith("<tool_call>\n{")
+    assert roles["call"].endswith("}\n</tool_call>")
+    assert roles["answer"] == "<|im_end|>on the mat<|im_end|>"
+
+
+def test_calls_without_markers_are_calls(tmp_path: Path) -> None:
+    template = CHATML.replace("<tool_call>\\n", "").replace("\\n</tool_call>", "")
+    with chat_of(tmp_path, template) as chat:
+        assert by_role(chat, CALLED)["call"].endswith("}<|im_end|>")
+
+
+def test_all_scores_the_prompt_too(tmp_path: Path) -> None:
+    with chat_of(tmp_path, CHATML, score="all") as chat:
+        cut = encoded(chat, TALK)
+        assert cut.roles is not None
+        assert (cut.roles != UNSCORED).all()
+        answers = [f"{TALK[k]['content']}<|im_end|>" for k in (1, 3)]
+        assert by_role(chat, TALK)["answer"] == "".join(answers)
+
+
+def test_a_day_never_changes_what_is_rendered(tmp_path: Path) -> None:
+    with chat_of(tmp_path, "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}") as chat:
+        assert document(chat.without_spans(), TALK).text == "26 Jul 2024the cat?"
+
+
+def test_the_template_for_tools_renders_conversations_with_tools(tmp_path: Path) -> None:
+    with chat_of(tmp_path, None) as chat:
+        table = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        table["chat_template"] = [
+            {"name": "default", "template": "plain {{ eos_token }}"},
+            {"name": "tool_use", "template": "tools {{ tools | length }}"},
+        ]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
+        fed = chat.without_spans()
+        assert document(fed, TALK).text == "plain </s>"
+        assert document(fed, TALK, tools=[TOOL]).text == "tools 1"
+
+
+def test_a_file_replaces_the_template(tmp_path: Path) -> None:
+    file = tmp_path / "other.jinja"
+    file.write_text("{{ bos_token }}other")
+    with chat_of(tmp_path, CHATML, file=str(file)) as chat:
+        assert document(chat.without_spans(), TALK).text == "<s>other"
+        assert dict(chat.sources)["chat_template"] == str(file)
+        assert len(dict(chat.sources)["chat_template_sha256"]) == 64
+
+
+def test_plain_text_reads_no_template(tmp_path: Path) -> None:
+    with chat_of(tmp_path, CHATML) as chat:
+        (tmp_path / "plain.txt").write_text("the cat")
+        (plain,) = read_documents(str(tmp_path / "plain.txt"), chat=chat)
+        assert not plain.is_chat
+        assert chat.sources == ()
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+def refusal(chat: Chat, messages: Any, **value: Any) -> QauditError:
+    with pytest.raises(CorpusError) as caught:
+        document(chat, messages, **value)
+    assert caught.value.hint
+    assert caught.value.code == 2
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("messages", "value", "wrong"),
+    [
+        ([], {}, "`messages` in line 1 of `chats.jsonl` is empty"),
+        ("text", {}, "is no list of messages"),
+        ([{"content": "a"}], {}, "message 1 in line 1 of `chats.jsonl` has no `role`"),
+        ([said("user", "a"), "b"], {}, "message 2 in line 1 of `chats.jsonl` has no `role`"),
+        (TALK, {"tools": {"name": "look"}}, "`tools` in line 1 of `chats.jsonl` is no list"),
+        (TALK, {"tools": ["look"]}, "`tools` in line 1 of `chats.jsonl` is no list"),
+        ([said("user", "a")], {}, "no token of line 1 of `chats.jsonl` is scored"),
+        ([said("user", "\ud800"), said("assistant", "b")], {}, "holds half a character"),
+    ],
+)
+def test_a_damaged_conversation_is_one_sentence(
+    tmp_path: Path, messages: Any, value: dict[str, Any], wrong: str
+) -> None:
+    with chat_of(tmp_path, CHATML) as chat:
+        assert wrong in refusal(chat, messages, **value).message
+
+
+def test_a_checkpoint_without_a_template_is_named(tmp_path: Path) -> None:
+    with chat_of(tmp_path / "base", None) as chat:
+        error = refusal(chat, TALK)
+        assert "`base` has no chat template" in error.message
+        assert "--chat-template FILE" in error.hint
+
+
+def test_a_template_that_refuses_a_conversation_is_quoted(tmp_path: Path) -> None:
+    with chat_of(tmp_path, GEMMA) as chat:
+        error = refusal(chat, [said("system", "a"), *TALK])
+        assert "cannot be rendered" in error.message
+        assert "no system role" in error.message
+
+
+def test_a_file_that_is_no_template_is_refused_before_text_is_read(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CorpusError, match=r"chat template `.*none.jinja` cannot be read"),
+        chat_of(tmp_path, CHATML, file=str(tmp_path / "none.jinja")),
+    ):
+        pass
+
+
+def test_one_marker_is_not_two(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="`--reasoning <think>` is not two markers"),
+        chat_of(tmp_path, CHATML, reasoning="<think>"),
+    ):
+        pass
+
+
+def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path: Path) -> None:
+    template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with chat_of(tmp_path, template) as chat:
+        error = refusal(chat, TALK)
+        assert (
+            "no answer in line 1 of `chats.jsonl` can be separated from its prompt" in error.message
+        )
+        assert "{% generation %}" in error.hint
+
+
+HOSTILE = (
+    "{% for i in range(10**9) %}{% endfor %}",
+    "{{ 'a' * 10**9 }}",
+    "{% generation %}{% for i in range(9999) %}0123456789{% endfor %}{% endgeneration %}",
+    "{% for i in range(99999) %}{% generation %}{% endgeneration %}{% endfor %}",
+    "{{ messages.append(1) }}",
+    "{{ cycler.__init__.__globals__.os.system('touch marker') }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__self__.__class__.__mro__ }}",
+    "{{ ''.join(['%s'] * 9) | format }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% generation %}",
+)
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_hostile_template_is_refused_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    limits = Limits(seconds=0.3, nbytes_memory=1 << 28, characters=10_000)
+    with chat_of(tmp_path / "model", template, limits=limits) as chat:
+        refusal(chat, TALK)
+    assert not (tmp_path / "marker").exists()
+
+
+# --------------------------------------------------------------------------------- corpora
+
+
+def written(path: Path, *conversations: list[Message]) -> str:
+    path.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
+    return str(path)
+
+
+def asked(number: int) -> list[Message]:
+    return [said("user", f"what is {number}?"), said("assistant", f"{number} is {number + 1} - 1")]
+
+
+def test_a_corpus_scores_answers_and_the_bytes_of_answers(tmp_path: Path) -> None:
+    evaluation = written(tmp_path / "e.jsonl", asked(1), asked(2))
+    calibration = written(tmp_path / "c.jsonl", asked(3), asked(4))
+    with chat_of(tmp_path, CHATML) as chat:
+        corpus = build_corpus(
+            read_documents(calibration, chat=chat.without_spans()),
+            read_documents(evaluation, chat=chat),
+            (),
+            chat.tokenizer,
+            PROTOCOL,
+        )
+    answer = "1 is 2 - 1<|im_end|>"
+    assert corpus.documents[0].nbytes == len(answer)
+    window = corpus.evaluation[0]
+    assert window.roles is not None
+    assert window.scored == int((window.roles != UNSCORED).sum()) < len(window.tokens) - 1
+    assert [w.roles for w in corpus.calibration] == [None, None]
+
+
+def test_conversations_with_the_same_prompt_are_no_copies(tmp_path: Path) -> None:
+    prompt = said("user", "the cat sat on the mat " * 40)
+    talks = [[prompt, said("assistant", text * 20)] for text in ("one ", "two ")]
+    path = written(tmp_path / "e.jsonl", *talks)
+    with chat_of(tmp_path, CHATML) as chat:
+        fed = [Document("c", "calibration text one")]
+        corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, PROTOCOL)
+    assert len(corpus.documents) == 2
+
+
+def test_last_answers_are_counted_in_a_note(tmp_path: Path) -> None:
+    path = written(tmp_path / "e.jsonl", THOUGHT, asked(1), asked(2))
+    with chat_of(tmp_path, THINKING) as chat:
+        fed = [Document("c", "calibration text one")]
+        corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, PROTOCOL)
+    assert any("of 1 of 3 conversations the last answer alone" in note for note in corpus.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "wrong"),
+    [
+        ({"text": "plain text"}, {}, "the evaluation text has conversations, and `e.jsonl:1`"),
+        ({"messages": asked(3)}, {"packed": True}, "packed windows run conversations together"),
+    ],
+)
+def test_conversations_stand_alone(
+    tmp_path: Path, line: dict[str, Any], settings: dict[str, Any], wrong: str
+) -> None:
+    path = tmp_path / "e.jsonl"
+    rest = [{"messages": asked(1)}, {"messages": asked(2)}]
+    path.write_text("".join(json.dumps(value) + "\n" for value in (line, *rest)))
+    protocol = Protocol(context=1024, stride=1024, **settings)
+    with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
+        fed = [Document("c", "calibration text one")]
+        build_corpus(fed, read_documents(str(path), chat=chat), (), chat.tokenizer, protocol)
+
+
+def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
+    class Slow:
+        is_fast, bos_token_id, eos_token_id = False, None, None
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            raise AssertionError
+
+    with chat_of(tmp_path, CHATML) as chat:
+        slow = Chat([tmp_path], Slow(), chat.templates)
+        assert "does not say where its tokens are" in refusal(slow, TALK).message
+
+
+def test_special_tokens_are_those_of_the_settings(tmp_path: Path) -> None:
+    made = saved(tmp_path, "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|")
+    with chat_of(tmp_path, made.chat_template) as chat:
+        wanted = made.apply_chat_template(TALK, tokenize=False)
+        assert document(chat.without_spans(), TALK).text == wanted == "<s>|</s>||"
