@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import MissingParts, QauditError
 from qaudit.saved.audits import read_audit
 from qaudit.saved.evidence import SavedAudit, combine, read_saved
+from qaudit.saved.kept import keep_what_ships
 from qaudit.saved.signature import must_be_signed, sign_audit, signing_key
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Audit as Audit  # part of the API
@@ -77,6 +78,7 @@ def complete(executor: Executor, *, sign: bool = False) -> Audit:
                 record = judge(run.plan, records, out)
         assert record is not None, "a plan has passes"
         write_folder(record, out)
+        keep_what_ships(record, out)
         if sign:
             record = sign_audit(out)
     return Audit(record, out)

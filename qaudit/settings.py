@@ -297,6 +297,12 @@ class RunOptions:
     no_checkpoints: bool = setting(
         "Keep nothing below a subject; else every 5 minutes, to go on at a block.", COMPUTE, False
     )
+    keep: tuple[str, ...] = setting(
+        "Keep the weights that ship under these schemes, for `export`; separated by commas.",
+        OUTPUT,
+        (),
+        unset="none",
+    )
     sign: bool = setting("Sign the audit with the key in QAUDIT_SIGNING_KEY.", OUTPUT, False)
     out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET")
 

@@ -84,7 +84,7 @@ INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 
 
 @with_settings(
-    "stream_memory", "disk_budget", "allow_pickle", "trust_remote_code", "trust_task_code"
+    "stream_memory", "disk_budget", "allow_pickle", "trust_remote_code", "trust_task_code", "keep"
 )
 def part(
     out: Path,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from qaudit.planning.prepare import Prepared
 
 
+_NOT_KEPT = "it is a soup of a search, or was measured without `--keep`; `export` makes them again"
+
+
 @with_settings()
 def scan(
     targets: Targets,
@@ -66,9 +69,12 @@ def scan(
     """
     from qaudit.audit import complete
     from qaudit.cli.progress import Progress
+    from qaudit.core.registry import parse_schemes
+    from qaudit.planning.keeping import kept_specs
     from qaudit.report.card import render_terminal
     from qaudit.report.plan import render_plan
     from qaudit.saved.audits import to_json
+    from qaudit.saved.kept import not_kept
     from qaudit.saved.plans import plan_to_json
 
     name = executor_named(executor, gpus)
@@ -89,6 +95,7 @@ def scan(
     try:
         with planned(targets, settings, quiet=quiet, verbose=verbose) as (work, progress):
             audit = complete(executor_of(work, chosen, progress), sign=work.options.sign)
+            kept = kept_specs(work.options.keep, parse_schemes(work.plan.specs))
     except MissingParts as error:
         if error.code:
             raise
@@ -101,6 +108,8 @@ def scan(
             say(f"skipped {row.subject}{under}: {row.reason}")
         for row in audit.record.diagnostics.skipped:
             say(f"{row.subject} went without {row.diagnostic}: {row.reason}")
+        for subject, scheme in not_kept(audit.record, audit.folder, kept):
+            say(f"the weights of {subject} at {scheme} are not kept: {_NOT_KEPT}")
         say(f"wrote {audit.folder / 'card.md'}, report.html, audit.json, evidence/ and plots/")
     return 3 if audit.skipped or audit.record.diagnostics.skipped else 0
 
@@ -200,4 +209,5 @@ def _part_options(prepared: Prepared) -> list[str]:
     for name in ("stream_memory", "disk_budget"):
         if (value := getattr(options, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", f"{value}B"]
+    flags += ["--keep", ",".join(options.keep)] if options.keep else []
     return flags

@@ -1,5 +1,7 @@
 """One hash of each linear that a scheme made: of the weight that its codes and scales decode to.
 
+What is not quantized has one hash together.
+
 An export compares what it writes with these hashes, and `verify` what it reads. Columns that a
 scheme scaled by powers of two are hashed as a file holds them: scaled, and the rows of an earlier
 linear that take the scales divided by them. On one device and in one dtype hashes do not change.
@@ -11,7 +13,8 @@ its weight.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -19,6 +22,8 @@ from torch import Tensor
 
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
+from qaudit.model.routes import Weights
+from qaudit.types import digest
 
 _AT_ONCE = 4
 
@@ -31,6 +36,30 @@ def sha256_of(tensor: Tensor) -> str:
     )
     digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def rest_names(
+    names: Callable[[int, str], str], stored: Sequence[str], linears: Collection[str]
+) -> list[str]:
+    """Return the stored tensors that hold none of `linears`, which are named `BLOCK.NAME`.
+
+    Experts that are stored in one tensor have no name of their own: these tensors are told by how
+    they end.
+    """
+    places = [linear.split(".", 1) for linear in linears]
+    quantized = {names(int(block), f"{name}.weight") for block, name in places}
+    joined = {match[1] for match in map(_EXPERT.fullmatch, linears) if match}
+    ends = tuple(f".{owner}.{role}{dot}" for owner in joined for role in _JOINED for dot in _ENDS)
+    return [name for name in stored if name not in quantized and not name.endswith(ends or ("\0",))]
+
+
+_EXPERT = re.compile(r"\d+\.(.*experts)\.\d+\.(?:gate|up|down)_proj")
+_JOINED, _ENDS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj"), ("", ".weight")
+
+
+def rest_sha256(weights: Weights, names: Sequence[str]) -> str:
+    """Return one hash of tensors as they are stored."""
+    return digest(sorted((name, sha256_of(weights.read(name))) for name in names))
 
 
 class LinearHashes:

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -30,8 +32,9 @@ from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
+from qaudit.engine.kept_weights import WeightKeeper
 from qaudit.engine.less_memory import attempts, out_of_memory
-from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.linear_hashes import LinearHashes, rest_names, rest_sha256
 from qaudit.engine.reference import NAME as BESIDE
 from qaudit.engine.reference import opener as open_reference
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
@@ -55,6 +58,9 @@ from qaudit.model.blocks import BlockModel, Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.model.proven import reads_trees
+from qaudit.model.remote import is_remote
+from qaudit.model.skeleton import build_skeleton
+from qaudit.model.stored_names import names_of
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
@@ -89,7 +95,10 @@ def measure(
     for number, corpus in enumerate(rounds):
         round_task = replace(remaining, corpus=corpus, compared=remaining.compared and number == 0)
         observed = number == 0 and (watch is not None or machine.cross_check > 0)
-        round_task = weights.used_by(round_task, read=not observed, write=number + 1 < len(rounds))
+        if number == 0:
+            round_task = round_task.keeper_of(machine, there.keys, folder.folder)
+        reads = not observed and round_task.keeper is None
+        round_task = weights.used_by(round_task, read=reads, write=number + 1 < len(rounds))
         if len(rounds) == 1 and not observed and machine.keeps_passes:
             round_task = replace(round_task, kept=place_of(round_task, there.keys, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
@@ -103,7 +112,7 @@ def measure(
             hashed = replace(measurement, weights_sha256=hashes)
             for part, evidence in zip(corpus.parts, hashed.evidence.tasks, strict=True):
                 if part in parts.missing(spec):
-                    parts.write(spec, part, replace(hashed, linears_sha256={}), evidence)
+                    parts.write(spec, part, _unhashed(hashed), evidence)
             if number == 0 and there.lacks_documents(spec):
                 without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
                 filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
@@ -111,6 +120,11 @@ def measure(
     weights.remove(task)
     task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
     return replace(there, filed=filed, task_filed=task_filed).results
+
+
+def _unhashed(measurement: Measurement) -> Measurement:
+    """Return what a task's file holds: the hashes are beside the documents."""
+    return replace(measurement, linears_sha256={}, rest_sha256="")
 
 
 def _reads_trees(task: Task) -> bool:
@@ -160,7 +174,7 @@ def send(
             with (
                 opened_states(attempt.machine) as states,
                 LinearHashes() as hashes,
-                _observer(machine.cross_check, watch, hashes) as observe,
+                _observer(machine.cross_check, watch, hashes, task.keeper) as observe,
             ):
                 fed = replace(fed, kept=kept_pass(task, attempt.machine, fed, hashes))
                 tallies = route_of(task, weights, attempt.machine).follow(
@@ -169,8 +183,28 @@ def send(
             for tally in tallies.values():
                 tally.note(*attempt.notes)
             measured = _measurements(task, weights, fed, tallies)
-            return {s: replace(m, linears_sha256=hashes.of(s)) for s, m in measured.items()}
+            return _hashed(measured, task, weights, hashes)
     raise out_of_memory(task.subject.label)
+
+
+def _hashed(
+    measured: dict[str, Measurement], task: Task, weights: Weights, hashes: LinearHashes
+) -> dict[str, Measurement]:
+    """Return measurements with hashes of linears and of all else; write what is kept of that."""
+    linears = {spec: hashes.of(spec) for spec in measured}
+    names = next((tuple(each) for each in linears.values() if each), ())
+    folder = folder_of(task.subject.first)
+    if not names or is_remote(folder):  # such models are not exported
+        return {spec: replace(m, linears_sha256=linears[spec]) for spec, m in measured.items()}
+    stored = names_of(build_skeleton(folder, weights, torch.float32))
+    rest = rest_names(stored, weights.names(), names)
+    if task.keeper is not None:
+        task.keeper.keep_rest(weights, rest)
+    sha256 = rest_sha256(weights, rest)
+    return {
+        spec: replace(m, linears_sha256=linears[spec], rest_sha256=sha256 if linears[spec] else "")
+        for spec, m in measured.items()
+    }
 
 
 def _measurements(
@@ -308,11 +342,15 @@ def feed_of(task: Task) -> Feed:
 
 
 @contextmanager
-def _observer(cross_check: int, watch: Observer | None, hashes: LinearHashes) -> Iterator[Observer]:
+def _observer(
+    cross_check: int, watch: Observer | None, hashes: LinearHashes, keeper: WeightKeeper | None
+) -> Iterator[Observer]:
     """Show what schemes do to hashes and diagnostics, and to GPTQModel for a cross-check."""
 
     def see(scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
         hashes.observe(scheme, linears, quantized)
+        if keeper is not None:
+            keeper.observe(scheme, linears, quantized)
         return None if watch is None else watch(scheme, linears, quantized)
 
     if not cross_check:

@@ -20,6 +20,7 @@ from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH
+from qaudit.engine.kept_weights import WeightKeeper
 from qaudit.errors import SourceError
 from qaudit.model.groups import ExpertOptions
 from qaudit.model.remote import code_sha256, is_remote
@@ -51,6 +52,7 @@ class Machine:
     cross_check: int = 0
     trust_remote_code: bool = False
     keeps_passes: bool = True  # at the entrance of a block, every few minutes
+    keeps_weights: tuple[str, ...] = ()  # of schemes by canonical form (`kept_weights.py`)
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     experts: ExpertOptions = field(default_factory=ExpertOptions)
 
@@ -66,6 +68,7 @@ class Task:
     compared: bool = True  # whether the divergence from full precision is measured
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
     kept: tuple[Path, str] | None = None  # where its pass is kept, and what decides its results
+    keeper: WeightKeeper | None = None  # writes the weights that its schemes make
 
     @classmethod
     def of(cls, planned: Pass, corpus: Corpus) -> Task:
@@ -116,6 +119,15 @@ class Task:
         if self.pass_.reference is None or task is not None:
             return ""
         return f",reference={self.pass_.reference.content}"
+
+    def keeper_of(self, machine: Machine, keys: Mapping[str, str], evidence: Path) -> Task:
+        """Return the task with what keeps weights: those of a plan's first draw alone."""
+        step, streams = self.pass_, self.streams
+        specs = [spec for spec in machine.keeps_weights if spec in streams]
+        if not specs or step.draw or step.perturbed is not None or step.device is not None:
+            return self
+        keeper = WeightKeeper(evidence, self.subject.content, {s: keys[s] for s in specs})
+        return replace(self, keeper=keeper)
 
     def on(self, machine: Machine) -> Machine:
         """Return the machine that the pass runs on: for another dtype, one that computes in it."""

@@ -17,6 +17,7 @@ from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.pins import NUMERICS, default_threads, pinned_libraries
 from qaudit.planning.prepare import Prepared
+from qaudit.saved.kept import kept_files
 from qaudit.saved.parts import (
     evidence_of,
     last_round,
@@ -112,6 +113,9 @@ def merge(source: Path, out: Path, run: Run) -> int:
                     _copy(source / name, out / name)
                 write_unit(copy.document, unit_path(run, unit, out))
                 copied += 1
+    for path in kept_files(source):
+        if not (there := out / path.relative_to(source)).exists():
+            _copy(path, there)
     return copied
 
 

@@ -272,7 +272,8 @@ class Measuring:
         return self.diagnoses.watch(job.tasks[0], self._watch.block) if job.is_diagnosed else None
 
     def _search(self, job: _Job) -> None:
-        result = search(job.tasks, self._machine, self._store, self._watch.block)
+        machine = replace(self._machine, keeps_weights=())  # of its many trials none is kept
+        result = search(job.tasks, machine, self._store, self._watch.block)
         job.event = job.searched(result)
 
     def _twin(self, job: _Job, first: _Job) -> Measured | Failed:

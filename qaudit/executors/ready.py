@@ -37,6 +37,7 @@ from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
 from qaudit.model.device import free_nbytes
 from qaudit.model.groups import ExpertOptions
+from qaudit.planning.keeping import kept_specs
 from qaudit.planning.passes import with_draws
 from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
@@ -144,6 +145,7 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         cross_check=options.cross_check,
         trust_remote_code=options.trust_remote_code,
         keeps_passes=not options.no_checkpoints,
+        keeps_weights=kept_specs(options.keep, parse_schemes(plan.specs)),
         column_loop=_column_loop(plan, device),
         experts=ExpertOptions(
             floor=plan.recipe.expert_floor,

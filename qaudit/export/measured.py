@@ -7,18 +7,23 @@ pass that writes them measures them, and they are judged alone under the policy 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from qaudit.core.scheme import Scheme
+from qaudit.engine.kept_weights import KeptRest, kept_groups
+from qaudit.engine.linear_hashes import LinearHashes, rest_sha256
 from qaudit.engine.tasks import Machine, Task
+from qaudit.errors import SourceError
 from qaudit.export.choice import ExportChoice
 from qaudit.judge import judge
 from qaudit.policy import policy_named
 from qaudit.saved.audits import to_json
+from qaudit.saved.kept import kept_folder, key_of
 from qaudit.saved.plans import FILE
 from qaudit.saved.results import ResultStore, read_measurement, sha256_of
-from qaudit.types import AuditRecord, Diagnostics, Measurement, MeasurementRow
+from qaudit.types import AuditRecord, Diagnostics, Measurement, MeasurementRow, Watch
 from qaudit.version import __version__
 from qaudit.whole import write_whole
 
@@ -30,6 +35,12 @@ def measured_hashes(choice: ExportChoice) -> dict[str, str]:
     """Return the hashes of linears, by BLOCK.NAME; of an earlier version, none."""
     measured = _measured(choice)
     return measured.linears_sha256 if measured else {}
+
+
+def rest_hash(choice: ExportChoice) -> str:
+    """Return the hash of all tensors that are not quantized; of an earlier version, nothing."""
+    measured = _measured(choice)
+    return measured.rest_sha256 if measured else ""
 
 
 def stored_linears(hashes: Mapping[str, str], names: Callable[[int, str], str]) -> dict[str, str]:
@@ -56,6 +67,44 @@ def is_made_alike(choice: ExportChoice, task: Task, machine: Machine) -> bool:
         return False
     identity = vars(task.identity(choice.scheme, machine))
     return all(measured.identity.get(name) == identity[name] for name in _SAME)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Weights that the scan kept, by their hashes those that were judged."""
+
+    folder: Path
+    rest: KeptRest
+    measured: Measurement
+
+
+def kept_as_judged(choice: ExportChoice, watch: Watch) -> Kept | None:
+    """Return what the scan kept of these weights; None, with a sentence, for any others."""
+    measured = _measured(choice)
+    if measured is None or measured.identity is None:
+        return None
+    evidence = choice.folder / "evidence"
+    folder = kept_folder(evidence, key_of(measured))
+    if not folder.is_dir():
+        return None
+    try:
+        rest = KeptRest(kept_folder(evidence, choice.subject.content))
+        if _hashes_of_kept(choice.scheme, folder, rest) == (
+            measured.linears_sha256,
+            measured.rest_sha256,
+        ):
+            return Kept(folder, rest, measured)
+        watch.note("the kept weights are not, or not all, those that were judged: made again")
+    except SourceError as error:
+        watch.note(f"{error.message}: made again")
+    return None
+
+
+def _hashes_of_kept(scheme: Scheme, folder: Path, rest: KeptRest) -> tuple[dict[str, str], str]:
+    with LinearHashes() as hashes:
+        for linears, quantized in kept_groups(folder):
+            hashes.observe(scheme, linears, quantized)
+        return hashes.of(scheme.spec), rest_sha256(rest, rest.kept)
 
 
 def _measured(choice: ExportChoice) -> Measurement | None:

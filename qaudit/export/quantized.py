@@ -1,10 +1,11 @@
 """A subject under a scheme -> a folder that runtimes load: the weights that were measured.
 
-The engine's pass quantizes again, with the first draw of calibration text, and every block is
-packed and written when it is done. The hashes of the audit tell whether these are the weights that
-were judged; where they are not, the pass that writes them measures them (`measured`). Unfinished
-work is in a hidden folder beside the result, from which the same command resumes; the result is
-made under another name and renamed when it is whole.
+Weights that the scan kept are packed as they are. Otherwise the engine's pass quantizes again, with
+the first draw of calibration text, and every block is packed and written when it is done. The
+hashes of the audit tell whether these are the weights that were judged: where they are not, kept
+weights are made again, and the pass that makes others measures them (`measured`). Unfinished work
+is in a hidden folder beside the result, from which the same command resumes; the result is made
+under another name and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.settings import CONFIGURATION
+from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
+from qaudit.engine.kept_weights import kept_groups
 from qaudit.engine.measure import open_weights, quantize_only, send
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import MachineError, NotShipping, UsageError
@@ -30,7 +34,13 @@ from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
-from qaudit.export.measured import is_made_alike, judged_alone, measured_hashes, other_linears
+from qaudit.export.measured import (
+    is_made_alike,
+    judged_alone,
+    kept_as_judged,
+    measured_hashes,
+    other_linears,
+)
 from qaudit.export.parts import Continued, Part, Parts
 from qaudit.export.refusals import must_be_the_text, must_have_names, try_format, with_experts
 from qaudit.export.soup import note_doubts
@@ -47,6 +57,7 @@ from qaudit.planning.pins import libraries
 from qaudit.report.card import render as render_card
 from qaudit.saved.audits import read_audit
 from qaudit.saved.exports import ExportRecord, read_export, write_export
+from qaudit.saved.kept import key_of
 from qaudit.saved.parts import OLD_LOCK, PLAN
 from qaudit.saved.signature import may_sign, signed_export
 from qaudit.types import SILENT, Measurement, Watch, digest
@@ -55,21 +66,42 @@ from qaudit.version import __version__
 SHARD_NBYTES = 2 * 10**9
 
 
+Alone = Callable[[Path], ExportChoice]
+"""Write an audit of a file that no audit judged into a folder, and return the choice with it."""
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What the weights were made with."""
+
+    key: str  # of their result
+    dtype: str
+    device: str
+    calibration_seed: int
+    corpus_sha256: str
+
+
 @dataclass(frozen=True, eq=False)
 class _Work:
     """One export under way."""
 
     choice: ExportChoice
     form: Format
-    task: Task
-    machine: Machine
+    origin: _Origin
     out: Path
     watch: Watch
 
     @property
     def identity(self) -> str:
-        identity = self.task.identity(self.choice.scheme, self.machine)
-        return digest([identity.key, self.form.name, __version__])
+        return digest([self.origin.key, self.form.name, __version__])
+
+
+@dataclass(frozen=True, eq=False)
+class _Made(_Work):
+    """One whose weights are quantized again."""
+
+    task: Task
+    machine: Machine
 
 
 def export_quantized(
@@ -90,6 +122,8 @@ def export_quantized(
     members = [checkpoint for checkpoint, _ in choice.subject.members]
     refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
     note_doubts(choice.subject, watch)
+    if _export_kept(choice, packing, out, shard_nbytes, watch):
+        return out
     ready = make_ready(choice.plan, choice.options, choice.hub)
     if choice.subject.label in ready.refused:
         raise ready.refused[choice.subject.label]
@@ -108,14 +142,65 @@ def export_quantized(
         weights = open_weights(
             choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
-        work = _Work(choice, packing, task, ready.machine, out, watch)
+        origin = _Origin(
+            key=task.identity(choice.scheme, ready.machine).key,
+            dtype=str(ready.machine.dtype).removeprefix("torch."),
+            device=ready.machine.device.type,
+            calibration_seed=text.protocol.calibration_seed,
+            corpus_sha256=text.sha256,
+        )
+        work = _Made(choice, packing, origin, out, watch, task, ready.machine)
         with begun_folder(out, work.identity) as begun:
-            _write(work, weights, begun, shard_nbytes)
+            _write(work, weights, begun, shard_nbytes, partial(_made_as_audited, work))
     _must_ship(read_export(out), choice, out)
     return out
 
 
-def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> None:
+def _export_kept(
+    choice: ExportChoice, form: Format, out: Path, shard_nbytes: int, watch: Watch
+) -> bool:
+    """Write the weights that the scan kept; return whether they are there and as judged.
+
+    A format that is made from the checkpoint's files needs these, and is made again.
+    """
+    kept = kept_as_judged(choice, watch) if form.has_settings else None
+    if kept is None:
+        return False
+    for checkpoint, _ in choice.subject.members:
+        if choice.hub is not None and checkpoint.commit is not None:
+            choice.hub.fetcher.settings(checkpoint, code=False)
+        refuse_changed_settings(checkpoint)
+    identity = kept.measured.identity or {}
+    origin = _Origin(
+        key=f"kept {key_of(kept.measured)}",
+        dtype=str(identity["dtype"]).removeprefix("torch."),
+        device=str(identity["device"]),
+        calibration_seed=kept.measured.calibration_seed,
+        corpus_sha256=str(identity["corpus"]),
+    )
+
+    def pack(parts: Parts, _: Names) -> None:
+        for linears, quantized in kept_groups(kept.folder):
+            parts.enter(linears.block)
+            parts.watch(choice.scheme, linears, quantized)
+        parts.end_block()
+        parts.add_rest()
+
+    work = _Work(choice, form, origin, out, watch)
+    with begun_folder(out, work.identity) as begun:
+        _write(work, kept.rest, begun, shard_nbytes, pack)
+    watch.note("written from the weights that the scan kept")
+    return True
+
+
+def _write(
+    work: _Work,
+    weights: Weights,
+    begun: Path,
+    shard_nbytes: int,
+    make: Callable[[Parts, Names], Alone | None],
+) -> None:
+    """Let `make` write all parts, and make the folder of them."""
     source = folder_of(work.choice.subject.first)
     weights = with_experts(work.choice, work.form, weights)
     names = weights.stored_name
@@ -123,14 +208,14 @@ def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> Non
     parts.open()
     _check_room(weights, begun)
     work.form.start(source, begun, weights.names())
-    measured = _made_as_audited(work, parts, names)
-    with whole_folder(work.out, begun) as partial:
+    alone = make(parts, names)
+    with whole_folder(work.out, begun) as folder:
         files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
         outside = unquantized(_shapes(weights, done), weights.skeleton)
         config = work.form.config(outside, symmetric=_is_symmetric(done))
-        _assemble(work.form, files, partial, source, config, shard_nbytes)
-        _write_beside(work, parts, partial, measured)
+        _assemble(work.form, files, folder, source, config, shard_nbytes)
+        _write_beside(work, parts, folder, alone)
 
 
 def _assemble(
@@ -146,8 +231,16 @@ def _assemble(
         (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def _made_as_audited(work: _Work, parts: Parts, names: Names) -> tuple[Measurement, ...]:
-    """Quantize and write every block; return what was measured of weights that no audit judged."""
+def _made_as_audited(work: _Made, parts: Parts, names: Names) -> Alone | None:
+    """Quantize and write every block; return what judges weights that no audit judged."""
+    measured = _measured_if_other(work, parts, names)
+    if not measured:
+        return None
+    choice, task = work.choice, _evaluating(work.task)
+    return lambda folder: judged_alone(choice, task, measured, work.machine, folder)
+
+
+def _measured_if_other(work: _Made, parts: Parts, names: Names) -> tuple[Measurement, ...]:
     choice, hashes = work.choice, measured_hashes(work.choice)
     if choice.record is None:
         return _quantize(work, parts)
@@ -168,7 +261,7 @@ def _made_as_audited(work: _Work, parts: Parts, names: Names) -> tuple[Measureme
 
 
 def _measure(
-    work: _Work, parts: Parts, hashes: dict[str, str], names: Names
+    work: _Made, parts: Parts, hashes: dict[str, str], names: Names
 ) -> tuple[Measurement, ...]:
     """Quantize from the first block on, and measure; return nothing if the audit judged it all."""
     parts.remove()
@@ -182,7 +275,7 @@ def _measure(
     return measured
 
 
-def _quantize(work: _Work, parts: Parts, *, measured: bool = False) -> tuple[Measurement, ...]:
+def _quantize(work: _Made, parts: Parts, *, measured: bool = False) -> tuple[Measurement, ...]:
     """Quantize every block, and write it and what is not quantized."""
     continued = cast(Scheme, Continued(work.choice.scheme, parts))
     rows: dict[str, Measurement] = {}
@@ -244,12 +337,11 @@ def _check_room(weights: Weights, folder: Path) -> None:
 # ------------------------------------------------------------------------- what is beside
 
 
-def _write_beside(work: _Work, parts: Parts, folder: Path, measured: Sequence[Measurement]) -> None:
+def _write_beside(work: _Work, parts: Parts, folder: Path, alone: Alone | None) -> None:
     choice, all_parts = work.choice, list(parts.done.values())
     (folder / EVIDENCE).mkdir()
-    if measured:
-        task = _evaluating(work.task)
-        choice = judged_alone(choice, task, measured, work.machine, folder / EVIDENCE)
+    if alone is not None:
+        choice = alone(folder / EVIDENCE)
     _copy_evidence(choice, folder / EVIDENCE)
     record = ExportRecord(
         schema="2",
@@ -259,10 +351,10 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, measured: Sequence[Me
         content=choice.subject.content,
         scheme=choice.scheme.short,
         spec=choice.scheme.spec,
-        dtype=str(work.machine.dtype).removeprefix("torch."),
-        device=work.machine.device.type,
-        calibration_seed=work.task.corpus.protocol.calibration_seed,
-        corpus_sha256=work.task.corpus.sha256,
+        dtype=work.origin.dtype,
+        device=work.origin.device,
+        calibration_seed=work.origin.calibration_seed,
+        corpus_sha256=work.origin.corpus_sha256,
         audit_sha256=choice.audit_sha256,
         bits_per_weight=_bits_per_weight(parts),
         dense=_dense(parts),
@@ -270,7 +362,7 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, measured: Sequence[Me
         files=hashes_in(folder),
         libraries=libraries([choice.scheme], [choice.subject.merge]) | _of_format(work.form),
     )
-    if not measured and may_sign(choice.record, choice.folder):
+    if alone is None and may_sign(choice.record, choice.folder):
         record = signed_export(record)
     write_export(record, folder)
     (folder / README).write_text(export_card(choice, record, work.form), encoding="utf-8")

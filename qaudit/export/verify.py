@@ -18,7 +18,7 @@ from qaudit.engine.linear_hashes import sha256_of
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit
-from qaudit.export.measured import measured_hashes, other_linears
+from qaudit.export.measured import measured_hashes, other_linears, rest_hash
 from qaudit.export.quantized import unquantized
 from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
@@ -29,7 +29,7 @@ from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.saved.signature import VARIABLE, has_key, is_signed_export
-from qaudit.types import Evidence, Watch
+from qaudit.types import Evidence, Watch, digest
 
 if TYPE_CHECKING:
     import torch
@@ -183,22 +183,31 @@ def _differences(
     yield from (s for name, s in changed.items() if not (tensors and _is_weights(name)))
     if choice is not None and not changed:
         yield from not_of_the_audit(folder, record, form, choice)
-        yield from () if tensors else _not_as_measured(folder, record, choice, shapes)
+        yield from () if tensors else _not_as_measured(folder, record, form, choice, shapes)
 
 
 def _not_as_measured(
     folder: Path,
     record: ExportRecord,
+    form: Format,
     choice: ExportChoice,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Iterator[str]:
-    """Yield each linear of a record that is not the one whose hash the audit's evidence has."""
+    """Yield each linear of a record that is not the one whose hash the audit's evidence has.
+
+    Everything else has one hash, except where scales are folded into norms, or a file holds other
+    types than the checkpoint.
+    """
     hashes = measured_hashes(choice)
     if not hashes:  # of an earlier version
         return
     names = stored_names_of(folder / EVIDENCE, shapes)
     for linear in other_linears(hashes, record.dense, names):
         yield f"`{linear}.weight` is not what the audit measured"
+    is_as_stored = form.has_settings and not getattr(choice.scheme, "exact_fold", False)
+    measured = rest_hash(choice) if is_as_stored else ""
+    if measured and digest(sorted(record.rest.items())) != measured:
+        yield "embeddings, norms or head are not those that the audit measured"
 
 
 def _is_weights(name: str) -> bool:

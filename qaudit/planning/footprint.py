@@ -190,12 +190,13 @@ class Footprint:
         text = replace(self.load.text, calibration_tokens=tokens)
         return replace(self, load=replace(self.load, text=text))
 
-    def refuse_short_disk(self, out: Path, downloads_nbytes: int) -> None:
+    def refuse_short_disk(self, out: Path, downloads_nbytes: int, kept_nbytes: int = 0) -> None:
         """Refuse what the disks do not hold, beside downloads that share them."""
         temporary = Path(tempfile.gettempdir())
-        needs = {out: self.weights_nbytes, temporary: self.spilled_nbytes}
+        needs = {out: kept_nbytes + self.weights_nbytes, temporary: self.spilled_nbytes}
         if shares_disk(out, temporary):
-            needs = {out: self.disk_nbytes}
+            needs = {out: kept_nbytes + self.disk_nbytes}
+        kept = f", weights of `--keep` {size(kept_nbytes)}" if kept_nbytes else ""
         for place, needed in needs.items():
             free = free_disk_nbytes(place)
             free -= downloads_nbytes if shares_disk(place, hub_cache()) else 0
@@ -203,12 +204,12 @@ class Footprint:
                 raise MachineError(
                     f"this audit needs up to {size(needed)} of disk in `{place}` beside downloads, "
                     f"and {size(max(0, free))} are free: quantized weights between rounds take "
-                    f"{size(self.weights_nbytes)}, hidden states {size(self.spilled_nbytes)}",
-                    hint=self._larger_disk(needed - free),
+                    f"{size(self.weights_nbytes)}, hidden states {size(self.spilled_nbytes)}{kept}",
+                    hint=self._larger_disk(needed - free, kept_nbytes if place == out else 0),
                 )
 
-    def _larger_disk(self, short_nbytes: int) -> str:
-        ways = []
+    def _larger_disk(self, short_nbytes: int, kept_nbytes: int) -> str:
+        ways = ["fewer schemes in `--keep`, or none"] if kept_nbytes else []
         if self.spilled_nbytes >= short_nbytes:
             ways.append(f"`--stream-memory {typed_size(self.limit_nbytes + short_nbytes)}`")
         if self.rounds > 1:

@@ -25,6 +25,7 @@ from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.experts import expert_notes
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import fits_rounding, price_further, price_otherwise
+from qaudit.planning.keeping import keeping_notes, kept_specs, nbytes_to_keep
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
@@ -86,7 +87,9 @@ def make_plan(
     releases, traffic = _fetched(chosen, options.disk_budget, record)
     work = _work(chosen, releases, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
-    work.footprint.refuse_short_disk(record.parent if record else Path(), downloads)
+    kept = kept_specs(options.keep, chosen.schemes)
+    kept_nbytes = nbytes_to_keep(kept, chosen.subjects, chosen.seen.largest)
+    work.footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
     price = sum((step.price for step in work.passes), Price())
     merges = [subject.merge for subject in (*chosen.subjects, *releases.subjects)]
     plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
@@ -119,6 +122,7 @@ def make_plan(
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *(f"Python code of tasks is run on this machine: {file}" for file in chosen.task_code),
             *work.notes,
+            *keeping_notes(kept, kept_nbytes),
             *releases.notes,
         ),
         texts=resolved.texts,
@@ -133,7 +137,7 @@ def make_plan(
         perturbations=work.perturbations,
         otherwise=work.otherwise,
         plugins=plugins,
-        nbytes_disk=work.footprint.disk_nbytes + work.nbytes_kept,
+        nbytes_disk=work.footprint.disk_nbytes + work.nbytes_kept + kept_nbytes,
         items=work.items,
         presets=work.presets,
     )

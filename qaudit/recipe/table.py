@@ -282,6 +282,8 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOpti
 def _option(entry: Entry, value: Any) -> Any:
     if entry.type is Nbytes:
         return parse_nbytes(value)
+    if get_origin(entry.type) is tuple:
+        return _names((value,) if isinstance(value, str) else tuple(map(str, value)))
     if entry.type is Path:
         if not str(value):
             raise UsageError(f"`{entry.name}` is empty", hint="name a folder")

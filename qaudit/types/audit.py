@@ -284,6 +284,7 @@ class Measurement:
     notes: tuple[str, ...] = ()
     weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
     linears_sha256: dict[str, str] = field(default_factory=dict)  # by BLOCK.NAME
+    rest_sha256: str = ""  # of every tensor that is no such linear, as it is stored
     parameters: int | None = None  # of all tensors; None: measured before it was recorded
     nbytes: int | None = None  # of all tensors, the linears as the scheme stores them
     bit_class: str | None = None  # what it competes in; None: measured before it was recorded

@@ -19,7 +19,7 @@ import pytest
 from qaudit.checkpoints.folder import shipped_series
 from qaudit.hub import open_hub
 from qaudit.planning.lock import read_lock
-from tests.support.cli import QUICK, Run, audit_of, refused, settings, weights_in
+from tests.support.cli import QUICK, TEXT, Run, audit_of, refused, settings, weights_in
 from tests.support.gguf import write_gguf
 from tests.support.hub import Hub
 from tests.support.models import text
@@ -367,6 +367,23 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(
     assert measured > 0
     assert not set(fetched) & set(asked_of(hub))  # what was brought is not brought again
     assert len(audit_of(place / "out")["measurements"]) == 2 * 4
+
+
+def test_what_is_kept_is_exported_without_a_download(
+    hub: Hub, qaudit: Run, place: Path, online: Path
+) -> None:
+    scheme = "rtn-4bit:group=32"
+    kept = (*TEXT, "--schemes", scheme, "--keep", scheme, "--out", "out")
+    assert qaudit("scan", REPO, *kept).code == 0
+    for weights in weights_in(online / "hf"):
+        weights.unlink()
+    ships = audit_of(place / "out")["verdict"]["classes"][0]  # type: ignore[index]
+    named = ("--subject", ships["subject"], "--scheme", scheme)
+    hub.log.clear()
+    done = qaudit("export", "out", *named, "--out", "new")
+    assert done.code == 0, done.err
+    assert "written from the weights that the scan kept" in done.err
+    assert asked_of(hub) == []
 
 
 # ---------------------------------------------------------------------------------------- a race

@@ -14,6 +14,8 @@ from qaudit.core.bnb_codes import FourBitCodes, Int8Codes
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.stored import IntegerCodes
+from qaudit.engine.kept_weights import WeightKeeper, kept_groups
+from qaudit.saved.kept import kept_folder
 from tests.support.schemes import every_plain_scheme, every_scheme, example, transform_nbits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -170,3 +172,15 @@ def test_the_index_of_groups_says_where_each_column_is():
     expected = torch.empty(160, dtype=torch.int32)
     expected[largest_first] = torch.arange(160, dtype=torch.int32) // 16
     assert torch.equal(stored.group_of_C, expected)
+
+
+@every_plain_scheme
+def test_what_is_kept_of_a_scheme_is_read_as_the_weights_that_were_measured(scheme, tmp_path):
+    linears = example(torch.bfloat16)
+    quantized = scheme.quantize(linears)
+    WeightKeeper(tmp_path, "content", {scheme.spec: "key"}).observe(scheme, linears, quantized)
+    ((_, read),) = kept_groups(kept_folder(tmp_path, "key"))
+    assert read.bits == quantized.bits
+    for name, weight_RC in quantized.weights.items():
+        assert torch.equal(read.weights[name], weight_RC)
+        assert read.stored[name].nbits == quantized.stored[name].nbits

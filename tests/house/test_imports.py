@@ -125,6 +125,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.export.soup_folder",
         "qaudit.export.parts",
         "qaudit.engine.stored_weights",
+        "qaudit.engine.kept_weights",
         "qaudit.lab.*",
     ),
     "gguf": ("qaudit.formats.gguf.reading",),

@@ -1,0 +1,213 @@
+"""Quantized weights that a scan keeps (`--keep`), so that `export` writes what was judged.
+
+    evidence/kept/KEY/BLOCK-GROUP.safetensors   codes and scales of a group of linears
+    evidence/kept/CONTENT/rest-N.safetensors    the other tensors of a subject
+    evidence/kept/CONTENT/shapes.json           of all its tensors
+
+A group is written as soon as it is quantized: a pass that goes on at a block finds the blocks
+before it. Nothing marks a folder as whole. The hashes in the audit decide whether all linears and
+all other tensors are there, as they were judged. Codes take a byte each, as schemes hold them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qaudit.core.bnb_codes import NestedMaxima
+from qaudit.core.linears import FoldSource, Linears, Quantized
+from qaudit.core.scheme import Scheme
+from qaudit.core.stored import StoredWeight
+from qaudit.errors import MachineError, SourceError, not_written
+from qaudit.model.blocks import Weights
+from qaudit.saved.kept import SHAPES, kept_folder
+from qaudit.whole import read_regular, write_whole
+
+_LARGEST_NBYTES = 2**28  # of a file of shapes, and of one of tensors that are not quantized
+
+
+class WeightKeeper:
+    """Writes what some schemes make of a subject, group by group."""
+
+    def __init__(self, evidence: Path, content: str, keys: Mapping[str, str]) -> None:
+        """`keys` has the key of the results of each scheme to keep, by canonical form."""
+        self._folders = {spec: kept_folder(evidence, key) for spec, key in keys.items()}
+        self._rest = kept_folder(evidence, content)
+        self._groups = Counter[tuple[str, int]]()  # of a scheme in a block, so far
+
+    def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
+        """Write a group of linears."""
+        folder = self._folders.get(scheme.spec)
+        if folder is None or not quantized.stored:
+            return
+        place = scheme.spec, linears.block
+        tensors: dict[str, Tensor] = {}
+        about = {
+            "block": linears.block,
+            "bits": quantized.bits,
+            "stored": {n: _taken(stored, n, tensors) for n, stored in quantized.stored.items()},
+            "dtypes": {n: _name(weight.dtype) for n, weight in quantized.weights.items()},
+            "fold_source": linears.fold_source and asdict(linears.fold_source),
+        }
+        scales = {"column_scale_C": quantized.column_scale_C, "fold_C": linears.fold_C}
+        tensors |= {
+            name: scale.detach().cpu() for name, scale in scales.items() if scale is not None
+        }
+        _save(tensors, folder / f"{place[1]:05}-{self._groups[place]:05}.safetensors", about)
+        self._groups[place] += 1
+
+    def keep_rest(self, weights: Weights, names: Sequence[str]) -> None:
+        """Write the tensors that are not quantized, and the shapes of all."""
+        tensors: dict[str, Tensor] = {}
+        number = 0
+        for name in names:
+            tensors[name] = weights.read(name).detach().cpu().contiguous()
+            if name == names[-1] or sum(t.nbytes for t in tensors.values()) >= _LARGEST_NBYTES:
+                _save(tensors, self._rest / f"rest-{number:05}.safetensors", {})
+                tensors, number = {}, number + 1
+        shapes = {name: list(weights.shape(name)) for name in weights.names()}
+        write_whole(self._rest / SHAPES, json.dumps(shapes))
+
+
+class KeptRest:
+    """The tensors of a subject that a scan kept: those that are not quantized, and all shapes."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            shapes = json.loads(read_regular(folder / SHAPES, _LARGEST_NBYTES))
+            self._shapes = {name: tuple(map(int, shape)) for name, shape in shapes.items()}
+            self._files: dict[str, Path] = {}
+            for path in sorted(folder.glob("rest-*.safetensors")):
+                with safe_open(path, framework="pt") as file:
+                    self._files |= dict.fromkeys(file.keys(), path)
+        except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
+            raise _damaged(folder, error) from error
+
+    @property
+    def kept(self) -> Sequence[str]:
+        """The tensors that are here."""
+        return tuple(self._files)
+
+    def names(self) -> Sequence[str]:
+        return tuple(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        try:
+            with safe_open(self._files[name], framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
+                return tensor
+        except (OSError, SafetensorError, KeyError) as error:
+            raise _damaged(Path(name), error) from error
+
+
+def kept_groups(folder: Path) -> Iterator[tuple[Linears, Quantized]]:
+    """Yield every group of linears that is kept, block by block, in the order of the pass."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})["about"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield _group(about, tensors)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise _damaged(path, error) from error
+
+
+def _group(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Linears, Quantized]:
+    scale_C = tensors.get("column_scale_C")
+    stored = {name: _restored(part, tensors) for name, part in about["stored"].items()}
+    weights = {}
+    for name, part in stored.items():
+        weight_RC = part.decode()
+        if scale_C is not None:  # as `core.linears.decoded` does
+            weight_RC = weight_RC.to(scale_C.dtype).div_(scale_C)
+        weights[name] = weight_RC.to(_dtype(about["dtypes"][name]))
+    source = about["fold_source"] and FoldSource(**about["fold_source"])
+    linears = Linears(
+        weights, block=about["block"], fold_C=tensors.get("fold_C"), fold_source=source
+    )
+    quantized = Quantized(weights, about["bits"], stored=stored, column_scale_C=scale_C)
+    return linears, quantized
+
+
+# ------------------------------------------------------------------- codes as tensors and JSON
+
+
+def _taken(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value of a stored weight as JSON; tensors in it are put under their place."""
+    if isinstance(value, Tensor):
+        tensors[place] = value.detach().cpu().contiguous().clone()  # codes may share their storage
+        return {"tensor": place}
+    if is_dataclass(value):
+        parts = {
+            f.name: _taken(getattr(value, f.name), f"{place}/{f.name}", tensors)
+            for f in fields(value)
+        }
+        return {"kind": type(value).__name__, "parts": parts}
+    if isinstance(value, torch.dtype):
+        return {"dtype": _name(value)}
+    return {"value": value}
+
+
+def _restored(part: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    if "tensor" in part:
+        return tensors[part["tensor"]]
+    if "dtype" in part:
+        return _dtype(part["dtype"])
+    if "kind" not in part:
+        value = part["value"]
+        return tuple(value) if isinstance(value, list) else value
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in _subclasses(StoredWeight)}
+    kinds[NestedMaxima.__name__] = NestedMaxima
+    parts = {name: _restored(inner, tensors) for name, inner in part["parts"].items()}
+    return kinds[part["kind"]](**parts)
+
+
+def _subclasses(kind: type[StoredWeight]) -> Iterator[type[StoredWeight]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"`{name}` is no dtype")
+    return dtype
+
+
+def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, metadata={"about": json.dumps(about)})
+        partial.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    except SafetensorError as error:  # raised for a full disk
+        raise MachineError(
+            f"`{path}` cannot be written: {error}",
+            hint="free some space on this disk, or scan without `--keep`",
+        ) from error
+
+
+def _damaged(path: Path, error: Exception) -> SourceError:
+    return SourceError(
+        f"the kept weights in `{path}` cannot be read: {error}",
+        hint="remove them: `export` then makes the weights again",
+    )
