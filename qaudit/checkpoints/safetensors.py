@@ -12,7 +12,7 @@ are refused unless allowed (`pickles`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +28,7 @@ from qaudit.checkpoints.header import (
 from qaudit.checkpoints.pickles import load_pickles
 from qaudit.core.keys import first_of
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.types import Checkpoint
 from qaudit.whole import open_regular, read_regular
 
 if TYPE_CHECKING:
@@ -45,12 +46,18 @@ _TORCH_NAMES = {
 }  # fmt: skip
 
 
-def headers(folder: Path) -> dict[str, TensorInfo]:
-    """Return every tensor of a folder's safetensors files, by name."""
+def headers(folder: Path, without: Collection[str] = ()) -> dict[str, TensorInfo]:
+    """Return every tensor of a folder's safetensors files, by name.
+
+    Shards that hold nothing but tensors that are left out may be missing.
+    """
     tensors: dict[str, TensorInfo] = {}
-    files = _safetensors_files(folder)
+    files = _safetensors_files(folder, without)
     for file in files:
-        for name, info in _read_header(folder / file, tensors_in).items():
+        header = _read_header(folder / file, tensors_in)
+        for name, info in header.items():
+            if name in without:
+                continue
             if name in tensors:
                 raise SourceError(
                     f"tensor `{name}` is in both `{tensors[name].file}` and `{file}`",
@@ -59,7 +66,7 @@ def headers(folder: Path) -> dict[str, TensorInfo]:
             tensors[name] = info
     placed = _weight_map(folder / INDEX) if files != [SINGLE] else {}
     for name, file in placed.items():
-        if name not in tensors or tensors[name].file != file:
+        if name not in without and (name not in tensors or tensors[name].file != file):
             raise SourceError(
                 f"`{INDEX}` places tensor `{name}` in `{file}`, which does not hold it",
                 hint="download the index and the shards again; they belong to different versions",
@@ -70,12 +77,14 @@ def headers(folder: Path) -> dict[str, TensorInfo]:
 class WeightFolder:
     """The tensors of one checkpoint, read one at a time; may be read from several threads."""
 
-    def __init__(self, folder: Path, *, allow_pickle: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, allow_pickle: bool = False, without: Collection[str] = ()
+    ) -> None:
         """Open `folder`; read `.bin` files only if `allow_pickle`."""
         self._folder = folder
         pickled = allow_pickle and only_pickles(folder)
         self._pickled = load_pickles(folder, _pickle_files(folder)) if pickled else None
-        self._headers = headers(folder) if self._pickled is None else {}
+        self._headers = headers(folder, without) if self._pickled is None else {}
 
     def names(self) -> Sequence[str]:
         return list(self._headers if self._pickled is None else self._pickled)
@@ -137,13 +146,29 @@ class Headers(WeightFolder):
         raise SourceError(f"`{name}` is not on this machine", hint="download the weights first")
 
 
-def _safetensors_files(folder: Path) -> list[str]:
+def unread_tensors(places: Iterable[Path], checkpoints: Iterable[Checkpoint]) -> frozenset[str]:
+    """Return the tensors of files that are not downloaded, of all members of a soup."""
+    names: set[str] = set()
+    for folder, checkpoint in zip(places, checkpoints, strict=True):
+        files = {file.name for file in checkpoint.unread}
+        placed = index_of(folder) if files else {}
+        names |= {name for name, file in placed.items() if file in files}
+    return frozenset(names)
+
+
+def index_of(folder: Path) -> Mapping[str, str]:
+    """Return the file of each tensor by the index of a folder, or nothing without an index."""
+    return _weight_map(folder / INDEX)
+
+
+def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]:
     """Return the files that hold the weights: a single file comes first, as in transformers."""
     _must_name_no_other(folder)
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if (folder / INDEX).is_file():
-        files = sorted(set(_weight_map(folder / INDEX).values()))
+        placed = _weight_map(folder / INDEX)
+        files = sorted({file for name, file in placed.items() if name not in without})
         for file in files:
             if not (folder / file).is_file():
                 raise SourceError(

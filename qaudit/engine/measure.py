@@ -20,7 +20,7 @@ import torch
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.safetensors import WeightFolder, unread_tensors
 from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins, parse_merge
@@ -281,7 +281,8 @@ def open_weights(
     places = [folder(checkpoint) for checkpoint, _ in subject.members]
     if subject.merge is None and quantization_of(places[0]) is not None:
         return QuantizedFolder(places[0])
-    members = [WeightFolder(place, allow_pickle=allow_pickle) for place in places]
+    without = unread_tensors(places, [checkpoint for checkpoint, _ in subject.members])
+    members = [WeightFolder(p, allow_pickle=allow_pickle, without=without) for p in places]
     if subject.merge is None:
         return members[0]
     labels = [checkpoint.label for checkpoint, _ in subject.members]
@@ -395,4 +396,4 @@ def _measurement(
 def _nbytes(tally: Tally, scheme: Scheme | None, sizes: StoredStream) -> int | None:
     if tally.nbytes is not None:
         return tally.nbytes
-    return sizes.quantized_nbytes(tally) if scheme else sizes.total_nbytes
+    return sizes.quantized_nbytes(tally) if scheme else sizes.whole_nbytes

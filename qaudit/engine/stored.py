@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qaudit.checkpoints.safetensors import headers
+from qaudit.checkpoints.safetensors import headers, unread_tensors
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError
@@ -26,10 +26,15 @@ class StoredStream:
     elements: Mapping[str, int]
     nbytes: Mapping[str, int]  # empty: of pickled tensors only the sum is known
     total_nbytes: int
+    unread_nbytes: int = 0  # of files that are not downloaded
 
     @property
     def parameters(self) -> int:
         return sum(self.elements.values())
+
+    @property
+    def whole_nbytes(self) -> int:
+        return self.total_nbytes + self.unread_nbytes
 
     def quantized_nbytes(self, tally: Tally) -> int | None:
         """Return the bytes of all tensors with the linears of a tally quantized.
@@ -37,7 +42,7 @@ class StoredStream:
         None where it is not known what the linears take as they are stored.
         """
         linears = self._nbytes_of(tally)
-        return None if linears is None else self.total_nbytes - linears + -(-tally.bits // 8)
+        return None if linears is None else self.whole_nbytes - linears + -(-tally.bits // 8)
 
     def _nbytes_of(self, tally: Tally) -> int | None:
         """Return the bytes of a tally's linears, by name or by their one dtype."""
@@ -71,8 +76,10 @@ def stored(task: Task, weights: Weights) -> StoredStream:
         nbytes = {name: weights.nbytes_of(name) for name in elements}
         return StoredStream(elements, nbytes, weights.nbytes)
     try:
-        tensors = headers(task.folder(first))
+        folder = task.folder(first)
+        tensors = headers(folder, unread_tensors([folder], [first]))
     except SourceError:  # pickled: what the files take is near enough
         return StoredStream(elements, {}, first.nbytes)
     nbytes = {name: tensors[name].nbytes for name in elements}
-    return StoredStream(elements, nbytes, sum(nbytes.values()))
+    unread_nbytes = sum(file.nbytes for file in first.unread)
+    return StoredStream(elements, nbytes, sum(nbytes.values()), unread_nbytes)

@@ -54,6 +54,7 @@ from qaudit.model.skeleton import Skeleton
 from qaudit.model.stored_names import Names
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
+from qaudit.planning.unread import whole
 from qaudit.report.card import render as render_card
 from qaudit.saved.audits import read_audit
 from qaudit.saved.exports import ExportRecord, read_export, write_export
@@ -137,10 +138,11 @@ def export_quantized(
         must_have_names(choice, choice.hub, packing)
     text, schemes = ready.corpus.draws[0], (choice.scheme,)
     task = Task.unplanned(choice.subject, text, schemes, full_precision=False)
-    with Downloads(choice.hub, (choice.subject,)) as downloads, downloads.ready(choice.subject):
+    everything = whole(choice.subject)  # towers, too, which are copied
+    with Downloads(choice.hub, (everything,)) as downloads, downloads.ready(everything):
         task = replace(task, folder=downloads.folder)
         weights = open_weights(
-            choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
+            everything, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         origin = _Origin(
             key=task.identity(choice.scheme, ready.machine).key,

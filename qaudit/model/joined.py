@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,24 +99,56 @@ class Routes:
     unused: tuple[str, ...]  # keys of further lists of blocks, which only predict further ahead
 
 
-def route(model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder: Path) -> Routes:
-    """Give every key in the files its place in the model, as `from_pretrained` would."""
+def targets_of(
+    model: Any, names: Sequence[str], parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each key, the parameter it is or is part of, and by which pattern of a conversion."""
     transforms = get_model_conversion_mapping(model)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters, shapes = converters_of(model), dict(parameters)
+    for key in sorted(names, key=dot_natural_key):  # experts in order, as in the library
+        target, pattern = rename_source_key(
+            key, renamings, converters, model.base_model_prefix, shapes
+        )
+        if target not in parameters and key in parameters:
+            target, pattern = key, None
+        yield key, target, pattern
+
+
+def unread_keys(model: Any, names: Sequence[str], idle: Collection[str]) -> frozenset[str]:
+    """Return the stored tensors that nothing reads: of towers, and of further lists of blocks."""
+    parameters = dict(model.state_dict())
+    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
+    return frozenset(
+        key
+        for key, target, _ in targets_of(model, names, parameters)
+        if target in idle
+        or (target not in parameters and _predicts_further(key, model.config, ignored))
+    )
+
+
+def route(
+    model: Any,
+    weights: Weights,
+    parameters: Mapping[str, Tensor],
+    folder: Path,
+    idle: Collection[str] = (),
+) -> Routes:
+    """Give every key in the files its place in the model, as `from_pretrained` would.
+
+    Of the towers of a wrapper, which are `idle`, some tensors may be missing.
+    """
     converters = converters_of(model)
     by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
     keys: dict[str, str] = {}
     joins: dict[str, Joined] = {}
     unread: list[str] = []
     shapes = dict(parameters)
-    for key in sorted(weights.names(), key=dot_natural_key):  # experts in order, as in the library
-        target, pattern = rename_source_key(
-            key, renamings, converters, model.base_model_prefix, shapes
-        )
-        if target not in parameters and key in parameters:
-            target, pattern = key, None
+    for key, target, pattern in targets_of(model, weights.names(), parameters):
         if target not in parameters:
             unread.append(key)
+        elif pattern is not None and target in idle:
+            keys.setdefault(target, key)
         elif pattern is not None:
             new = Joined(model, target, copy.deepcopy(by_pattern[pattern]))
             joins.setdefault(target, new).keys.setdefault(pattern, []).append(key)
@@ -127,7 +159,7 @@ def route(model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder
             )
         else:
             keys[target] = key
-    must_fit(keys, weights, parameters, folder)
+    must_fit({t: k for t, k in keys.items() if t not in idle}, weights, parameters, folder)
     joined = {
         name: part for part in joins.values() for name in _made(part, weights, shapes, folder)
     }

@@ -30,7 +30,7 @@ from qaudit.model.config import class_of, is_wrapper, read_config
 from qaudit.model.device import upload
 from qaudit.model.experts import Experts, unfuse
 from qaudit.model.gates import left_as_gates
-from qaudit.model.joined import Joined, route
+from qaudit.model.joined import Joined, route, unread_keys
 from qaudit.model.remote import foreign, is_remote, load_remote, model_class
 from qaudit.model.routes import Weights, missing, must_be_floats, some
 from qaudit.model.structure import GATE, Structure, is_linear, must_be_linear
@@ -118,9 +118,11 @@ def build_skeleton(
     blocks_name = find_blocks(model, folder)
     _must_need_no_encoder(model.get_submodule(blocks_name), folder)
     parameters = dict(model.state_dict())
-    routes = route(model, weights, parameters, folder)
-    absent = missing(model.all_tied_weights_keys, routes.keys, parameters, folder, blocks_name)
-    dtypes, idle = _dtypes(model, parameters, dtype), frozenset(idle_parts(model))
+    idle = frozenset(idle_parts(model))
+    routes = route(model, weights, parameters, folder, idle)
+    needed = {name: tensor for name, tensor in parameters.items() if name not in idle}
+    absent = missing(model.all_tied_weights_keys, routes.keys, needed, folder, blocks_name)
+    dtypes = _dtypes(model, parameters, dtype)
     return Skeleton(
         model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused
     )
@@ -160,6 +162,12 @@ class Shapes:
 
     def read(self, name: str) -> Tensor:
         raise AssertionError(f"`{name}` was read before it was downloaded")
+
+
+def unread_in(folder: Path, names: Sequence[str]) -> frozenset[str]:
+    """Return the stored tensors of a folder's model that nothing reads, by their names."""
+    model = _build_on_meta(read_config(folder), folder, torch.float32)
+    return unread_keys(model, names, frozenset(idle_parts(model)))
 
 
 def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -199,7 +199,7 @@ def _subjects(lock: Resolution) -> tuple[Subject, ...]:
 
 def _check_checkpoint(checkpoint: Checkpoint, where: str) -> None:
     """Check a checkpoint; of one on the Hub every name becomes part of a path."""
-    for file in (*checkpoint.files, *checkpoint.settings):
+    for file in (*checkpoint.files, *checkpoint.unread, *checkpoint.settings):
         _expect(_is_inside(file.name), f"{where}.files", "lead outside their folder")
         _expect(_IDENTITY.fullmatch(file.sha256), f"{where}.files", "have a hash that is none")
         _expect(file.nbytes >= 0, f"{where}.files", "have a size below zero")
@@ -265,7 +265,7 @@ def check_pins(resolved: Resolved, listing: Listing) -> None:
             continue
         files = listing.known_files(checkpoint.ref.location, checkpoint.commit)
         hashes = {file.identity for file in files or ()}
-        for file in (*checkpoint.files, *checkpoint.settings):
+        for file in (*checkpoint.files, *checkpoint.unread, *checkpoint.settings):
             if hashes and file.sha256 not in hashes:
                 raise UsageError(
                     f"the lock gives `{file.name}` of `{checkpoint.label}` the hash "

@@ -47,6 +47,7 @@ from qaudit.planning.traffic import (
     missing_budget,
     price_traffic,
 )
+from qaudit.planning.unread import without_unread
 from qaudit.policy import claim_of
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
@@ -170,17 +171,20 @@ def _chosen(
     claim_of(recipe)  # a wrong policy is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
+    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
+        hub = open_hub()
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     code = code_of(resolved.recipe, trusted=options.trust_task_code)
     must_name_reference(recipe, resolved.subjects)
+    resolved, unread_notes = without_unread(resolved, hub)
+    members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
     files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
     schemes, resolved = (*schemes, *shipped), replace(resolved, shipped=files)
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
-    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
-        hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     refuse_classes(recipe, schemes, seen.largest)
+    seen = replace(seen, notes=(*unread_notes, *seen.notes))
     return _Chosen(resolved, schemes, subjects, members, hub, seen, code)
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.safetensors import WeightFolder, unread_tensors
 from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.merge import Merge
 from qaudit.core.registry import parse_merge
@@ -139,7 +139,9 @@ def compare_weights(
     # Tensors alone are compared: of ingredients that are not measured nothing else is downloaded.
     weights_alone = tuple((replace(c, settings=()), share) for c, share in release.members)
     with unchanged_files(replace(release, members=weights_alone), folder):
-        opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
+        places = [folder(checkpoint) for checkpoint, _ in release.members]
+        without = unread_tensors(places, [checkpoint for checkpoint, _ in release.members])
+        opened = [WeightFolder(p, allow_pickle=allow_pickle, without=without) for p in places]
         labels = [checkpoint.label for checkpoint, _ in release.members]
         if why := _mismatch(labels, opened):
             return WeightDifference(mismatch=why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FULL_PRECISION = "fp"
@@ -69,6 +69,7 @@ class Checkpoint:
     suspect: tuple[str, ...] = ()  # why these weights may not belong to the name
     requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # each needs an option
     settings: tuple[WeightFile, ...] = ()  # configuration, tokenizer, index; old plans have none
+    unread: tuple[WeightFile, ...] = ()  # hold only towers that text never enters
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +79,12 @@ class Checkpoint:
     def content(self) -> str:
         """Identify the weights by their bytes, not by their place or name."""
         return digest(sorted((f.name, f.sha256) for f in self.files))
+
+    @property
+    def whole(self) -> Checkpoint:
+        """Return the checkpoint with the files that hold nothing that is read."""
+        files = sorted((*self.files, *self.unread), key=lambda file: file.name)
+        return replace(self, files=tuple(files), unread=()) if self.unread else self
 
     @property
     def settings_content(self) -> str:
