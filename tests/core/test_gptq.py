@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from qaudit.core.gptq_block import factor_backwards
+from qaudit.core.gptq_solver import factorize
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SchemeError, SourceError
@@ -87,6 +88,12 @@ def test_rows_of_several_linears_are_solved_as_if_alone():
     together = parse_scheme("gptq-4bit").quantize(joined)
     assert torch.equal(torch.cat(list(quantized.weights.values())), together.weights["linear"])
     assert quantized.bits == together.bits
+
+
+def test_dead_columns_need_no_damping():
+    gram_CC = torch.diag(torch.tensor([2.0, 0.0, 3.0]))
+    hessian = factorize(gram_CC, torch.arange(3), ("up",), damp=0.0, damp_increment=0.01)
+    assert hessian.notes == ("1 columns never see an input",)
 
 
 def test_dead_columns_become_zero_and_are_noted():
