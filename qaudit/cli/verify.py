@@ -56,8 +56,20 @@ def verify(
     file = None if audit is None else audit_file_of(str(audit)) or audit
     with Progress(quiet=quiet) as progress:
         result = verified(folder, file, runtime, policy, progress)
-    print_result(json.dumps(_rows(result), indent=2) if as_json else "\n".join(_lines(result)))
+    print_result(json.dumps(_rows(result), indent=2) if as_json else _text(result))
     return {True: 0, False: 1, None: 3}[result.holds]
+
+
+def _text(result: Verification) -> str:
+    from qaudit.report.format import wrapped
+    from qaudit.report.terminal import columns_of_terminal
+
+    def line(text: str) -> str:
+        indent = "  " if text.startswith(" ") else ""
+        return indent + wrapped(text, width).replace("\n", f"\n{indent}  ")
+
+    width = columns_of_terminal() - 4
+    return "\n".join(map(line, _lines(result)))
 
 
 def _lines(result: Verification) -> list[str]:
@@ -70,8 +82,10 @@ def _lines(result: Verification) -> list[str]:
     else:
         what = "that were measured" if result.trusted else "of the record"
         lines.append(
-            f"  all {len(record.dense)} quantized linears decode to the weights {what}, bit for "
-            f"bit; {len(record.rest)} other tensors and {len(record.files)} files are as they were"
+            f"  all {len(record.dense)} quantized linears are, bit for bit, the weights {what}"
+        )
+        lines.append(
+            f"  {len(record.rest)} other tensors and {len(record.files)} files are as they were"
         )
     if result.unhashed:
         lines.append(
@@ -88,20 +102,19 @@ def _lines(result: Verification) -> list[str]:
 
 
 def _run_lines(run: AsItRuns) -> list[str]:
-    own, difference = run.measured, run.measured.difference
+    measured, difference = run.measured, run.measured.difference
+    change = f"{difference.estimate:+.1e} [{difference.low:+.1e}, {difference.high:+.1e}]"
     return [
-        f"  as audited: loss {own.audited.estimate:.6f}, KL {_nats(own.audited_kl)}",
-        f"  as it runs: loss {own.running.estimate:.6f}, KL {_nats(own.running_kl)}, "
-        f"in {run.runtime}",
-        f"  difference: {difference.estimate:+.1e} nats per token "
-        f"[{difference.low:+.1e}, {difference.high:+.1e}] on the same {run.documents} "
-        f"documents; `{run.policy}` allows {run.loss_tolerance:g}",
-        f"  difference of KL: {_change(own.kl_difference)}; it allows {run.kl_tolerance:g}",
+        f"  in {run.runtime}, on the same {run.documents} documents, in nats per token:",
+        f"  as audited: loss {measured.audited.estimate:.6f}, KL {_nats(measured.audited_kl)}",
+        f"  as it runs: loss {measured.running.estimate:.6f}, KL {_nats(measured.running_kl)}",
+        f"  difference: {change}; `{run.policy}` allows {run.loss_tolerance:g}",
+        f"  difference of KL: {_change(measured.kl_difference)}; it allows {run.kl_tolerance:g}",
     ]
 
 
 def _change(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1e} nats per token"
+    return "-" if value is None else f"{value:+.1e}"
 
 
 def _nats(value: float | None) -> str:

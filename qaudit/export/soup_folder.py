@@ -69,7 +69,7 @@ def identity(soup: Subject) -> str:
 def must_be_new(out: Path) -> None:
     """Refuse a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"`{out}` is there already", hint="give a folder that is not")
+        raise UsageError(f"`{out}` exists already", hint="name a folder that does not exist yet")
 
 
 def _must_go_together(folders: dict[str, Path]) -> None:

@@ -73,5 +73,5 @@ def test_a_folder_that_is_there_is_refused_before_any_weights(
     qaudit: Run, place: Path, online: Path, hub: Hub
 ) -> None:
     done = qaudit("soup", REPO, *MIX, "--out", "series")
-    refused(done, 2, "is there already", "is not")
+    refused(done, 2, "exists already", "does not exist yet")
     assert weights_in(online / "hf") == []

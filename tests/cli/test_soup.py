@@ -52,7 +52,8 @@ def test_what_makes_no_soup_is_refused(
 
 
 def test_a_folder_that_is_there_is_not_written_over(qaudit: Run, place: Path) -> None:
-    refused(qaudit("soup", "series", *NAMED, "--out", "series"), 2, "is there already", "is not")
+    done = qaudit("soup", "series", *NAMED, "--out", "series")
+    refused(done, 2, "exists already", "does not exist yet")
 
 
 def test_members_with_a_damaged_file_are_refused_by_name(qaudit: Run, place: Path) -> None:

@@ -88,7 +88,7 @@ def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path
 
 def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         write_soup(soup_of(run, "step*"), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -9,7 +9,7 @@ from tests.house.source import PACKAGE, ROOT
 
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("test_*.py"))
-OWN = {"contract", "golden", "house", "peers", "support", "zoo"}
+OWN = {"contract", "golden", "house", "journey", "peers", "support", "zoo"}
 """Folders that hold no room of the package; CONTRIBUTING.md has them in a table."""
 
 IMPORTS = re.compile(r"^ *(?:from|import) (tests\b[\w.]*)", re.M)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -20,7 +18,6 @@ import pypdfium2
 import pytest
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
@@ -28,6 +25,7 @@ from qaudit.report.card import render_page as render
 from qaudit.report.format import printable
 from qaudit.types import AuditRecord
 from tests.support import sample
+from tests.support.browser import browser, needs_browser
 from tests.support.cards import check, held
 from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
 from tests.support.curved import audit_with as curved
@@ -35,19 +33,7 @@ from tests.support.diagnosed import LAST, WEIGHT, parts_of
 from tests.support.hostile import HARSH, named
 from tests.support.items import answered
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None,
-        reason="no Chromium with its driver; on Debian: apt-get install chromium chromium-driver",
-    ),
-]
-FLAGS = """
---headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update --disable-dev-shm-usage
-"""
+pytestmark = [pytest.mark.browser, needs_browser]
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
@@ -145,18 +131,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     (folder / "report.html").write_text(render(shown()), encoding="utf-8")
     (folder / "harsh.html").write_text(render(named(HARSH)), encoding="utf-8")
     (folder / "tasks.html").write_text(render(with_tasks()), encoding="utf-8")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for flag in (*FLAGS.split(), f"--user-data-dir={folder / 'profile'}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = Service(DRIVER, env={**os.environ, "LC_ALL": "C.UTF-8"})
-    driver = webdriver.Chrome(options=options, service=service)
-    driver.set_script_timeout(60)
-    try:
+    with browser(folder / "profile") as driver:
         yield Desk(driver, folder)
-    finally:
-        driver.quit()
 
 
 @pytest.fixture

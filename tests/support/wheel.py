@@ -1,4 +1,4 @@
-"""One wheel for all tests of packaging: compressing the demo takes seconds."""
+"""One wheel for all tests of packaging: compressing the demo takes seconds. A plug-in of pytest."""
 
 from __future__ import annotations
 

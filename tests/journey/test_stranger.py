@@ -1,0 +1,234 @@
+"""The path of a stranger: from the built wheel to a verdict, a file, its proof and its page.
+
+Everything is run as a person runs it: by the installed command, in an environment that has the
+wheel and what it depends on, in an empty folder, without a network but for a Hub on this machine.
+What is asserted is what a person reads.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.support.browser import browser, needs_browser
+from tests.support.hub.server import Hub
+
+pytestmark = pytest.mark.slow
+TOKEN = "hf_strangers_own_secret"
+AUDIT = "qaudit-out/demo"
+SCAN = ("scan", "demo", "--checkpoints", "stage2-*-step1000", "--schemes", "gptq-4bit,gptq-3bit")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of someone who has just installed qaudit."""
+
+    home: Path
+    bin: Path
+
+    def run(self, *words: str, code: int = 0, **environment: str) -> tuple[str, str]:
+        """Run `qaudit`; return what it prints as its result, and what it says beside it."""
+        done = subprocess.run(
+            [self.bin / "qaudit", *words],
+            cwd=self.home,
+            env={
+                "PATH": f"{self.bin}:/usr/bin:/bin",
+                "HOME": str(self.home),
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+                "LANG": "C.UTF-8",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert "Warning" not in done.stderr
+        return done.stdout, done.stderr
+
+
+def fits(text: str) -> bool:
+    """Whether every line fits a terminal of 80 columns."""
+    return max(map(len, text.splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def machine(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """Install the wheel in an environment of its own, beside the packages that are here."""
+    place = tmp_path_factory.mktemp("machine")
+    venv.create(place / "venv")
+    python = place / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", wheel_file], check=True)
+    (site,) = (place / "venv").glob("lib/*/site-packages")
+    (site / "here.pth").write_text(sysconfig.get_path("purelib"))  # what qaudit depends on
+    (place / "home").mkdir()
+    return Machine(place / "home", place / "venv" / "bin")
+
+
+@pytest.fixture(scope="module")
+def scanned(machine: Machine) -> tuple[str, str]:
+    """Scan the series that ships, once for all tests."""
+    return machine.run(*SCAN)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What the verdict says ships at 4 bits."""
+
+    subject: str
+    scheme: str
+
+
+@pytest.fixture(scope="module")
+def ships(scanned: tuple[str, str]) -> Shipped:
+    match = re.search(r"^SHIP 4 bits +(\S+) at (\S+)$", scanned[0], re.M)
+    assert match, scanned[0]
+    return Shipped(*match.groups())
+
+
+@pytest.fixture(scope="module")
+def exported(machine: Machine, ships: Shipped) -> Path:
+    out, _ = machine.run("export", AUDIT, "--bits", "4", "--out", "demo-w4")
+    assert out == "demo-w4\n"
+    return machine.home / "demo-w4"
+
+
+def test_the_installed_command_is_the_wheel_s(machine: Machine) -> None:
+    where = "import qaudit; print(qaudit.__file__)"
+    done = subprocess.run(
+        [machine.bin / "python", "-c", where], cwd=machine.home, check=True, capture_output=True
+    )
+    assert Path(done.stdout.decode().strip()).is_relative_to(machine.bin.parent)
+    out, _ = machine.run("scan", "--help")
+    assert "--quick" in out
+    assert "--help-all" in out
+
+
+def test_a_scan_says_its_price_first_and_then_the_verdict(
+    machine: Machine, scanned: tuple[str, str], ships: Shipped
+) -> None:
+    out, said = scanned
+    assert fits(out) and fits(said)
+    plan, _, work = said.partition("[1/4]")
+    assert "3 checkpoints and 1 soup, 2 schemes and full precision" in plan
+    assert re.search(r"^time +.* with --quick ", plan, re.M)
+    assert "[4/4] soup" in work
+    assert out.startswith(("SHIP ", "HOLD ", "UNDECIDED "))
+    assert f"{ships.subject} at {ships.scheme}" in out.splitlines()[0]
+    assert re.search(r"adds [\d.]+ % \[[\d., ]+\] to its loss; the margin is 2 %", out)
+    assert "Python's documentation" in " ".join(out.split())
+    written = {path.name for path in (machine.home / AUDIT).iterdir()}
+    assert {"card.md", "report.html", "audit.json", "evidence", "plots"} <= written
+
+
+def test_the_same_command_again_measures_nothing(
+    machine: Machine, scanned: tuple[str, str]
+) -> None:
+    out, said = machine.run(*SCAN)
+    assert out == scanned[0]
+    assert not re.search(r"block \d", said)
+
+
+def test_the_gate_answers_by_its_code_and_in_the_words_of_the_verdict(
+    machine: Machine, scanned: tuple[str, str]
+) -> None:
+    out, _ = machine.run("gate", AUDIT)
+    assert fits(out)
+    assert out.splitlines()[0] == scanned[0].splitlines()[0]
+    assert "four-bit" in out
+    assert "QA0" not in out.partition("| ")[0]
+    policy = "extends: release\nrules: [{name: four-bit, margin: 0.5%}]\n"
+    (machine.home / "ours.yaml").write_text(policy)
+    ours, _ = machine.run("gate", AUDIT, "--policy", "ours.yaml", "-q", code=1)
+    assert ours.startswith("HOLD by the policy ours: ")
+    assert len(ours.splitlines()) == 1
+
+
+def test_the_pick_is_what_the_verdict_ships(machine: Machine, ships: Shipped) -> None:
+    out, _ = machine.run("pick", AUDIT, "--bits", "4")
+    assert ships.subject in out.splitlines()[0]
+    assert ships.scheme in out.splitlines()[0]
+
+
+def test_what_ships_is_a_folder_that_says_what_it_is(
+    machine: Machine, exported: Path, ships: Shipped
+) -> None:
+    card = (exported / "README.md").read_text(encoding="utf-8")
+    assert f"`{ships.subject}`" in card
+    assert ships.scheme in card
+    assert "qaudit verify" in card
+    names = {path.name for path in exported.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not [name for name in names if name.endswith(".jsonl")]  # no data goes along
+    _, said = machine.run("export", AUDIT, "--bits", "4", "--out", "demo-w4", code=2)
+    assert said.startswith("error: `demo-w4` ")
+
+
+def test_the_file_is_proven_and_a_changed_one_is_not(machine: Machine, exported: Path) -> None:
+    out, said = machine.run("verify", "demo-w4", "--audit", AUDIT)
+    assert fits(out)
+    assert "bit for bit" in out
+    assert out.splitlines()[-1] == "This is what was audited."
+    assert "|" not in said  # no progress bars of other libraries
+    weights = exported / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    out, _ = machine.run("verify", "demo-w4", "--audit", AUDIT, code=1)
+    assert out.splitlines()[-1] == "This is not what was audited."
+    weights.write_bytes(whole)
+
+
+def test_a_mistyped_folder_is_said_to_be_missing(machine: Machine) -> None:
+    _, said = machine.run("gate", "qaudit-out/dmeo", code=2)
+    assert "`qaudit-out/dmeo`" in said
+    assert "hint: " in said
+
+
+def test_the_audit_is_published_as_one_pull_request(
+    machine: Machine, scanned: tuple[str, str], tmp_path: Path
+) -> None:
+    main = tmp_path / "root" / "alice" / "m" / "main"
+    main.mkdir(parents=True)
+    (main / "README.md").write_text("---\nlicense: mit\n---\n# M\n")
+    with Hub(tmp_path / "root", tokens={TOKEN: "bob"}).running() as hub:
+        online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
+        shown, _ = machine.run("publish", AUDIT, "alice/m", "--dry-run", **online)
+        assert shown.startswith(f"would open a pull request at {hub.url}/alice/m/discussions\n")
+        out, said = machine.run("publish", AUDIT, "alice/m", **online)
+        assert out == f"opened: {hub.url}/alice/m/discussions/1\n"
+        assert TOKEN not in shown + out + said
+        repo = hub.repos["alice/m"]
+        files = repo.commits[repo.branches["refs/pr/1"]].files
+        readme = b"".join(files["README.md"].contents.read(0, files["README.md"].nbytes)).decode()
+    assert "# M" in readme
+    headline = scanned[0].splitlines()[0].split(" by the policy ")[0]
+    assert f"**{headline} by the policy `release`" in readme
+    assert "qaudit/audit.json" in files
+
+
+@pytest.mark.browser
+@needs_browser
+def test_the_page_shows_the_verdict_and_loads_nothing(
+    machine: Machine, scanned: tuple[str, str], ships: Shipped, tmp_path: Path
+) -> None:
+    with browser(tmp_path / "profile") as driver:
+        driver.get((machine.home / AUDIT / "report.html").as_uri())
+        verdict = driver.find_element(By.CSS_SELECTOR, ".verdict").text
+        rows = driver.find_elements(By.CSS_SELECTOR, "#errors tbody tr")
+        pictures = driver.find_elements(By.TAG_NAME, "svg")
+        assert [entry["message"] for entry in driver.get_log("browser")] == []
+    assert scanned[0].splitlines()[0] in " ".join(verdict.split())
+    assert f"{ships.subject} at {ships.scheme}" in verdict
+    assert rows
+    assert pictures
