@@ -9,7 +9,7 @@ PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fuzz coverage check format readme slow zoo everything slurm gpu kernels peers bench lock build clean
+.PHONY: help demo test docs quick fuzz coverage check format readme slow zoo everything slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,11 +38,14 @@ format: $(VENV)/.dev ## let ruff order imports and lay out the code
 	$(PY) -m ruff check --select I --fix .
 	$(PY) -m ruff format .
 
-readme: $(VENV)/.dev ## bring docs/options.md up to date
+readme: $(VENV)/.dev ## bring docs/options.md and docs/findings.md up to date
 	$(PY) -m tests.house.readme
 
 slow: $(VENV)/.dev ## the tests that take minutes
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "slow and not gpu" $(PYTEST)
+
+docs: .docs/.done ## the documentation site, in site/; every link is checked
+	.docs/bin/python packaging/site.py
 
 zoo: $(VENV)/.dev ## try every type of transformers, tiny; writes docs/models.md
 	$(PY) -m tests.zoo
@@ -98,7 +101,7 @@ build: $(VENV)/.dev ## the sdist and the wheel, in dist/
 	$(PY) -m build --no-isolation
 
 clean: ## remove the environments and everything that is built
-	rm -rf $(VENV) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .peers .docs site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.run: pyproject.toml requirements/run.lock
 	@requirements/setup.sh $(VENV) run.lock
@@ -117,6 +120,12 @@ $(VENV)/.dev: pyproject.toml requirements/run.lock requirements/dev.lock
 	    .Path().glob('*.whl'))).extract('llama/_llama_cpp_cpu.cpython-311-x86_64-linux-gnu.so')"
 	mv $@.wheel/llama $@
 	rm -rf $@.wheel
+	@touch $@
+
+.docs/.done: requirements/docs.lock
+	rm -rf .docs
+	$(or $(PYTHON),python3) -m venv .docs
+	.docs/bin/python -m pip install -qq --no-deps --requirement requirements/docs.lock
 	@touch $@
 
 .peers/%/.done: pyproject.toml requirements/peer-%.lock

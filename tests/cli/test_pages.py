@@ -1,6 +1,6 @@
 """The commands of the pages do what the pages say: they are run, in a folder as the pages see it.
 
-One small slice of the demo is measured, by the quickstart's own command, and lies under every name
+One small slice of the demo is measured, by the command of the tutorial, and lies under every name
 that the pages use. The Hub is a local one. Scans and experiments of other pages are only planned,
 which finds every target, soup and option. What can only be done at length is marked slow, and what
 needs a repository that no test has is parsed, by `tests/house/test_docs.py`.
@@ -26,8 +26,8 @@ from tests.support.saved_audits import stub_pictures
 
 DEMO, DOCS = PACKAGE / "demo", ROOT / "docs"
 FAMILY = PACKAGE / "families" / "demo.yaml"
-QUICKSTART = DOCS / "quickstart.md"
-OTHERS = [page for page in sorted(DOCS.glob("*.md")) if page.name not in ("quickstart.md",)]
+TUTORIAL = DOCS / "tutorial.md"
+OTHERS = [page for page in sorted(DOCS.glob("*.md")) if page.name not in ("tutorial.md",)]
 
 MODEL = "allenai/OLMo-2-0425-1B"
 REVISIONS = {"stage1-step1900000-tokens3985B": "stage1-step5000",
@@ -125,8 +125,8 @@ def furnish(place: Path) -> None:
 def test_the_commands_of_the_pages_run(
     place: Path, qaudit: Run, subtests: pytest.Subtests, reading: bool
 ) -> None:
-    for line in shown(QUICKSTART):
-        with subtests.test(page=QUICKSTART.name, line=line):
+    for line in shown(TUTORIAL):
+        with subtests.test(page=TUTORIAL.name, line=line):
             done = qaudit(*words_of(line))
             assert done.code in UNCLEAR.get(words_of(line)[0], (0,)), done.err
             assert "error: " not in done.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from qaudit.recipe.table import find_recipe, is_recipe, read_recipe
 from tests.house.commands import PAGE as OPTIONS
 from tests.house.commands import commands
 from tests.house.commands import page as page_of_options
+from tests.house.readme import FINDINGS, findings
 from tests.house.source import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_WORDS = 31_000  # the aim is 30,000
 GROUP = typer.main.get_command(app)
 COMMANDS_BY_NAME = dict(commands(GROUP))
 
@@ -48,7 +51,7 @@ def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
     text = re.sub(r"^(#SBATCH|srun) .*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    said = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text))
     known = {
         option
         for command in COMMANDS_BY_NAME.values()
@@ -57,6 +60,7 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
     }
     known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
     known |= {"--revision", "--no-deps", "--index-url"}  # of `hf download` and of pip
+    known |= {"--log_samples"}  # of lm-eval
     known |= {"--pure", "--imatrix"}  # of llama-quantize
     known |= {"--account", "--gres", "--cpus-per-task", "--mem", "--time"}  # of sbatch
     assert said - known == set()
@@ -72,11 +76,33 @@ def test_the_page_of_options_is_up_to_date() -> None:
     assert OPTIONS.read_text(encoding="utf-8") == page_of_options(), "run `make readme`"
 
 
-def test_every_page_stands_once_in_the_index() -> None:
+def test_the_page_of_findings_is_up_to_date() -> None:
+    assert FINDINGS.read_text(encoding="utf-8") == findings(), "run `make readme`"
+
+
+def test_every_page_stands_once_in_the_index_and_once_on_the_site() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[([\w-]+\.md)\]\(\1\): \S", index, re.M)
+    site = re.findall(r'"([\w-]+\.md)" }', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
-    assert sorted(listed) == sorted(pages)
+    assert sorted(listed) == sorted(site) == sorted(pages)
+
+
+def test_the_pages_that_people_write_stay_short() -> None:
+    generated = {OPTIONS.name, FINDINGS.name, "models.md"}
+    written = [page for page in (ROOT / "docs").glob("*.md") if page.name not in generated]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in written) <= MOST_WORDS
+
+
+def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "packaging" / "site.py"))
+    page = script["outside"](ROOT / "docs" / "README.md", "https://example.org/q")
+    assert "](https://example.org/q/blob/main/CONTRIBUTING.md)" in page
+    assert "](https://example.org/q/blob/main/docs/plugin)" in page
+    assert "](demo/card.md)" in page
+    (tmp_path / "a.html").write_text('<a id="x" href="b.html#y">b</a><a href="#z">z</a>')
+    (tmp_path / "b.html").write_text('<p id="y"><a href="a.html#x">a</a><img src="lost.png">')
+    assert sorted(script["broken"](tmp_path)) == ["a.html: #z", "b.html: lost.png"]
 
 
 def test_there_are_commands_to_hold() -> None:
