@@ -25,6 +25,7 @@ from qaudit.cli.parts import collect, fetch, part, plan, status
 from qaudit.cli.pick import pick
 from qaudit.cli.publish import publish
 from qaudit.cli.report import diff, report
+from qaudit.cli.rollouts import rollouts
 from qaudit.cli.scan import scan
 from qaudit.cli.series import series
 from qaudit.cli.terminal import say
@@ -73,6 +74,7 @@ for command in (
     verify,
     report,
     publish,
+    rollouts,
     doctor,
 ):
     app.command()(command)

@@ -56,7 +56,7 @@ def import_(
 ) -> int:
     """Add tasks that lm-eval or inspect ran to an audit: paired, with intervals, for its gate.
 
-    Reads `samples_*.jsonl` of lm-eval (`--log_samples`) and logs of inspect (`.json`, `.eval`).
+    Reads `samples_*.jsonl` of lm-eval, and logs of inspect (`.json`, `.eval`).
     Items are paired by a hash of the item and its prompt. Nothing is generated or measured.
 
     Example: qaudit import out --base lm-eval/bf16 --quantized gptq-4bit=lm-eval/w4

@@ -130,6 +130,12 @@ class Chat:
             )
         return Document(name, talk.text, stratum, spans=spans, is_chat=True, last_alone=is_cut)
 
+    def prompt(self, where: str, value: Mapping[str, Any]) -> str:
+        """Return messages as the prompt of the next answer."""
+        messages = _messages(value.get(MESSAGES), MESSAGES, where)
+        tools = _tools(value.get("tools"), where)
+        return _Conversation(self, messages, tools, where)._render(messages, prompt=True)[0]
+
     def without_spans(self) -> Chat:
         return replace(self, with_spans=False)
 

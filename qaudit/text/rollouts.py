@@ -77,6 +77,7 @@ class RolloutHeader:
     count: int
     rollouts_sha256: str  # of the bytes of `rollouts.jsonl`
     end_ids: tuple[int, ...] = ()  # tokens that end a sample
+    engine: str = ""  # what generated, in which dtype, on what
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "audit",
         "racing",
         "judging",
-        "export",
+        "export rollouts",
         "executors",
         "tables",
         "search",
@@ -87,6 +87,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.executors.*",
         "qaudit.downloads.*",
         "qaudit.export.*",
+        "qaudit.rollouts.generate",
         "qaudit.lab.*",
         "qaudit.planning.devices",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
@@ -112,6 +113,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.text.tokenizer",
         "qaudit.export.runtimes",
+        "qaudit.rollouts.generate",
         "qaudit.lab.*",
     ),
     "tokenizers": (

@@ -1,0 +1,46 @@
+"""What a sampler makes of logits: temperature, then top-k, then top-p.
+
+Generation draws from this distribution, and scores of what was generated have to use the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def log_probabilities(
+    logits_NV: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
+) -> Tensor:
+    """Return the logarithms of the probabilities that are drawn from, in float32 or wider.
+
+    `top_k` keeps every token that is as likely as the last of them; `top_p` keeps the likeliest
+    tokens until they have that probability, and always one.
+    """
+    import torch
+
+    scaled_NV = (logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()) / temperature
+    if top_k is not None and top_k < scaled_NV.shape[-1]:
+        least_N1 = scaled_NV.topk(top_k, dim=-1).values[..., -1:]
+        scaled_NV = scaled_NV.masked_fill(scaled_NV < least_N1, -torch.inf)
+    if top_p < 1:
+        sorted_NV, order_NV = scaled_NV.sort(dim=-1, descending=True, stable=True)
+        probability_NV = sorted_NV.softmax(-1)
+        before_NV = probability_NV.cumsum(-1) - probability_NV
+        dropped_NV = (before_NV >= top_p).scatter(-1, order_NV, before_NV >= top_p)
+        scaled_NV = scaled_NV.masked_fill(dropped_NV, -torch.inf)
+    return scaled_NV.log_softmax(-1)
+
+
+def draw(log_probability_NV: Tensor, uniform_N: Tensor) -> Tensor:
+    """Return the token at which the cumulative probability of each row passes a number in [0, 1).
+
+    A token of probability 0 is never drawn.
+    """
+    import torch
+
+    cumulative_NV = log_probability_NV.double().exp().cumsum(-1)
+    limit_N1 = uniform_N.to(cumulative_NV)[:, None] * cumulative_NV[:, -1:]
+    return torch.searchsorted(cumulative_NV, limit_N1, right=True).squeeze(-1)

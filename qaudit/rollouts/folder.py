@@ -1,0 +1,115 @@
+"""A folder of rollouts while it is written: the same command goes on after a kill at any moment.
+
+`begun.json` says what is being written, `partial.jsonl` has a line for each sample that is there.
+When all are, `rollouts.jsonl` and then its header are written whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.foreign import json_of
+from qaudit.errors import AuditError, UsageError, not_written
+from qaudit.saved.codec import decode, parse
+from qaudit.text.rollouts import HEADER, LINES, Rollout, RolloutHeader, line_of, text_of
+from qaudit.whole import read_regular, write_whole
+
+BEGUN, PARTIAL = "begun.json", "partial.jsonl"
+
+Key = tuple[int, int, bool]
+"""A prompt, a sample of it, and whether that is the greedy one."""
+
+
+def key_of(rollout: Rollout) -> Key:
+    return rollout.prompt, rollout.sample, rollout.greedy
+
+
+class RolloutFolder:
+    """The samples that are written so far, of one request."""
+
+    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
+        """Begin a folder, or go on with it; refuse one of another request."""
+        self.folder = folder
+        begun = folder / BEGUN
+        if begun.exists():
+            _must_be(json_of(read_regular(begun).decode()), request, folder)
+        elif (folder / HEADER).exists():
+            raise UsageError(
+                f"`{folder}` has rollouts already", hint="name another folder with `--out`"
+            )
+        write_whole(begun, json.dumps(dict(request), indent=1) + "\n")
+        self.samples = {key_of(sample): sample for sample in _whole_lines(folder / PARTIAL)}
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / HEADER).is_file()
+
+    def add(self, rollouts: Iterable[Rollout]) -> None:
+        """Append samples; they are on the disk when this returns."""
+        path = self.folder / PARTIAL
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                for rollout in rollouts:
+                    file.write(line_of(rollout))
+                    self.samples[key_of(rollout)] = rollout
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise not_written(path, error) from error
+
+    def finish(self, header: RolloutHeader) -> None:
+        """Write all samples in order, and the header with their hash last."""
+        write_lines(self.folder, [*self.samples.values()], header)
+        (self.folder / PARTIAL).unlink(missing_ok=True)
+
+
+def write_lines(folder: Path, samples: Sequence[Rollout], header: RolloutHeader) -> None:
+    """Write a folder's samples by prompt, greedy ones first, and the header last."""
+    ordered = sorted(samples, key=lambda r: (r.prompt, not r.greedy, r.sample))
+    lines = "".join(map(line_of, ordered))
+    sha256 = hashlib.sha256(lines.encode()).hexdigest()
+    with suppress(FileNotFoundError):
+        (folder / HEADER).unlink()  # it would not be of these lines
+    write_whole(folder / LINES, lines)
+    header = replace(header, count=len(ordered), rollouts_sha256=sha256)
+    write_whole(folder / HEADER, text_of(header))
+
+
+def _must_be(begun: Any, request: Mapping[str, Any], folder: Path) -> None:
+    request = json.loads(json.dumps(dict(request)))
+    for name in request:
+        if not isinstance(begun, dict) or begun.get(name) != request[name]:
+            before = begun.get(name) if isinstance(begun, dict) else None
+            raise UsageError(
+                f"`{folder}` was begun with another `{name}`: {before!r:.60}, not "
+                f"{request[name]!r:.60}",
+                hint="name another folder with `--out`, or use the settings that it was begun with",
+            )
+
+
+def _whole_lines(path: Path) -> list[Rollout]:
+    """Return the samples that are there; what a kill cut off is written again."""
+    try:
+        content = read_regular(path)
+    except FileNotFoundError:
+        return []
+    samples, end = [], 0
+    for line in content.splitlines(keepends=True):
+        try:
+            samples.append(decode(Rollout, parse(line.decode()), "sample"))
+        except (ValueError, AuditError):
+            break
+        if not line.endswith(b"\n"):
+            samples.pop()
+            break
+        end += len(line)
+    if end < len(content):
+        write_whole(path, content[:end])
+    return samples

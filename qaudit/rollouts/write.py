@@ -1,0 +1,278 @@
+"""A target and its prompts -> a folder of rollouts, with the hashes of what wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from qaudit.checkpoints.configuration import longest_context, read_configuration
+from qaudit.checkpoints.places import folder_of
+from qaudit.downloads.downloads import Downloads
+from qaudit.errors import ConfigurationError, UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import is_hub
+from qaudit.planning.devices import choose_audited
+from qaudit.planning.permissions import refuse
+from qaudit.planning.resolve import resolve, resolve_soup
+from qaudit.rollouts.folder import RolloutFolder
+from qaudit.rollouts.marks import add_marks, write_texts
+from qaudit.rollouts.prompts import Prompt, read_prompts
+from qaudit.rollouts.samples import DrawSettings, DueSample
+from qaudit.rollouts.server import Server, complete
+from qaudit.sandbox import Templates
+from qaudit.saved.writer import one_writer
+from qaudit.settings import Recipe, RunOptions
+from qaudit.text.chat import Chat
+from qaudit.text.rollouts import (
+    FORMAT,
+    Rollout,
+    RolloutHeader,
+    Rollouts,
+    Sampler,
+    read_rollouts,
+)
+from qaudit.text.tokenizer import borrowed_tokenizer, tokenizer_of, tokenizer_sha256
+from qaudit.types import SILENT, Subject, Watch, digest
+
+_ROWS = 32
+"""Of a batch at most; each keeps the keys and values of its tokens."""
+_GENERATION = "generation_config.json"
+_UNBOUNDED = 1 << 20
+
+Write = Callable[[Sequence[DueSample]], list[Rollout]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """What to write; a sampler's setting that is None is the checkpoint's own."""
+
+    prompts: Path
+    samples: int = 4
+    greedy: bool = True
+    max_tokens: int = 2048
+    seed: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    server: Server | None = None
+    marks: Path | None = None  # of answers that were judged since
+
+
+@dataclass(frozen=True, eq=False)
+class _Writing:
+    """What writes: a subject, its tokenizer, and how it is sampled."""
+
+    subject: Subject
+    hub: Hub | None
+    recipe: Recipe
+    options: RunOptions
+    tokenizer: Any
+    tokenizer_sha256: str
+    prompts: tuple[Prompt, ...]
+    sampler: Sampler
+    end_ids: tuple[int, ...]
+    context: int
+
+
+def write_rollouts(
+    recipe: Recipe, out: Path, options: RunOptions, request: RolloutRequest, watch: Watch = SILENT
+) -> Rollouts:
+    """Write what is missing of a folder of rollouts, and return all of it."""
+    source = _source(recipe, options, request, watch)
+    device, dtype = choose_audited(recipe.device, recipe.dtype)
+    engine = f"transformers {version('transformers')}, {dtype} on {device}"
+    engine = "a server" if request.server else engine
+    asked = _asked(source, request, engine)
+    with one_writer(out):
+        folder = RolloutFolder(out, asked)
+        if not folder.is_finished:
+            _complete(folder, source, request, (device, dtype), watch)
+            folder.finish(_header(source, request, engine))
+            write_texts(out, source.tokenizer)
+        if request.marks is not None:
+            add_marks(out, request.marks)
+    return read_rollouts(out)
+
+
+def _complete(
+    folder: RolloutFolder,
+    source: _Writing,
+    request: RolloutRequest,
+    machine: tuple[str, str],
+    watch: Watch,
+) -> None:
+    """Write every sample that is not there, a batch at a time."""
+    every = [*_due(source.prompts, request)]
+    due = [row for row in every if row.key not in folder.samples]
+    with _writer(source, request, machine) as write:
+        for rows in _batches(due):
+            folder.add(write(rows))
+            watch.count("samples", len(folder.samples), len(every))
+
+
+def _due(prompts: Sequence[Prompt], request: RolloutRequest) -> Iterator[DueSample]:
+    for prompt in prompts:
+        if request.greedy:
+            yield DueSample(prompt, 0, greedy=True)
+        yield from (DueSample(prompt, k, greedy=False) for k in range(request.samples))
+
+
+def _batches(due: Sequence[DueSample]) -> Iterator[list[DueSample]]:
+    """Yield rows with prompts of one length, the shortest first."""
+    ordered = sorted(due, key=lambda row: len(row.prompt.ids))
+    for _, group in groupby(ordered, key=lambda row: len(row.prompt.ids)):
+        rows = [*group]
+        yield from (rows[k : k + _ROWS] for k in range(0, len(rows), _ROWS))
+
+
+@contextmanager
+def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str]) -> Iterator[Write]:
+    """Open what generates, and yield a function that writes rows with prompts of one length."""
+
+    def drawing(rows: Sequence[DueSample]) -> DrawSettings:
+        room = source.context - len(rows[0].prompt.ids)
+        if room < 1:
+            raise UsageError(
+                f"prompt {rows[0].prompt.number} has {len(rows[0].prompt.ids)} tokens, and the "
+                f"model reads {source.context}",
+                hint="shorten it, or leave it out",
+            )
+        tokens = min(request.max_tokens, room)
+        return DrawSettings(source.sampler, request.seed, tokens, source.end_ids)
+
+    if request.server is not None:
+        server = request.server
+        yield lambda rows: [complete(server, row, drawing(rows), source.tokenizer) for row in rows]
+        return
+    from qaudit.engine.machine import open_device
+    from qaudit.engine.measure import open_weights
+    from qaudit.model.skeleton import load_whole
+    from qaudit.rollouts.generate import generate
+
+    opened, dtype = open_device(*machine)
+    subject, options = source.subject, source.options
+    with Downloads(source.hub, (subject,)) as downloads, downloads.ready(subject):
+        weights = open_weights(subject, allow_pickle=options.allow_pickle, folder=downloads.folder)
+        trusted = options.trust_remote_code
+        place = folder_of(subject.first)
+        model = load_whole(place, weights, dtype, trust_remote_code=trusted).to(opened)
+    yield lambda rows: generate(model, rows, drawing(rows))
+
+
+def _source(recipe: Recipe, options: RunOptions, request: RolloutRequest, watch: Watch) -> _Writing:
+    hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
+    subject = _subject(recipe, hub)
+    members = [checkpoint for checkpoint, _ in subject.members]
+    refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code)
+    if hub is not None:
+        for checkpoint in members:
+            hub.fetcher.settings(checkpoint, code=options.trust_remote_code)
+    borrowed = borrowed_tokenizer(hub, members)
+    folders = [folder_of(borrowed)] if borrowed else [folder_of(c) for c in members]
+    tokenizer, _ = tokenizer_of(folders, options.trust_remote_code)
+    with Templates() as templates:
+        chat = Chat(folders, tokenizer, templates, recipe.chat_template)
+        prompts = read_prompts(request.prompts, tokenizer, chat)
+    config = read_configuration(folder_of(subject.first))
+    generation = _generation(folder_of(subject.first))
+    text_config = config.get("text_config") or config
+    return _Writing(
+        subject, hub, recipe, options, tokenizer, tokenizer_sha256(folders), prompts,
+        _sampler(generation, request), _end_ids(generation, config, tokenizer),
+        longest_context({**config, **text_config}, _UNBOUNDED),
+    )  # fmt: skip
+
+
+def _subject(recipe: Recipe, hub: Hub | None) -> Subject:
+    if recipe.soups:
+        return resolve_soup(recipe, hub)
+    subjects = resolve(recipe, hub).subjects
+    if len(subjects) == 1:
+        return subjects[0]
+    labels = ", ".join(f"`{subject.label}`" for subject in subjects[-3:])
+    raise UsageError(
+        f"`{recipe.targets[0]}` has {len(subjects)} checkpoints, and one writes rollouts",
+        hint=f"choose it with `--checkpoints` or `--soup`: the last are {labels}",
+    )
+
+
+def _generation(folder: Path) -> Mapping[str, Any]:
+    return read_configuration(folder, _GENERATION) if (folder / _GENERATION).is_file() else {}
+
+
+def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
+    """Return the sampler that was requested; what was not is the checkpoint's own, if it samples.
+
+    Penalties of a checkpoint are left out: they make the next token depend on more than its logits.
+    """
+    own = generation if generation.get("do_sample") else {}
+    try:
+        sampler = Sampler(
+            temperature=float(_first(request.temperature, own.get("temperature"), 1.0)),
+            top_k=int(_first(request.top_k, own.get("top_k"), 0)) or None,
+            top_p=float(_first(request.top_p, own.get("top_p"), 1.0)),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"`{_GENERATION}` has a sampler that is none: {error}",
+            hint="give `--temperature`, `--top-k` and `--top-p`",
+        ) from error
+    if sampler.temperature <= 0 or not 0 < sampler.top_p <= 1 or (sampler.top_k or 1) < 0:
+        raise UsageError(
+            f"a sampler with {asdict(sampler)} draws nothing",
+            hint="`--samples 0` writes greedy rollouts alone",
+        )
+    return sampler
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _end_ids(
+    generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any
+) -> tuple[int, ...]:
+    """Return the tokens that end an answer, the tokenizer's own first."""
+    ids: list[int] = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
+        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    return tuple(dict.fromkeys(ids))
+
+
+def _asked(source: _Writing, request: RolloutRequest, engine: str) -> dict[str, Any]:
+    """Return all that decides the samples, by names that a refusal can print."""
+    return {
+        "weights": source.subject.content,
+        "configuration": source.subject.first.settings_content,
+        "tokenizer": source.tokenizer_sha256,
+        "prompts": digest([(p.number, p.ids) for p in source.prompts]),
+        "samples": request.samples,
+        "greedy": request.greedy,
+        "max_tokens": request.max_tokens,
+        "seed": request.seed,
+        "sampler": asdict(source.sampler),
+        "end_ids": list(source.end_ids),
+        "engine": engine,
+    }
+
+
+def _header(source: _Writing, request: RolloutRequest, engine: str) -> RolloutHeader:
+    first = source.subject.first
+    return RolloutHeader(
+        format=FORMAT,
+        target=source.subject.label if source.subject.merge else str(first.ref),
+        revision=first.commit,
+        weights_sha256=source.subject.content,
+        tokenizer_sha256=source.tokenizer_sha256,
+        sampler=source.sampler,
+        seed=request.seed,
+        count=0,
+        rollouts_sha256="",
+        end_ids=source.end_ids,
+        engine=engine,
+    )

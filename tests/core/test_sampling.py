@@ -1,0 +1,44 @@
+"""A sampler draws from what transformers' own processors leave of the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from qaudit.core.sampling import draw, log_probabilities
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1, None, 1),
+        (0.7, 5, 1),
+        (1.3, None, 0.6),
+        (0.6, 20, 0.95),
+        (1, 1, 1),
+        (1, None, 1e-6),
+    ],
+)
+def test_what_is_left_is_what_transformers_leaves(
+    temperature: float, top_k: int | None, top_p: float
+) -> None:
+    logits = torch.randn(16, 64, generator=torch.Generator().manual_seed(1)) * 3
+    processors = [TemperatureLogitsWarper(float(temperature))] if temperature != 1 else []
+    processors += [TopKLogitsWarper(top_k)] if top_k else []
+    processors += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    expected = logits.clone()
+    for processor in processors:
+        expected = processor(None, expected)
+    found = log_probabilities(logits, temperature, top_k, top_p)
+    assert torch.allclose(found.exp(), expected.softmax(-1), atol=1e-6)
+    assert torch.equal(found.isinf(), expected.isinf())
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    probability = torch.tensor([0.0, 0.5, 0.0, 0.125, 0.375])
+    uniform = (torch.arange(800) / 800).double()
+    drawn = draw(probability.log().expand(800, -1), uniform)
+    assert torch.bincount(drawn, minlength=5).tolist() == [0, 400, 0, 100, 300]
+    last = draw(probability.log()[None], torch.tensor([1 - 2**-53], dtype=torch.float64))
+    assert last.tolist() == [4]

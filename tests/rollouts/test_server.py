@@ -1,0 +1,143 @@
+"""Rollouts of a server: its text has to be its tokens, and its key goes nowhere else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from qaudit.text.rollouts import read_rollouts
+from tests.support.cli import Outcome, Run, refused
+from tests.support.models import save_model, save_tokenizer
+
+KEY = "key-that-no-log-has"
+Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any] | bytes]]
+
+
+class Served:
+    """A server that answers as a test says, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.answer: Answer = lambda _: (200, completion(" a lazy dog"))
+        self.url = ""
+
+
+def completion(text: str, tokens: int | None = None, reason: str = "length") -> dict[str, Any]:
+    usage = {} if tokens is None else {"usage": {"completion_tokens": tokens}}
+    return {"choices": [{"text": text, "finish_reason": reason}], **usage}
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    state = Served()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            state.requests.append({"path": self.path, **json.loads(body)})
+            state.keys.append(self.headers.get("Authorization"))
+            code, content = state.answer(state.requests[-1])
+            self.send_response(code)
+            if code == 302:
+                self.send_header("Location", f"{state.url}/elsewhere")
+            self.end_headers()
+            self.wfile.write(
+                content if isinstance(content, bytes) else json.dumps(content).encode()
+            )
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield state
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_tokenizer(save_model(tmp_path / "model", 1, eos_token_id=270))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick fox"}', "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QAUDIT_SERVER_KEY", KEY)
+    return tmp_path
+
+
+@pytest.fixture
+def write(place: Path, qaudit: Run, served: Served) -> Callable[..., Outcome]:
+    def run(*options: object) -> Outcome:
+        how = ("--server", served.url, "--served-model", "small", "--max-tokens", 9, *options)
+        files = ("--prompts", "prompts.jsonl", "--out", "out", "--samples", 1)
+        ended = qaudit("rollouts", "model", *files, *how)
+        stored = b"".join(path.read_bytes() for path in place.rglob("out/*") if path.is_file())
+        assert KEY not in ended.out + ended.err + stored.decode()
+        return ended
+
+    return run
+
+
+def test_text_becomes_the_ids_that_the_server_counted(
+    write: Callable[..., Outcome], served: Served, place: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    ids = tokenizer(" a lazy dog", add_special_tokens=False)["input_ids"]
+    served.answer = lambda _: (200, completion(" a lazy dog", len(ids) + 1, "stop"))
+    assert write("--temperature", 0.7, "--top-k", 20).code == 0
+    rollouts = read_rollouts(place / "out")
+    assert [list(r.new_ids) for r in rollouts.samples] == [[*ids, 270]] * 2
+    assert all(r.finished for r in rollouts.samples)
+    greedy, sampled = served.requests
+    assert (greedy["path"], greedy["model"], greedy["temperature"]) == (
+        "/v1/completions",
+        "small",
+        0,
+    )
+    assert greedy["prompt"] == list(rollouts.samples[0].ids)
+    assert (sampled["temperature"], sampled["top_k"], sampled["max_tokens"]) == (0.7, 20, 9)
+    assert served.keys == [f"Bearer {KEY}"] * 2
+    assert rollouts.header.engine == "a server"
+
+
+def test_text_that_is_not_its_tokens_is_refused(
+    write: Callable[..., Outcome], served: Served
+) -> None:
+    served.answer = lambda _: (200, completion(" a lazy dog", 99))
+    refused(write(), 2, "does not tokenize back to what was generated", "without `--server`")
+    served.answer = lambda _: (200, completion("", 0, "stop"))
+    assert write().code == 0
+
+
+def test_answers_of_anything_else_end_in_a_sentence(
+    write: Callable[..., Outcome], served: Served
+) -> None:
+    for code, content, sentence in (
+        (401, b"no", "answers with 401"),
+        (302, b"", "answers with 302"),
+        (200, b"<html>", "does not answer"),
+        (200, b"{}", "something else than a completion"),
+        (200, b"[]", "something else than a completion"),
+        (200, b'{"choices": [{}]}', "something else than a completion"),
+    ):
+        served.answer = lambda _, code=code, content=content: (code, content)  # type: ignore[misc]
+        refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
+    assert all(request["path"] == "/v1/completions" for request in served.requests)
+
+
+def test_an_address_with_a_key_in_it_is_refused(place: Path, qaudit: Run) -> None:
+    files = ("--prompts", "prompts.jsonl", "--out", "out")
+    for url in (f"http://me:{KEY}@127.0.0.1/v1", "file:///etc/passwd", "127.0.0.1:8000"):
+        ended = qaudit("rollouts", "model", *files, "--server", url)
+        refused(ended, 2, "is no address of a server", "QAUDIT_SERVER_KEY")
+        assert KEY not in ended.err

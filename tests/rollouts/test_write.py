@@ -1,0 +1,187 @@
+"""Rollouts of a tiny model: what transformers generates, once, resumed and hashed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import qaudit.rollouts.generate as generating
+from qaudit.text.rollouts import Rollout, Rollouts, read_rollouts
+from tests.support.cli import Run, refused
+from tests.support.models import save_model, save_tokenizer
+
+PROMPTS = ("the quick fox", "a lazy dog jumps", "wizards", "over the lazy box while")
+END = 270
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working directory with a model and prompts."""
+    save_tokenizer(save_model(tmp_path / "model", 1, eos_token_id=END, max_position_embeddings=48))
+    lines = [json.dumps({"prompt": text}) for text in PROMPTS]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(qaudit: Run, out: str, *options: object) -> Rollouts:
+    ended = qaudit("rollouts", *COMMAND, "--out", out, *options)
+    assert ended.code == 0, ended.err
+    return read_rollouts(Path(out))
+
+
+COMMAND = ("model", "--prompts", "prompts.jsonl", "--max-tokens", 12, "--samples", 3, "-q")
+
+
+def by_key(rollouts: Rollouts) -> dict[tuple[int, int, bool], Rollout]:
+    return {(r.prompt, r.sample, r.greedy): r for r in rollouts.samples}
+
+
+def test_greedy_samples_are_those_of_transformers(place: Path, qaudit: Run) -> None:
+    rollouts = write(qaudit, "out")
+    model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    for number, text in enumerate(PROMPTS):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        sample = by_key(rollouts)[number, 0, True]
+        assert list(sample.ids) == ids[0].tolist()
+        assert list(sample.new_ids) == expected[0, ids.shape[1] :].tolist()
+        assert sample.finished == (sample.new_ids[-1] == END)
+    assert len(rollouts.samples) == 16
+    assert rollouts.header.end_ids == (END,)
+    assert rollouts.header.engine.endswith("float32 on cpu")
+    assert "text" in (place / "out" / "answers.jsonl").read_text("utf-8")
+
+
+def test_a_sample_ends_with_the_token_that_ends_it(place: Path, qaudit: Run) -> None:
+    rollouts = write(qaudit, "out", "--temperature", 3, "--samples", 40)
+    finished = [r for r in rollouts.samples if r.finished]
+    assert finished
+    assert all(r.new_ids[-1] == END and END not in r.new_ids[:-1] for r in finished)
+    assert all(len(r.new_ids) == 12 for r in rollouts.samples if not r.finished)
+
+
+def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: Run) -> None:
+    own = {"do_sample": True, "temperature": 0.5, "top_k": 1, "top_p": 0.9}
+    (place / "model" / "generation_config.json").write_text(json.dumps(own), "utf-8")
+    rollouts = write(qaudit, "out")
+    assert (rollouts.header.sampler.temperature, rollouts.header.sampler.top_k) == (0.5, 1)
+    samples = by_key(rollouts)
+    assert all(r.new_ids == samples[r.prompt, 0, True].new_ids for r in rollouts.samples)
+    other = write(qaudit, "other", "--top-k", 0, "--temperature", 2)
+    assert other.header.sampler.top_k is None
+    drawn = {r.new_ids for r in other.samples if r.prompt == 0 and not r.greedy}
+    assert len(drawn) == 3
+
+
+def test_the_same_command_goes_on_after_a_kill(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write(qaudit, "whole")
+    calls: list[int] = []
+    original = generating.generate
+
+    def killed(*arguments: Any) -> Any:
+        calls.append(len(arguments[1]))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generating, "generate", killed)
+        ended = qaudit("rollouts", *COMMAND, "--out", "out")
+    refused(ended, 130, "results are kept in `out`", "run the same command again")
+    assert not (place / "out" / "rollouts.json").exists()
+    partial = place / "out" / "partial.jsonl"
+    kept = partial.read_bytes()
+    partial.write_bytes(kept[:-9])  # as a kill in the middle of a line leaves it
+    calls.clear()
+    monkeypatch.setattr(
+        generating, "generate", lambda *a: (calls.append(len(a[1])), original(*a))[1]
+    )
+    assert write(qaudit, "out") == whole
+    assert sum(calls) == 16 - (kept.count(b"\n") - 1)
+    assert (place / "out" / "rollouts.jsonl").read_bytes() == (
+        place / "whole" / "rollouts.jsonl"
+    ).read_bytes()
+    calls.clear()
+    assert write(qaudit, "out") == whole
+    assert not calls
+
+
+def test_a_folder_of_another_request_is_refused(place: Path, qaudit: Run) -> None:
+    write(qaudit, "out")
+    other = qaudit("rollouts", *COMMAND, "--out", "out", "--seed", 1)
+    refused(other, 2, "was begun with another `seed`: 0, not 1", "--out")
+    save_tokenizer(save_model(place / "model", 2, eos_token_id=END, max_position_embeddings=48))
+    refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "another `weights`", "--out")
+
+
+def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) -> None:
+    template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    (place / "model" / "chat_template.jinja").write_text(template, "utf-8")
+    messages = [{"role": "user", "content": "the lazy dog"}]
+    (place / "prompts.jsonl").write_text(json.dumps({"messages": messages}), "utf-8")
+    rollouts = write(qaudit, "out", "--samples", 0)
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert list(rollouts.samples[0].ids) == list(expected)
+
+
+def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
+    write(qaudit, "out")
+    marks = [
+        {"prompt": 1, "sample": 2, "correct": True},
+        {"prompt": 0, "greedy": True, "score": 0.5},
+    ]
+    (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
+    samples = by_key(write(qaudit, "out", "--marks", "marks.jsonl"))
+    assert samples[1, 2, False].mark == 1
+    assert samples[0, 0, True].mark == 0.5
+    assert samples[0, 0, False].mark is None
+    (place / "marks.jsonl").write_text(json.dumps({"prompt": 9, "correct": True}), "utf-8")
+    strange = qaudit("rollouts", *COMMAND, "--out", "out", "--marks", "marks.jsonl")
+    refused(strange, 2, "sample of prompt 9, which `out` does not have", "answers.jsonl")
+    (place / "marks.jsonl").write_text('{"prompt": 0, "correct": 1}', "utf-8")
+    wrong = qaudit("rollouts", *COMMAND, "--out", "out", "--marks", "marks.jsonl")
+    refused(wrong, 2, "line 1 is no mark", "correct")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "there is no prompt in"),
+        ("{", "prompt 0 of `prompts.jsonl` cannot be read"),
+        ('{"text": "x"}', "has no text"),
+        ("[]", "is no object"),
+        (json.dumps({"prompt": "the " * 60}), "tokens, and the model reads 48"),
+        (json.dumps({"messages": [{"role": "user", "content": "x"}]}), "chat template"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_refused(
+    content: str, sentence: str, place: Path, qaudit: Run
+) -> None:
+    (place / "prompts.jsonl").write_text(content, "utf-8")
+    ended = qaudit("rollouts", *COMMAND, "--out", "out")
+    assert ended.code == 2
+    assert sentence in ended.err
+
+
+def test_one_checkpoint_writes_rollouts(place: Path, qaudit: Run) -> None:
+    for step in (10, 20):
+        save_tokenizer(save_model(place / "series" / f"step{step}", step))
+    several = qaudit("rollouts", "series", *COMMAND[1:], "--out", "out")
+    refused(several, 2, "`series` has 2 checkpoints", "--checkpoints")
+    alone = ("rollouts", "series", *COMMAND[1:], "--out", "out", "--checkpoints", "step20")
+    assert qaudit(*alone).code == 0
+    nothing = qaudit("rollouts", *COMMAND, "--out", "y", "--temperature", 0)
+    refused(nothing, 2, "draws nothing", "--samples 0")
