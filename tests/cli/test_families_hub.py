@@ -1,36 +1,243 @@
-"""Families of ours, once through the command from the Hub, with the tensors of their releases."""
+"""Families of ours, once through the command from the Hub, with the tensors of their releases.
+
+What is stored is as it was published: shards, pickles, dtypes, heads that are stored although they
+are tied, masks that old checkpoints keep. `open-sci` and `crystal` are code of their repositories.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from tests.support import released
-from tests.support.cli import Run, audit_of, settings
+from tests.support import released, tiny
+from tests.support.cli import TEXT, Run, audit_of, settings
 from tests.support.hub import Hub
-
-REPO = "swiss-ai/Apertus-8B-2509"
-RATES = {"step50000-tokens210B": 1.1e-4, "step2627139-tokens15T": 1.10001e-5}
+from tests.support.models import VOCABULARY
 
 
-def test_apertus_is_audited_along_its_schedule(
-    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class Release:
+    """A repository, learning rates of its revisions, and how its weights are stored."""
+
+    repo: str
+    model_type: str
+    rates: dict[str, float | None]
+    shards: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    pickled: bool = False
+    changes: tuple[tuple[str, Any], ...] = ()
+
+
+TIED = (("tie_word_embeddings", True),)
+FP32, FP16 = torch.float32, torch.float16
+RELEASES = {
+    "apertus-8b": Release(
+        "swiss-ai/Apertus-8B-2509",
+        "apertus",
+        {"step50000-tokens210B": 1.1e-4, "step2627139-tokens15T": 1.10001e-5},
+        shards=True,
+    ),
+    "olmoe": Release(
+        "allenai/OLMoE-1B-7B-0125",
+        "olmoe",
+        {"step1200000-tokens5033B": None, "stage2-ingredient1-step10000-tokens41B": 2.32229e-5},
+        shards=True,
+    ),
+    "pythia": Release(
+        "EleutherAI/pythia-160m",
+        "gpt_neox",
+        {"step512": 2.148252e-4, "step143000": 6e-5},
+        dtype=FP16,
+    ),
+    "olmo-hybrid": Release(
+        "allenai/Olmo-Hybrid-7B",
+        "olmo_hybrid",
+        {"stage1-step100000": 2.96804e-4, "stage3-step1000": 2.00115e-4},
+        shards=True,
+    ),
+    "olmo-1b": Release(
+        "allenai/OLMo-1B-hf",
+        "olmo",
+        {"step369000-tokens1548B": 2.212762e-4, "step738020-tokens3094B": 4.00028e-5},
+        dtype=FP32,
+        changes=TIED,
+    ),
+    "olmo-1b-0724": Release(
+        "allenai/OLMo-1B-0724-hf",
+        "olmo",
+        {"step1000-tokens2B": None, "step1454000-tokens3048B": None},
+        shards=True,
+        dtype=FP32,
+        changes=(*TIED, ("clip_qkv", 8.0)),
+    ),
+    "olmo-7b": Release(
+        "allenai/OLMo-7B-hf",
+        "olmo",
+        {"step452000-tokens2000B": 3.00678e-5, "main": 0.0},
+        shards=True,
+        dtype=FP32,
+    ),
+    "olmo-7b-0424": Release(
+        "allenai/OLMo-7B-0424-hf",
+        "olmo",
+        {"step1000-tokens4B": 1.38e-4, "step477000-tokens2000B": 9.78458e-5},
+        shards=True,
+        dtype=FP32,
+        changes=(("clip_qkv", 8.0),),
+    ),
+    "olmo-7b-0724": Release(
+        "allenai/OLMo-7B-0724-hf",
+        "olmo",
+        {"step1000-tokens4B": 1.38e-4, "step477000-tokens2000B": 9.78458e-5},
+        shards=True,
+        dtype=FP32,
+        changes=(("clip_qkv", 8.0),),
+    ),
+    "olmo2-1b": Release(
+        "allenai/OLMo-2-0425-1B",
+        "olmo2",
+        {
+            "stage1-step1907359-tokens4001B": 7.448729e-5,
+            "stage2-ingredient1-step12000-tokens26B": 3.699647e-5,
+        },
+        shards=True,
+        dtype=FP32,
+    ),
+    "olmo2-7b": Release(
+        "allenai/OLMo-2-1124-7B",
+        "olmo2",
+        {
+            "stage1-step1000-tokens5B": 1.5e-4,
+            "stage2-ingredient1-step6000-tokens26B": 3.054554e-5,
+        },
+        shards=True,
+        dtype=FP32,
+    ),
+    "olmo2-13b": Release(
+        "allenai/OLMo-2-1124-13B",
+        "olmo2",
+        {
+            "stage1-step596057-tokens5001B": 9.0e-5,
+            "stage2-ingredient4-step20000-tokens168B": 3.966835e-5,
+        },
+        shards=True,
+        dtype=FP32,
+    ),
+    "olmo2-32b": Release(
+        "allenai/OLMo-2-0325-32B",
+        "olmo2",
+        {
+            "stage1-step721901-tokens6056B": 6.623217e-5,
+            "stage2-ingredient1-step11921-tokens101B": 0.0,
+        },
+        shards=True,
+    ),
+    "olmo3-7b": Release(
+        "allenai/Olmo-3-1025-7B",
+        "olmo3",
+        {"stage1-step800000": 1.254377e-4, "stage3-step11921": 0.0},
+        shards=True,
+    ),
+    "olmo3-32b": Release(
+        "allenai/Olmo-3-1125-32B",
+        "olmo3",
+        {"stage1-step656000": None, "stage2-ingredient2-step23842": 0.0},
+        shards=True,
+    ),
+    "smollm3": Release(
+        "HuggingFaceTB/SmolLM3-3B-checkpoints",
+        "smollm3",
+        {"stage3-step-4480000": 9.195441e-5, "lc-4k-to-32k-step-4000": 1.879474e-5},
+        shards=True,
+        changes=TIED,
+    ),
+    "smollm2-1.7b": Release(
+        "HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints",
+        "llama",
+        {"step-4750000": 4.675573e-4, "step-5125000": 1.097328e-4},
+        changes=TIED,
+    ),
+    "amber": Release(
+        "LLM360/Amber",
+        "llama",
+        {"ckpt_100": 2.525878e-4, "ckpt_358": 3.000522e-5},
+        dtype=FP32,
+        pickled=True,
+    ),
+    "k2": Release("LLM360/K2", "llama", {"ckpt_100": None, "ckpt_139": None}, shards=True),
+}
+FAST = ("apertus-8b", "olmoe", "pythia")
+EACH = [f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in RELEASES]
+
+
+def write(folder: Path, release: Release, seed: int, tokenizer: Path) -> None:
+    """Save a tiny model as the release's checkpoints are stored."""
+    kind, changes = release.model_type, {**dict(release.changes), "vocab_size": VOCABULARY}
+    if kind in released.RELEASED:
+        released.save(folder, kind, seed, **dict(release.changes))
+    else:
+        tiny.make(folder, kind, **changes)
+    tensors = {n: t.to(release.dtype) for n, t in load_file(folder / "model.safetensors").items()}
+    if kind == "gpt_neox":  # which transformers stored until 4.26
+        for block in range(3):
+            at = f"gpt_neox.layers.{block}.attention"
+            tensors[f"{at}.bias"] = torch.ones(1, 1, 128, 128).tril().to(torch.uint8)
+            tensors[f"{at}.masked_bias"] = torch.tensor(-1e9)
+            tensors[f"{at}.rotary_emb.inv_freq"] = torch.ones(2)
+    if "OLMo-1B-0724" in release.repo:  # stored although it is tied
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :])
+    parts = halves if release.shards or release.pickled else (names,)
+    stem, ending = ("pytorch_model", "bin") if release.pickled else ("model", "safetensors")
+    placed = {}
+    for number, part in enumerate(parts, 1):
+        several = f"{stem}-{number:05}-of-{len(parts):05}.{ending}"
+        file = several if len(parts) > 1 else f"{stem}.{ending}"
+        chosen = {name: tensors[name] for name in part}
+        if release.pickled:
+            torch.save(chosen, folder / file)
+        else:
+            save_file(chosen, folder / file, metadata={"format": "pt"})
+        placed |= dict.fromkeys(part, file)
+    if len(parts) > 1:
+        index = json.dumps({"metadata": {}, "weight_map": placed})
+        (folder / f"{stem}.{ending}.index.json").write_text(index)
+    for file in tokenizer.glob("tokenizer*"):
+        shutil.copy(file, folder)
+
+
+@pytest.mark.parametrize("family", EACH)
+def test_a_family_is_audited_along_its_schedule(
+    family: str, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = online / "root"
-    for seed, revision in enumerate(RATES):
-        folder = released.save(root / REPO / revision, "apertus", seed)
-        for file in (place / "series/step10").glob("tokenizer*"):
-            shutil.copy(file, folder)
-    settings(root / REPO, branch_per_revision=True)
+    release, root = RELEASES[family], online / "root"
+    for seed, revision in enumerate(release.rates):
+        write(root / release.repo / revision, release, seed, place / "series/step10")
+    settings(root / release.repo, branch_per_revision=True)
+    options = ["--allow-pickle"] if release.pickled else []
     with Hub(root).running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = scan(*(f"{REPO}@{revision}" for revision in RATES))
+        targets = [f"{release.repo}@{revision}" for revision in release.rates]
+        settings_of_scan = (*TEXT, "--context", 32, "--schemes", "rtn-4bit", "--out", "out")
+        done = qaudit("scan", *targets, *settings_of_scan, *options)
     assert done.code == 0, done.err
-    audit = audit_of(place / "out")
-    assert {(row["scheme"], row["kl"] is None) for row in audit["measurements"]} == {
+    audit: Any = audit_of(place / "out")
+    first = [
+        row for row in audit["measurements"] if row["subject"] == audit["subjects"][0]["label"]
+    ]
+    assert [(row["scheme"], row["kl"] is None) for row in first] == [
         ("fp", True), ("rtn-4bit", False)
-    }  # fmt: skip
-    rates = [subject["learning_rate"] for subject in audit["subjects"]]
-    assert rates == pytest.approx(list(RATES.values()), rel=1e-4)
+    ]  # fmt: skip
+    plain = released.plain_loss(root / release.repo / next(iter(release.rates)), release.model_type)
+    assert first[0]["ce"] == pytest.approx(plain, abs=1e-5)
+    for subject, rate in zip(audit["subjects"], release.rates.values(), strict=True):
+        assert subject["learning_rate"] == (rate and pytest.approx(rate, rel=1e-3, abs=1e-9))

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoTokenizer
 
 from tests.support import released
 from tests.support.cli import QUICK, Run, audit_of
 from tests.support.hub.fixtures import Serve
-from tests.support.models import save_tokenizer, text
+from tests.support.models import save_tokenizer
 
 SCHEMES = "rtn-4bit:group=32,gptq-4bit:group=32"
 SLOW = ["apertus", "falcon_h1", "gpt_oss", "mixtral", "olmo_hybrid", "qwen2_moe", "qwen3_moe"]
@@ -30,19 +28,6 @@ def serve_model(root: Path, family: str, serve: Serve, monkeypatch: pytest.Monke
     return folder
 
 
-@torch.no_grad()
-def plain_loss(folder: Path, family: str) -> float:
-    model, tokenizer = released.plain(folder, family), AutoTokenizer.from_pretrained(folder)
-    total, count = 0.0, 0
-    for seed in range(200, 212):
-        tokens = torch.tensor([tokenizer(text(seed))["input_ids"]])
-        for part in tokens.split(32, 1):
-            logits = model(input_ids=part, use_cache=False).logits[0, :-1]
-            nll = torch.nn.functional.cross_entropy(logits, part[0, 1:], reduction="sum")
-            total, count = total + float(nll), count + part.shape[1] - 1
-    return total / count
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_release_is_audited_from_the_hub(
     family: str,
@@ -57,7 +42,7 @@ def test_a_release_is_audited_from_the_hub(
     assert done.code == 0, done.err
     rows: Any = audit_of(place / "out")["measurements"]
     full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))
-    assert full["ce"] == pytest.approx(plain_loss(folder, family), abs=1e-5)
+    assert full["ce"] == pytest.approx(released.plain_loss(folder, family), abs=1e-5)
     assert math.isfinite(rtn["ce"]) and math.isfinite(gptq["ce"]) and rtn["ce"] != full["ce"]
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
     if family == "gemma3":

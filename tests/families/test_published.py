@@ -38,6 +38,9 @@ RATES = [
     ("smollm2-1.7b", "step-4750000", 4.675573e-04),
     ("smollm2-1.7b", "step-5000000", 2.290076e-04),
     ("smollm2-1.7b", "step-5125000", 1.097328e-04),
+    ("olmoe-0125", "stage2-ingredient2-step11921-tokens51B", 2.0e-5),
+    ("olmo-hybrid", "stage1-step2000", 3.0e-4),
+    ("olmo-hybrid", "stage1-step708039", 1.65e-4),
     ("apertus-8b", "step50000-tokens210B", 1.1e-4),
     ("apertus-8b", "step2429920", 1.098802e-4),
     ("apertus-8b", "step2500000", 5.098559e-5),
@@ -78,6 +81,8 @@ ZERO = [
     ("olmo2-32b", "stage2-ingredient3-step35763-tokens301B"),
     ("olmo-7b", "main"),
     ("olmo3-7b", "main"),
+    ("olmo-hybrid", "stage2-ingredient2-step23842"),
+    ("olmoe-0125", "stage2-ingredient3-step23842-tokens101B"),
 ]
 
 # What a family's makers say the run had seen, from its very start: with the tokens of a step.
@@ -94,6 +99,7 @@ TOKENS = [
     ("olmo2-13b", "stage2-ingredient4-step35773-tokens300B", (596_057 + 35_773) * 2048 * 4096),
     ("olmo3-7b", "stage2-step1000", 1_413_814 * 2**22 + 1000 * 2**21),
     ("olmo3-7b", "main", 1_413_814 * 2**22 + 47_684 * 2**21 + 11_921 * 2**22),
+    ("olmoe-0924", "step1200000-tokens5033B", 1_200_000 * 1024 * 4096),
     ("smollm3", "stage3-step-4720000", 4_720_000 * 192 * 3 * 4096),  # 11.1T: data stages count on
     ("smollm2-360m", "step-160000", 160_000 * 1_572_864),
     ("apertus-8b", "step1700000-tokens7232B", 4096 * (1_678_000 * 1024 + 22_000 * 2048)),

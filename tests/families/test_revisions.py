@@ -43,6 +43,17 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
         ("stage2-ingredient3-step7000-tokens15B", ("stage2", 3, 7000)),
         ("stage2-ingredient3-step23852-tokens51B", ("stage2", 3, 23_852)),
     ],
+    "allenai/OLMoE-1B-7B-0924": [
+        ("step5000-tokens20B", ("pretraining", None, 5000)),
+        ("step10000-tokens41B", ("pretraining", None, 10_000)),
+        ("step1200000-tokens5033B", ("pretraining", None, 1_200_000)),
+        ("step1220000-tokens5117B", ("pretraining", None, 1_220_000)),
+    ],
+    "allenai/OLMoE-1B-7B-0125": [("step1200000-tokens5033B", ("pretraining", None, 1_200_000))],
+    "allenai/Olmo-Hybrid-7B": [
+        ("stage2-ingredient1+2-step23842", ("stage2", None, 23_842)),
+        ("stage3-step1000", ("stage3", None, 1000)),
+    ],
     "allenai/OLMo-2-0425-1B-early-training": [
         ("stage1-step0-tokens0B", ("stage1", None, 0)),
         ("stage1-step1000-tokens3B", ("stage1", None, 1000)),

@@ -9,9 +9,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 
-from tests.support.models import VOCABULARY
+from tests.support.models import VOCABULARY, text
 from tests.support.reference.plain_gptq import find_scale
 
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
@@ -112,6 +117,20 @@ def plain(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Any:
     """Load a model as its users do."""
     auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
     return auto.from_pretrained(folder, dtype=dtype).eval()
+
+
+@torch.no_grad()
+def plain_loss(folder: Path, family: str) -> float:
+    """Return the loss that transformers itself has on the evaluation text of tests, by token."""
+    model, tokenizer = plain(folder, family), AutoTokenizer.from_pretrained(folder)
+    total, count = 0.0, 0
+    for seed in range(200, 212):
+        tokens = torch.tensor([tokenizer(text(seed))["input_ids"]])
+        for part in tokens.split(32, 1):
+            logits = model(input_ids=part, use_cache=False).logits[0, :-1]
+            nll = torch.nn.functional.cross_entropy(logits, part[0, 1:], reduction="sum")
+            total, count = total + float(nll), count + part.shape[1] - 1
+    return total / count
 
 
 def rounded(weight: Tensor) -> Tensor:
