@@ -7,15 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.less_memory import ON_HOST
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task
+from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
+from qaudit.model.blocks import BlockModel
+from qaudit.planning.cost import Load
+from qaudit.planning.footprint import Footprint
+from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import ResultStore
-from qaudit.types import Subject
+from qaudit.settings import DEFAULT_SCHEMES
+from qaudit.types import Subject, Window
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.pretended_device import pretended
@@ -44,6 +55,31 @@ def whole(checkpoint, tmp_path_factory):
         device.allocates = lambda: first.setdefault(device.line(), device.tried)
         measurements = on_gpu(checkpoint, tmp_path_factory.mktemp("evidence"))
     return measurements, sorted(first.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("documents", "hidden", "inner", "vocabulary"),
+    [(10, 512, 1376, 2048), (4, 1024, 2752, 512)],
+)
+def test_a_plan_names_what_a_device_holds(documents, hidden, inner, vocabulary, tmp_path):
+    shape = {"hidden_size": hidden, "intermediate_size": inner, "vocab_size": vocabulary}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = LlamaConfig(**shape, **heads, max_position_embeddings=512)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    schemes, batches = parse_schemes(DEFAULT_SCHEMES), []
+    for seed in (1, 2):
+        ids_DT = np.random.default_rng(seed).integers(3, vocabulary, (documents, 512))
+        windows = [Window(k, ids_T.astype(np.int32)) for k, ids_T in enumerate(ids_DT)]
+        batches.append(make_batches(windows, 512))
+    with pretended() as device:
+        cuda = torch.device("cuda")
+        model = BlockModel(tmp_path, WeightFolder(tmp_path), dtype=torch.float32, device=cuda)
+        with HiddenStates(tmp_path, 0, cuda) as states:  # on the host
+            run_blocks(model, Feed(*batches), schemes, states)
+    load = Load.of(schemes, TextSize(documents * 512, documents * 512, 512))
+    planned = Footprint(Sizes.read(tmp_path), load, 4, 0, "cuda").memory_nbytes
+    assert device.reserved / 1.5 < planned < 1.5 * device.reserved
 
 
 def must_go_on(checkpoint, whole, folder, numbers):

@@ -174,6 +174,24 @@ def test_the_memory_of_a_processor_does_not_refuse_what_a_gpu_holds():
 # --------------------------------------------------------------------------- without any header
 
 
+QWEN3_30B_A3B = Sizes(
+    30_532_122_624, 48, 623_120_640, 622_329_856, 2048, 4096, 151_936,
+    expert_parameters=603_979_776, experts=128, per_token=8,
+)  # fmt: skip
+LARGE_ON_GPU = {
+    "OLMo 2 7B": (Sizes(7_298_011_136, 32, 202_391_552, 822_087_680, 4096, 11008, 100_352), 8),
+    "OLMo 2 32B": (Sizes(32_234_279_936, 64, 487_603_200, 1_027_609_600, 5120, 27648, 100_352), 48),
+    "Qwen3 30B-A3B": (QWEN3_30B_A3B, 24),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_ON_GPU)
+def test_a_default_scan_of_a_large_model_fits_a_gpu(name):
+    sizes, gigabytes = LARGE_ON_GPU[name]
+    asked = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(64 * 2048, 64 * 2048, 2048))
+    assert Footprint(sizes, asked, 2, 0, "cuda").memory_nbytes < gigabytes * 10**9
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_configuration_tells_nearly_what_headers_tell(tied):
     from transformers import AutoConfig, AutoModelForCausalLM
