@@ -136,6 +136,11 @@ class Recipe:
         TEXT,
         unset="the markers of the template",
     )
+    rollouts: str | None = setting(
+        "Folder with rollouts, as `qaudit rollouts` writes it: scored in the same pass.",
+        TEXT,
+        unset="none",
+    )
     choices: str | None = setting("Multiple-choice items to score: .jsonl.", TEXT, unset="none")
     tasks: tuple[str, ...] = setting(
         "Tasks, separated by commas: paper-a, names of lm-eval, a folder of its YAML files.",

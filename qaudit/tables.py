@@ -97,6 +97,11 @@ class Audit:
         return Table(self.record.diagnostics.roles)
 
     @property
+    def rollouts(self) -> Table:
+        """One row for each subject and scheme, if rollouts were scored."""
+        return Table(self.record.diagnostics.rollouts)
+
+    @property
     def routing(self) -> Table:
         """One row for each subject, scheme and layer of experts."""
         return Table(self.record.diagnostics.routing)

@@ -33,8 +33,8 @@ Shapes: N rows (tokens), V vocabulary, S rows of small divergence, F of them not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,6 +61,24 @@ class ComparedRows:
     kl_N: Tensor | None = None
     same_top_N: Tensor | None = None
     output_error_N: Tensor | None = None
+    likeliest_N: Tensor | None = None  # of rollouts: whether no token is likelier than the target
+    ends_NG: Tensor | None = None  # of rollouts: the probability of each group of tokens
+
+    def with_choices(
+        self, logits_NV: Tensor, targets_N: Tensor, ends: Sequence[Sequence[int]]
+    ) -> ComparedRows:
+        """Return the rows of rollouts, by the logits that they were made of."""
+        import torch
+
+        parts = []
+        for part in _parts(logits_NV):
+            z_NV = logits_NV[part].float()
+            chosen_N = z_NV.gather(1, targets_N[part, None]).squeeze(1)
+            total_N1 = (self.nll_N[part] + chosen_N)[:, None]  # the logarithm of the sum
+            groups = [(z_NV[:, [*ids]] - total_N1).exp().sum(1) for ids in ends]
+            parts.append((chosen_N == z_NV.amax(1), torch.stack([*groups, total_N1[:, 0]], 1)))
+        likeliest_N, ends_NG = map(torch.cat, zip(*parts, strict=True))
+        return replace(self, likeliest_N=likeliest_N, ends_NG=ends_NG[:, :-1])
 
 
 @dataclass(frozen=True, eq=False)

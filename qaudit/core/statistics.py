@@ -204,6 +204,17 @@ def outright(a: Sums, b: Sums, tokens: Sums, confidence: float = 0.95) -> Interv
     return absolute_change(a, b, tokens, confidence)
 
 
+def median(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+    """Return the median of independent values, some infinite, with its interval by ranks."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    count = len(ordered)
+    # Of ranks 1 to n, the true median is between r and n + 1 - r with this confidence at least.
+    upto = special.bdtr(np.arange(count), count, 0.5)
+    rank = int(np.searchsorted(upto, (1 - confidence) / 2))
+    low, high = (ordered[rank - 1], ordered[count - rank]) if rank else (-np.inf, np.inf)
+    return Interval(float(ordered[(count - 1) // 2]), float(low), float(high))
+
+
 # --------------------------------------------------------------------- items, right or wrong
 
 

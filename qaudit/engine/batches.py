@@ -9,12 +9,12 @@ machine, because batch size is known to move scores in the last digits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qaudit.types import UNSCORED, Window
+from qaudit.types import UNSCORED, Corpus, Window
 
 TOKENS_PER_BATCH = 4096
 _ROUND = 32  # pad lengths to a multiple, so that few shapes have to be recorded
@@ -29,6 +29,13 @@ class Batch:
     lengths: tuple[int, ...]
     starts: tuple[int, ...]  # the first scored position of each
     roles_BT: Tensor | None = None  # of conversations, as windows have them
+    # Of rollouts, whose windows count behind those of documents: tokens that end something, whose
+    # probability is summed by group.
+    ends: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def is_rollouts(self) -> bool:
+        return self.ends is not None
 
     def valid_BT(self) -> Tensor:
         """Mark the positions that hold a token of a window."""
@@ -49,6 +56,7 @@ class Batch:
             self.lengths[rows],
             self.starts[rows],
             None if self.roles_BT is None else self.roles_BT[rows],
+            self.ends,
         )
 
 
@@ -66,6 +74,18 @@ def make_batches(
         batches.append(_batch(windows, chosen, width))
         position += rows
     return tuple(batches)
+
+
+def make_rollout_batches(corpus: Corpus) -> tuple[Batch, ...]:
+    """Group rollouts into batches of their own: those of documents are as without them."""
+    if corpus.rollouts is None:
+        return ()
+    rollouts, first = corpus.rollouts, len(corpus.evaluation)
+    ends = tuple(ids for _, ids in rollouts.ends)
+    return tuple(
+        replace(batch, windows=tuple(first + w for w in batch.windows), ends=ends)
+        for batch in make_batches(rollouts.windows, rollouts.longest)
+    )
 
 
 def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:

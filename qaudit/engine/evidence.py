@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from qaudit.types import (
     Fidelity,
     Positions,
     Roles,
+    RolloutEvidence,
     Routing,
     TaskEvidence,
     Window,
@@ -38,6 +39,11 @@ def evidence_of(
     reference: Tally | None = None,
 ) -> Evidence:
     """Return a stream's results by document; it is compared with `full` and `reference`."""
+    whole, documents = tally, slice(sum(not batch.is_rollouts for batch in feed.evaluation))
+    rollouts = _rollouts(corpus, feed.evaluation[documents.stop :], whole, documents.stop)
+    feed = replace(feed, evaluation=feed.evaluation[documents])
+    tally, full = tally.of_batches(documents), full and full.of_batches(documents)
+    reference = reference and reference.of_batches(documents)
     sums, tokens = document_sums(
         feed.evaluation, tally.nll, corpus.evaluation, len(corpus.documents)
     )
@@ -62,6 +68,42 @@ def evidence_of(
         routing=_routing(corpus, tally),
         output_error=scored.output_error(tally),
         reference=beside,
+        rollouts=rollouts,
+    )
+
+
+def _rollouts(
+    corpus: Corpus, batches: Sequence[Batch], tally: Tally, first: int
+) -> RolloutEvidence | None:
+    """Return the sums of each sample; `first` is the place of their batches in the tally."""
+    text = corpus.rollouts
+    if text is None or not batches:
+        return None
+    count, has_kl = len(text.windows), len(tally.kl) == len(tally.nll)
+    nll, kl, agreed = np.zeros(count), np.zeros(count), np.full(count, -1)
+    ends = np.zeros((count, len(text.ends)))
+    for k, batch in enumerate(batches):
+        likeliest_BT, ends_BTG = tally.chosen[k]
+        for row, w in enumerate(batch.windows):
+            s = w - len(corpus.evaluation)
+            written = slice(batch.starts[row], batch.lengths[row])
+            nll[s] = float(tally.nll[first + k][row, written].double().sum())
+            kl[s] = float(tally.kl[first + k][row, written].double().sum()) if has_kl else 0.0
+            ends[s] = ends_BTG[row, written].double().sum(0).numpy()
+            if text.greedy[s]:
+                agreed[s] = int(likeliest_BT[row, written].long().cumprod(0).sum())
+    if not (np.isfinite(nll).all() and np.isfinite(kl).all() and np.isfinite(ends).all()):
+        tally.note("rollouts are not scored: the loss or divergence of one is not finite")
+        return None
+    return RolloutEvidence(
+        sha256=text.sha256,
+        prompt=text.prompt,
+        tokens=np.array([window.scored for window in text.windows], dtype=np.int64),
+        nll_sum=nll,
+        agreed=agreed,
+        end_names=tuple(name for name, _ in text.ends),
+        end_sum=ends,
+        kl_sum=kl if has_kl else None,
     )
 
 
@@ -71,8 +113,11 @@ def _routing(corpus: Corpus, tally: Tally) -> Routing | None:
         return None
     sums = np.zeros((len(tally.routing), 2, len(corpus.documents)))
     for layer, windows in enumerate(tally.routing.values()):
-        documents = [corpus.evaluation[w].document for ids, _ in windows for w in ids]
+        count = len(corpus.evaluation)  # windows of rollouts come behind
+        ids = np.array([w for some, _ in windows for w in some], dtype=np.int64)
         of_windows = torch.cat([sums_2B for _, sums_2B in windows], dim=1).cpu().numpy()
+        of_windows, ids = of_windows[:, ids < count], ids[ids < count]
+        documents = [corpus.evaluation[w].document for w in ids]
         for total_D, of_window in zip(sums[layer], of_windows, strict=True):
             np.add.at(total_D, documents, of_window)
     blocks = np.array([block for block, _ in tally.routing], dtype=np.int64)

@@ -26,7 +26,12 @@ from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins, parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, shipped_reference
-from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
+from qaudit.engine.batches import (
+    TOKENS_PER_BATCH,
+    backwards,
+    make_batches,
+    make_rollout_batches,
+)
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
@@ -138,7 +143,7 @@ def _left(task: Task, there: StoredResults, parts: TaskParts) -> Task:
     missing = [spec for spec in there.keys if there.lacks_documents(spec) or parts.missing(spec)]
     corpus = task.corpus.of_parts({part for spec in missing for part in parts.missing(spec)})
     if not any(map(there.lacks_documents, missing)):
-        corpus = replace(corpus, evaluation=(), documents=())
+        corpus = corpus.without_evaluation()
         task = replace(task, compared=False)
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
     missing_part = replace(task, corpus=corpus, schemes=schemes)
@@ -327,7 +332,7 @@ def feed_of(task: Task) -> Feed:
         fed = make_batches(corpus.calibration, context)
         return Feed(
             fed,
-            make_batches(scored, context),
+            (*make_batches(scored, context), *make_rollout_batches(corpus)),
             full_precision=task.pass_.full_precision,
             compared=task.compared,
             items=corpus.windows_by_part,

@@ -58,21 +58,28 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
         for stream, hidden_ND, read, other in zip(streams, hidden, chunks, beside, strict=True):
             with timed(stream.tally, model.device):
                 if stream is of_reference and yardstick is not None:
-                    read.append(ComparedRows(yardstick.nll_N))
+                    logits_NV, rows = yardstick.logits_NV, ComparedRows(yardstick.nll_N)
+                    read.append(_chosen(batch, rows, logits_NV, targets_N[part]))
                     continue
                 stream_model = stream.tokens(tokens).model
                 logits_NV = stream_model.logits(hidden_ND[None, part])[0]
                 if stream is streams[0] and compared:
                     reference = Reference.of(logits_NV, targets_N[part])
-                    read.append(ComparedRows(reference.nll_N))
+                    rows = ComparedRows(reference.nll_N)
                 else:
                     rows = rows_of(stream.tally, reference, logits_NV, targets_N[part])
                     error_N = output_error(hidden[0][part], hidden_ND[part]) if compared else None
-                    read.append(replace(rows, output_error_N=error_N))
+                    rows = replace(rows, output_error_N=error_N)
+                read.append(_chosen(batch, rows, logits_NV, targets_N[part]))
                 if yardstick is not None:
                     other.append(rows_of(stream.tally, yardstick, logits_NV, targets_N[part]))
     for stream, read, other in zip(streams, chunks, beside, strict=True):
         stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read, other)
+
+
+def _chosen(batch: Batch, rows: ComparedRows, logits_NV: Tensor, targets_N: Tensor) -> ComparedRows:
+    """Return the rows of a batch with what a stream would choose itself, if it has rollouts."""
+    return rows if batch.ends is None else rows.with_choices(logits_NV, targets_N, batch.ends)
 
 
 def rows_of(

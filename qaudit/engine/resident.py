@@ -112,7 +112,8 @@ class _Whole:
                 windows = []
                 for row, tokens_T in enumerate(batch.tokens_BT):
                     with self.routes.at(BatchPlace(EVALUATION, k, row)):
-                        windows += self._window(tokens_T, logits, tally, compared=compared)
+                        read = self._window(tokens_T, logits, tally, batch.ends, compared=compared)
+                        windows += read
                 tally.read((count, length), windows)
         tally.options = self._options()
 
@@ -121,6 +122,7 @@ class _Whole:
         tokens_T: Tensor,
         logits: Callable[[Tensor], Tensor],
         tally: Tally,
+        ends: tuple[tuple[int, ...], ...] | None,
         *,
         compared: bool,
     ) -> list[ComparedRows]:
@@ -137,10 +139,13 @@ class _Whole:
         for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):
             targets_N = targets_T[part]
             if original_TV is None:
-                read.append(ComparedRows(losses(logits_TV[part], targets_N)))
+                compared_rows = ComparedRows(losses(logits_TV[part], targets_N))
             else:
                 reference = Reference.of(original_TV[part], targets_N)
-                read.append(rows_of(tally, reference, logits_TV[part], targets_N))
+                compared_rows = rows_of(tally, reference, logits_TV[part], targets_N)
+            if ends is not None:
+                compared_rows = compared_rows.with_choices(logits_TV[part], targets_N, ends)
+            read.append(compared_rows)
         return read
 
     def _original_logits(self, tokens_BT: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
         rounds[-1].append(part)
         size += own
     corpora = [corpus.of_parts(parts) for parts in rounds]
-    without = [replace(part, evaluation=(), documents=()) for part in corpora[1:]]
+    without = [part.without_evaluation() for part in corpora[1:]]
     return (corpora[0], *without)
 
 

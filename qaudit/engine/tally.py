@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class Tally:
     same_top: list[Tensor] = field(default_factory=list)
     output_error: list[Tensor] = field(default_factory=list)  # the same; of streamed models
     beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
+    # Of batches of rollouts: (B, T) whether the token is the likeliest, (B, T, G) what ends it.
+    chosen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0
     # Where a GPU computes: events before and after, which are read when nothing waits for it.
@@ -114,6 +116,18 @@ class Tally:
             self.same_top.append(compared[1])
         if (compared := _compared(shape, beside)) is not None:
             self.beside.append(compared)
+        likeliest = [rows.likeliest_N for rows in chunks if rows.likeliest_N is not None]
+        ends = [rows.ends_NG for rows in chunks if rows.ends_NG is not None]
+        if likeliest:
+            groups = torch.cat(ends).unbind(1)
+            columns = [_behind(shape, [column_N]) for column_N in groups]
+            ends_BTG = torch.stack(columns, 2) if columns else torch.zeros(*shape, 0)
+            self.chosen.append((_behind(shape, likeliest), ends_BTG))
+
+    def of_batches(self, batches: slice) -> Tally:
+        """Return what was read out of some batches."""
+        names = ("nll", "kl", "same_top", "output_error", "beside")
+        return replace(self, **{name: getattr(self, name)[batches] for name in names})
 
 
 def _compared(

@@ -75,7 +75,8 @@ class Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[planned.draw]
         if planned.draw or planned.perturbed is not None or planned.device is not None:
-            draw = draw.of_tasks(())  # items are marked on the first draw alone
+            # Items are marked, and rollouts scored, on the first draw alone.
+            draw = replace(draw.of_tasks(()), rollouts=None)
         schemes = parse_schemes(planned.schemes) if planned.schemes else ()
         return cls(planned, draw, schemes, compared=not planned.is_quantized)
 

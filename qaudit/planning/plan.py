@@ -283,7 +283,8 @@ def _work(
     protocol = make_protocol(recipe, context, item_context)
     claim = claim_of(recipe)
     drawn = with_draws(recipe, schemes, claim)
-    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
+    trees, most = seen.reads_trees, seen.longest_context
+    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=trees, longest=most)
     device, dtype = choose_audited(recipe.device, recipe.dtype)
     column_loop, column_note = choose_column_loop(device, schemes, seen.largest)
     diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)

@@ -22,11 +22,12 @@ import numpy as np
 
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.errors import ModelError
+from qaudit.errors import CorpusError, ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
 from qaudit.text.corpus import ONE_DRAW
+from qaudit.text.rollouts import read_rollouts
 from qaudit.text.texts import cut_texts, is_hub_text
 from qaudit.text.tokenizer import must_be_bounded, tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
@@ -181,8 +182,12 @@ def text_size(
     texts: Sequence[TextFile],
     *,
     trees: bool,
+    longest: int,
 ) -> TextSize:
-    """Count the text of a plan, or bound it; `trees`: whether all models share contexts."""
+    """Count the text of a plan, or bound it.
+
+    `trees`: whether all models share contexts; `longest`: tokens that all of them read.
+    """
     places = {text.source: text_path(text) for text in texts}
     sources = [s for s in (recipe.calibration, recipe.evaluation, recipe.choices) if s]
     on_disk = all(not is_hub_text(s) or (s in places and places[s].is_file()) for s in sources)
@@ -194,7 +199,26 @@ def text_size(
             recipe, protocol, tokenizer, places, [folder_of(c) for c in checkpoints], trees
         )
     )
+    if recipe.rollouts is not None:
+        text = _with_rollouts(text, recipe.rollouts, longest)
     return _with_tasks(text, recipe, protocol, checkpoints, texts, trees) if recipe.tasks else text
+
+
+def _with_rollouts(text: TextSize, folder: str, longest: int) -> TextSize:
+    """Count rollouts; refuse those that are longer than a model reads."""
+    samples = read_rollouts(Path(folder)).samples
+    tokens = [len(sample.ids) + len(sample.new_ids) for sample in samples]
+    if max(tokens) > longest:
+        raise CorpusError(
+            f"a rollout in `{folder}` has {max(tokens):,} tokens with its prompt, and the models "
+            f"read {longest:,}",
+            hint="write rollouts with a lower `--max-tokens`",
+        )
+    return replace(
+        text,
+        evaluation_tokens=text.evaluation_tokens + sum(tokens),
+        context=max(text.context, *tokens),
+    )
 
 
 def _with_tasks(

@@ -162,6 +162,7 @@ def part_of(corpus: Corpus, positions: Positions) -> Corpus:
         documents=tuple(corpus.documents[int(position)] for position in positions),
         items=(),
         item_windows=(),
+        rollouts=None,
     )
 
 

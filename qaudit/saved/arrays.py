@@ -16,6 +16,7 @@ from qaudit.types import (
     ImportedAnswers,
     Positions,
     Roles,
+    RolloutEvidence,
     Routing,
     TaskEvidence,
 )
@@ -56,6 +57,9 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
     if evidence.roles is not None:
         roles = {f"role_{name}": value for name, value in vars(evidence.roles).items()}
         arrays |= {name: np.array(value) for name, value in roles.items() if value is not None}
+    if evidence.rollouts is not None:
+        rollouts = {f"rollout_{name}": value for name, value in vars(evidence.rollouts).items()}
+        arrays |= {name: np.array(value) for name, value in rollouts.items() if value is not None}
     return arrays | _sums(evidence.fidelity, evidence.positions)
 
 
@@ -103,6 +107,7 @@ def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
         else None,
         reference=_fidelity(_of_reference(arrays), tokens),
         roles=_roles(arrays, tokens, compared=fidelity is not None),
+        rollouts=_rollouts(arrays) if "rollout_prompt" in arrays else None,
     )
 
 
@@ -224,6 +229,34 @@ def _roles(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> Ro
     if not 1 <= len(names) <= _MOST_ROLES or len(set(names)) < len(names):
         raise ValueError("its `role_names` are no roles")
     return Roles(names, *_binned(arrays, "role", len(names), tokens, compared))
+
+
+def _rollouts(arrays: Mapping[str, Array]) -> RolloutEvidence:
+    """Read the sums of each sample; ValueError for what cannot be."""
+    prompt = _whole(arrays, "rollout_prompt", len(_column(arrays, "rollout_prompt", "iu")))
+    count = len(prompt)
+    tokens = _whole(arrays, "rollout_tokens", count)
+    agreed = _column(arrays, "rollout_agreed", "i", count)
+    if (agreed < -1).any() or (agreed > tokens).any():
+        raise ValueError("its `rollout_agreed` are not of its tokens")
+    sha256 = arrays.get("rollout_sha256", np.array(0))
+    if sha256.shape != () or sha256.dtype.kind != "U":
+        raise ValueError("its `rollout_sha256` is no hash")
+    names = tuple(map(str, _column(arrays, "rollout_end_names", "U")))
+    for name in ("rollout_nll_sum", "rollout_end_sum"):
+        if name not in arrays:
+            raise ValueError(f"it lacks `{name}`")
+    has_kl = "rollout_kl_sum" in arrays
+    return RolloutEvidence(
+        str(sha256),
+        prompt.astype(np.int64),
+        tokens.astype(np.int64),
+        _numbers(arrays, "rollout_nll_sum", (count,)),
+        agreed.astype(np.int64),
+        names,
+        _amounts(arrays, "rollout_end_sum", (count, len(names))),
+        _amounts(arrays, "rollout_kl_sum", (count,)) if has_kl else None,
+    )
 
 
 def _binned(

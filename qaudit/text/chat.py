@@ -139,6 +139,19 @@ class Chat:
     def without_spans(self) -> Chat:
         return replace(self, with_spans=False)
 
+    @property
+    def reasoning_ends(self) -> tuple[int, ...]:
+        """The tokens that end reasoning; none without a template, or where more than one does."""
+        if self.file is None and not any(map(_named, self.folders)):
+            return ()
+        ends = [end for role, _, end in self.markers if role == REASONING]
+        ids = [self.ids(end) for end in ends]
+        return tuple(token for tokens in ids if len(tokens) == 1 for token in tokens)
+
+    def ids(self, text: str) -> list[int]:
+        encoded = self.tokenizer(text, add_special_tokens=False, verbose=False)
+        return list(encoded["input_ids"])
+
     @cached_property
     def markers(self) -> tuple[Marker, ...]:
         """The markers that the template contains, or those that were given for reasoning."""
@@ -220,7 +233,7 @@ class _Conversation:
             return None
         if not self.text.startswith(after) or not after.startswith(before):
             return None
-        prefix = self._tokens(before)
+        prefix = self.chat.ids(before)
         if self._ids[: len(prefix)] != prefix:
             return None
         return len(before), len(after.rstrip())
@@ -242,11 +255,7 @@ class _Conversation:
 
     @cached_property
     def _ids(self) -> list[int]:
-        return self._tokens(self.text)
-
-    def _tokens(self, text: str) -> list[int]:
-        encoded = self.chat.tokenizer(text, add_special_tokens=False, verbose=False)
-        return list(encoded["input_ids"])
+        return self.chat.ids(self.text)
 
 
 def _parts(

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qaudit.errors import AuditError, CorpusError
 from qaudit.saved.codec import decode, encode, parse
+from qaudit.types import RolloutText, Window
 from qaudit.whole import read_regular
 
 FORMAT = 1
 HEADER, LINES = "rollouts.json", "rollouts.jsonl"
 _AGAIN = "write the folder again with `qaudit rollouts`"
+SHORTEST_SHARED = 8
+"""Tokens of a prompt that tell it from others: all begin with the header of a conversation."""
+
 _MOST_TOKENS = 1 << 24  # of one sample; the longest context of a model is 10 million
 
 
@@ -70,8 +76,8 @@ class RolloutHeader:
     format: int
     target: str
     revision: str | None
-    weights_sha256: str
-    tokenizer_sha256: str
+    weights_sha256: str  # `Subject.content` of what wrote them
+    tokenizer_sha256: str  # as `text.tokenizer` hashes its files
     sampler: Sampler
     seed: int
     count: int
@@ -86,6 +92,50 @@ class Rollouts:
 
     header: RolloutHeader
     samples: tuple[Rollout, ...]
+
+
+def rollout_text(rollouts: Rollouts, ends: Mapping[str, Sequence[int]]) -> RolloutText:
+    """Return rollouts as windows; `ends` are tokens that end something, by its name."""
+    windows = tuple(
+        Window(k, np.array((*sample.ids, *sample.new_ids), dtype=np.int32), len(sample.ids))
+        for k, sample in enumerate(rollouts.samples)
+    )
+    return RolloutText(
+        windows,
+        prompt=np.array([sample.prompt for sample in rollouts.samples], dtype=np.int64),
+        greedy=np.array([sample.greedy for sample in rollouts.samples], dtype=np.bool_),
+        ends=tuple((name, tuple(ids)) for name, ids in ends.items() if ids),
+        sha256=rollouts.header.rollouts_sha256,
+        target=rollouts.header.target,
+        weights_sha256=rollouts.header.weights_sha256,
+    )
+
+
+def must_read_alike(rollouts: Rollouts, source: str, tokenizer_sha256: str) -> None:
+    """Refuse rollouts whose tokens are another tokenizer's."""
+    if rollouts.header.tokenizer_sha256 != tokenizer_sha256:
+        raise CorpusError(
+            f"the rollouts in `{source}` are tokens of another tokenizer than the checkpoints have",
+            hint=f"they are of `{rollouts.header.target}`: scan it, or write others",
+        )
+
+
+def must_be_new(rollouts: Rollouts, source: str, calibration: Sequence[Window]) -> None:
+    """Refuse rollouts behind prompts that the calibration text begins with."""
+    starts: dict[int, set[bytes]] = {}
+    for sample in {sample.prompt: sample for sample in rollouts.samples}.values():
+        starts.setdefault(len(sample.ids), set()).add(np.array(sample.ids, np.int32).tobytes())
+    shared = {
+        window.tokens[:length].tobytes()
+        for window in calibration
+        for length, prompts in starts.items()
+        if length > SHORTEST_SHARED and window.tokens[:length].tobytes() in prompts
+    }
+    if shared:
+        raise CorpusError(
+            f"calibration begins with {len(shared)} of the prompts of `{source}`",
+            hint="calibrate on other text, or write rollouts of other prompts",
+        )
 
 
 def line_of(rollout: Rollout) -> str:

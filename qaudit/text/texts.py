@@ -33,6 +33,7 @@ from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.cutting import Tokenizer
 from qaudit.text.documents import KINDS, is_text, split_field, text_of
+from qaudit.text.rollouts import must_be_new, must_read_alike, read_rollouts, rollout_text
 from qaudit.text.tokenizer import (
     borrowed_tokenizer,
     must_share_a_tokenizer,
@@ -223,7 +224,8 @@ def read_corpus(
     if borrowed:
         sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
     recorded = (pair for role, name in sources for pair in _record(role, name, on_hub.get(name)))
-    corpus = replace(corpus, notes=(*corpus.notes, *notes), sources=tuple(recorded))
+    notes = (*corpus.notes, *notes, *_rollout_notes(corpus, plan))
+    corpus = replace(corpus, notes=notes, sources=tuple(recorded))
     if not recipe.tasks:
         return corpus
     key = tokenizer_sha256(list(folders.values()))
@@ -233,6 +235,16 @@ def read_corpus(
     reading = Reading(recipe, plan.texts, key, context, trust_task_code)
     items, failed = read_items(reading, tokenizer, failed or {})
     return _with_items(corpus, items, failed)
+
+
+def _rollout_notes(corpus: Corpus, plan: Plan) -> tuple[str, ...]:
+    rollouts = corpus.rollouts
+    if rollouts is None or any(rollouts.weights_sha256 == s.content for s in plan.subjects):
+        return ()
+    return (
+        f"the rollouts were written by `{rollouts.target}`, whose weights are none of those that "
+        "are measured: they are text like any other",
+    )
 
 
 def cut_texts(
@@ -267,8 +279,19 @@ def cut_texts(
             repeats=recipe.repeats,
             strata=recipe.strata,
         )
-    texts = [("calibration", calibration_name), ("evaluation", evaluation_name)]
-    return corpus, [*texts, *(chat.sources or fed.sources)]
+        sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
+        sources += chat.sources or fed.sources
+        if recipe.rollouts is None:
+            return corpus, sources
+        rollouts = read_rollouts(Path(recipe.rollouts))
+        must_read_alike(rollouts, recipe.rollouts, tokenizer_sha256(folders))
+        for draw in corpus.draws:
+            must_be_new(rollouts, recipe.rollouts, draw.calibration)
+        eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        ends = {"turn": rollouts.header.end_ids or eos, "reasoning": chat.reasoning_ends}
+        sources.append(("rollouts", recipe.rollouts))
+        sources.append(("rollouts_sha256", rollouts.header.rollouts_sha256))
+        return replace(corpus, rollouts=rollout_text(rollouts, ends)), sources
 
 
 def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError]) -> Corpus:

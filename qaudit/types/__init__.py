@@ -18,6 +18,7 @@ from qaudit.types.audit import (
     PresetTime,
     Price,
     Roles,
+    RolloutEvidence,
     Routing,
     Signature,
     Skipped,
@@ -48,6 +49,7 @@ from qaudit.types.courses import (
     PhaseReading,
     PositionRow,
     RoleRow,
+    RolloutRow,
     RoutingRow,
     Span,
     StratumRow,
@@ -134,6 +136,7 @@ from qaudit.types.text import (
     Item,
     Protocol,
     RoleSpan,
+    RolloutText,
     TextFile,
     Window,
 )

@@ -195,6 +195,23 @@ class Roles:
 
 
 @dataclass(frozen=True, eq=False)
+class RolloutEvidence:
+    """What a stream makes of rollouts: sums over what was written, by sample.
+
+    Shapes: S samples, G groups of tokens that end something.
+    """
+
+    sha256: str  # of the samples
+    prompt: npt.NDArray[np.int64]  # (S,) the prompt of each
+    tokens: npt.NDArray[np.int64]  # (S,)
+    nll_sum: npt.NDArray[np.float64]  # (S,)
+    agreed: npt.NDArray[np.int64]  # (S,) tokens before its own choice differs; -1: a sampled one
+    end_names: tuple[str, ...]  # (G,)
+    end_sum: npt.NDArray[np.float64]  # (S, G) probability of the group, summed over tokens
+    kl_sum: npt.NDArray[np.float64] | None = None  # (S,); None for full precision
+
+
+@dataclass(frozen=True, eq=False)
 class Routing:
     """How far routers choose other experts than in full precision, summed by document.
 
@@ -257,6 +274,7 @@ class Evidence:
     routing: Routing | None = None  # None: full precision, or no experts, or replayed
     reference: Fidelity | None = None  # against another subject, where one is the reference
     roles: Roles | None = None  # of conversations
+    rollouts: RolloutEvidence | None = None
 
     @property
     def is_split(self) -> bool:

@@ -68,6 +68,28 @@ class RoleRow(Row):
 
 
 @dataclass(frozen=True)
+class RolloutRow(Row):
+    """What a stream makes of rollouts, on the first draw; intervals are over prompts.
+
+    None is not measured: divergence needs greedy rollouts, ends the tokens that end something.
+    """
+
+    subject: str
+    scheme: str
+    spec: str
+    prompts: int
+    samples: int
+    tokens: int
+    ce: Interval  # nats per token that was written
+    kl: Interval | None  # divergence to full precision, nats per token
+    sequence_kl: Interval | None  # the same of a whole sample
+    tokens_to_divergence: Interval | None  # median; None also where most never diverge
+    never_diverges: Interval | None  # a share of prompts
+    end_of_turn: Interval | None  # its probability, relative to full precision, less 1
+    end_of_reasoning: Interval | None
+
+
+@dataclass(frozen=True)
 class RoutingRow(Row):
     """How far one layer's router chooses other experts than in full precision, over all draws.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qaudit.types.courses import Course, PositionRow, RoleRow, RoutingRow, StratumRow
+from qaudit.types.courses import Course, PositionRow, RoleRow, RolloutRow, RoutingRow, StratumRow
 from qaudit.types.rows import Interval, Row
 
 
@@ -234,6 +234,7 @@ class Diagnostics:
     strata: tuple[StratumRow, ...] = ()
     positions: tuple[PositionRow, ...] = ()
     roles: tuple[RoleRow, ...] = ()
+    rollouts: tuple[RolloutRow, ...] = ()
     routing: tuple[RoutingRow, ...] = ()
     shipped: tuple[ShippedRow, ...] = ()
     others: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)

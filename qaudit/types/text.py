@@ -127,6 +127,26 @@ class EvaluationDocument:
 
 
 @dataclass(frozen=True, eq=False)
+class RolloutText:
+    """What a model wrote behind prompts; a window for each sample, its prompt not scored.
+
+    Shapes: S samples.
+    """
+
+    windows: tuple[Window, ...]
+    prompt: npt.NDArray[np.int64]  # (S,) of each sample, by its index
+    greedy: npt.NDArray[np.bool_]  # (S,)
+    ends: tuple[tuple[str, tuple[int, ...]], ...]  # tokens that end a turn, or reasoning, by name
+    sha256: str  # of the samples as they are in their folder
+    target: str = ""  # that wrote them
+    weights_sha256: str = ""  # `Subject.content` of it
+
+    @property
+    def longest(self) -> int:
+        return max(len(window.tokens) for window in self.windows)
+
+
+@dataclass(frozen=True, eq=False)
 class Corpus:
     """Calibration and evaluation text as tokens, with its hashes and the protocol that cut it.
 
@@ -145,6 +165,7 @@ class Corpus:
     further: tuple[tuple[Window, ...], ...] = ()  # calibration of the seeds that follow
     failed_tasks: tuple[tuple[str, str], ...] = ()  # and why
     available: int | None = None  # evaluation documents of the text, some thousands at most
+    rollouts: RolloutText | None = None
 
     @property
     def draws(self) -> tuple[Corpus, ...]:
@@ -193,6 +214,8 @@ class Corpus:
         """
         windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
         cut = [[_identity(window) for window in part] for part in windows]
+        if self.rollouts is not None:
+            cut.append([(self.rollouts.sha256, self.rollouts.ends)])
         return digest([cut, [document.split for document in self.documents]])
 
     @cached_property
@@ -209,6 +232,10 @@ class Corpus:
             hashes[item.task].update(repr(about).encode())
         fed = digest([[w.tokens.tolist(), w.scored_from] for w in self.calibration])
         return {task: digest([fed, sha256.hexdigest()]) for task, sha256 in hashes.items()}
+
+    def without_evaluation(self) -> Corpus:
+        """Return the corpus with its calibration text and its items alone."""
+        return replace(self, evaluation=(), documents=(), rollouts=None)
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
         """Return the corpus with the items of some tasks."""

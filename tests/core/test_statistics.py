@@ -209,6 +209,21 @@ def test_the_plain_jackknife_covers_less() -> None:
 # ------------------------------------------------------------------ items
 
 
+def test_a_median_is_between_ranks_that_cover_it() -> None:
+    values = np.arange(1.0, 12.0)[::-1]  # of 11 values 2 to 10 cover by 98.8, 3 to 9 by 93.5 %
+    assert statistics.median(values) == Interval(6.0, 2.0, 10.0)
+    assert statistics.median(values, 0.93) == Interval(6.0, 3.0, 9.0)
+    assert statistics.median([2.0, np.inf]) == Interval(2.0, -np.inf, np.inf)
+    assert statistics.median([np.inf, 1.0, np.inf]).estimate == np.inf
+
+
+def test_the_interval_of_a_median_covers_it() -> None:
+    random = np.random.default_rng(2)
+    samples = random.exponential(size=(2000, 40))
+    inside = [i.low <= np.log(2) <= i.high for i in map(statistics.median, samples)]
+    assert 0.95 <= np.mean(inside) <= 0.985
+
+
 def test_accuracy_has_wilsons_interval() -> None:
     found = statistics.accuracy([True] * 17 + [False] * 3)
     reference = stats.binomtest(17, 20).proportion_ci(method="wilson")

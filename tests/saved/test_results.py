@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qaudit.core.histogram import BINS, counts_of
 from qaudit.saved.hashes import read_sealed, write_sealed
 from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement
-from qaudit.types import Evidence, Fidelity, Measurement, Positions, Roles
+from qaudit.types import Evidence, Fidelity, Measurement, Positions, Roles, RolloutEvidence
 from tests.support.items import items_of
 
 IDENTITY = Identity(
@@ -146,6 +146,49 @@ def test_sums_by_role_travel_with_the_evidence(tmp_path, has_kl):
 def test_roles_that_cannot_be_are_damage(tmp_path, changes):
     path = ResultStore(tmp_path).write(measurement(roles=by_role(**changes)), IDENTITY.key).path
     with pytest.raises(ValueError, match="its `role_"):
+        read_measurement(path)
+
+
+def written(**changes):
+    values = {
+        "sha256": "hash",
+        "prompt": np.array([0, 0, 1]),
+        "tokens": np.array([4, 2, 4]),
+        "nll_sum": np.array([1.0, 0.5, 2.0]),
+        "agreed": np.array([4, -1, 1]),
+        "end_names": ("turn",),
+        "end_sum": np.array([[0.9], [0.8], [1.1]]),
+        "kl_sum": np.array([0.0, 0.1, 0.2]),
+    }
+    return RolloutEvidence(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"kl_sum": None}, {"end_names": (), "end_sum": np.zeros((3, 0))}]
+)
+def test_rollouts_travel_with_the_evidence(tmp_path, changes):
+    rollouts = written(**changes)
+    path = ResultStore(tmp_path).write(measurement(rollouts=rollouts), IDENTITY.key).path
+    again = read_measurement(path).evidence.rollouts
+    for name, value in vars(rollouts).items():
+        np.testing.assert_array_equal(getattr(again, name), value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agreed": np.array([5, -1, 1])},
+        {"agreed": np.array([4, -2, 1])},
+        {"tokens": np.array([4, 2])},
+        {"kl_sum": np.array([0.0, -0.1, 0.2])},
+        {"end_sum": np.array([[0.9]])},
+        {"end_sum": np.full((3, 1), np.nan)},
+    ],
+)
+def test_rollouts_that_cannot_be_are_damage(tmp_path, changes):
+    rollouts = written(**changes)
+    path = ResultStore(tmp_path).write(measurement(rollouts=rollouts), IDENTITY.key).path
+    with pytest.raises(ValueError, match=r"columns|its `rollout_"):
         read_measurement(path)
 
 

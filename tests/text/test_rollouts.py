@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qaudit.errors import CorpusError
@@ -14,39 +15,16 @@ from qaudit.text.rollouts import (
     HEADER,
     LINES,
     Rollout,
-    RolloutHeader,
-    Rollouts,
     Sampler,
     line_of,
+    must_be_new,
+    must_read_alike,
     read_rollouts,
+    rollout_text,
     text_of,
 )
-
-SAMPLES = (
-    Rollout(prompt=0, prompt_sha256="aa", ids=(1, 2), new_ids=(3, 4, 5), greedy=True),
-    Rollout(prompt=0, prompt_sha256="aa", ids=(1, 2), new_ids=(3,), finished=True, correct=True),
-    Rollout(prompt=1, prompt_sha256="bb", ids=(1,), new_ids=(9,), sample=1, score=0.25),
-)
-
-
-def written(folder: Path, samples: tuple[Rollout, ...] = SAMPLES) -> Rollouts:
-    """Write samples with their header."""
-    lines = "".join(map(line_of, samples))
-    header = RolloutHeader(
-        format=1,
-        target="org/model",
-        revision="main",
-        weights_sha256="cc",
-        tokenizer_sha256="dd",
-        sampler=Sampler(temperature=0.7, top_k=20),
-        seed=0,
-        count=len(samples),
-        rollouts_sha256=hashlib.sha256(lines.encode()).hexdigest(),
-        end_ids=(5,),
-    )
-    (folder / LINES).write_text(lines)
-    (folder / HEADER).write_text(text_of(header))
-    return Rollouts(header, samples)
+from qaudit.types import Window
+from tests.support.rollouts import SAMPLES, written
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -121,3 +99,34 @@ def test_a_field_of_another_type_is_named(tmp_path: Path) -> None:
     message = refusal(tmp_path).message
     assert "line 1" in message
     assert "`new_ids` is not a list" in message
+
+
+def test_windows_score_what_was_written(tmp_path: Path) -> None:
+    text = rollout_text(written(tmp_path), {"turn": (5,), "reasoning": ()})
+    assert [window.tokens.tolist() for window in text.windows] == [
+        [1, 2, 3, 4, 5],
+        [1, 2, 3],
+        [1, 9],
+    ]
+    assert [window.scored for window in text.windows] == [3, 1, 1]
+    assert text.greedy.tolist() == [True, False, False]
+    assert text.ends == (("turn", (5,)),)
+    assert text.longest == 5
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    rollouts = written(tmp_path)
+    must_read_alike(rollouts, "rolls", "dd")
+    with pytest.raises(CorpusError, match="the rollouts in `rolls` are tokens of another") as error:
+        must_read_alike(rollouts, "rolls", "ee")
+    assert "`org/model`" in error.value.hint
+
+
+def test_prompts_that_calibration_begins_with_are_refused(tmp_path: Path) -> None:
+    prompt = tuple(range(10, 30))
+    rollouts = written(tmp_path, [replace(SAMPLES[0], ids=prompt), SAMPLES[2]])
+    other = Window(0, np.array([1, *prompt], dtype=np.int32))
+    must_be_new(rollouts, "rolls", [other])
+    shared = Window(1, np.array([*prompt, 7], dtype=np.int32))
+    with pytest.raises(CorpusError, match="calibration begins with 1 of the prompts of `rolls`"):
+        must_be_new(rollouts, "rolls", [other, shared])

@@ -1,0 +1,63 @@
+"""Rollouts, scored by what ships; all other streams are in `audit.json`."""
+
+from __future__ import annotations
+
+from qaudit.diagnostics.strata.section import interval_of, shipped
+from qaudit.report import document as doc
+from qaudit.report.format import percent, spread
+from qaudit.report.views import View
+from qaudit.types import FULL_PRECISION, Interval, RolloutRow
+
+TITLE = "Rollouts"
+COLUMNS = doc.columns(
+    "subject",
+    "scheme",
+    "KL of a sequence, nats",
+    "tokens to divergence",
+    "never diverges, %",
+    "end of turn, %",
+    "end of reasoning, %",
+)
+
+
+def section(view: View) -> doc.Section:
+    """Return a table of what ships, each behind its full precision."""
+    rows = {(row.subject, row.scheme): row for row in view.audit.diagnostics.rollouts}
+    cells = [
+        (subject, name) for subject, scheme in shipped(view) for name in (FULL_PRECISION, scheme)
+    ]
+    table = tuple(_row(rows[cell]) for cell in dict.fromkeys(cells) if cell in rows)
+    if not table:
+        return doc.Section(TITLE, (), 6)
+    first = next(iter(rows.values()))
+    about = (
+        f"{first.samples:,} rollouts of {first.prompts:,} prompts, {first.tokens:,} tokens; "
+        "intervals are over prompts. Tokens to divergence: the median along greedy rollouts; "
+        "ends: how much more probable than in full precision."
+    )
+    return doc.Section(TITLE, (doc.paragraph(about), doc.TableBlock(COLUMNS, table)), 6)
+
+
+def _row(row: RolloutRow) -> doc.TableRow:
+    return doc.row(
+        doc.name_cell(row.subject),
+        row.scheme,
+        interval_of(row.sequence_kl, spread),
+        _tokens(row),
+        interval_of(row.never_diverges, percent),
+        interval_of(row.end_of_turn, percent),
+        interval_of(row.end_of_reasoning, percent),
+    )
+
+
+def _tokens(row: RolloutRow) -> str:
+    """Print a median with its bounds, the upper of which may be beyond the longest rollout."""
+    median = row.tokens_to_divergence
+    if median is None:
+        return "-" if row.never_diverges is None else "most never diverge"
+    return f"{median.estimate:,.0f} [{_place(median, 'low')}, {_place(median, 'high')}]"
+
+
+def _place(median: Interval, name: str) -> str:
+    bound: float = getattr(median, name)
+    return "never" if bound == float("inf") else f"{bound:,.0f}"

@@ -1,0 +1,99 @@
+"""A scan that scores rollouts as its user sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qaudit.text.rollouts import Rollout
+from qaudit.text.tokenizer import tokenizer_sha256
+from tests.support.cli import Run, audit_of, refused
+from tests.support.rollouts import written
+
+ROLLOUTS = ("series/step10", "--rollouts", "rolls")
+WRITTEN = 16
+
+
+def greedy(folder: Path, prompts: int = 12) -> list[Rollout]:
+    """Return what a model writes behind random prompts, and samples that are none of its own."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts_BT = torch.randint(3, 250, (prompts, 6), generator=torch.Generator().manual_seed(1))
+    rows_BT = model.generate(
+        prompts_BT,
+        attention_mask=torch.ones_like(prompts_BT),
+        max_new_tokens=WRITTEN,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return [
+        Rollout(
+            prompt=k,
+            prompt_sha256=f"{k}",
+            ids=tuple(row[:6]),
+            new_ids=tuple(row[6:]),
+            sample=0,
+            greedy=True,
+        )
+        for k, row in enumerate(rows_BT.tolist())
+    ]
+
+
+@pytest.fixture
+def rolls(place: Path) -> Path:
+    folder = place / "series" / "step10"
+    written(place / "rolls", greedy(folder), tokenizer_sha256=tokenizer_sha256([folder]))
+    return place / "rolls"
+
+
+@pytest.mark.usefixtures("rolls")
+def test_rollouts_are_scored_beside_documents(place: Path, scan: Run) -> None:
+    assert scan("series/step10", "--out", "plain").code == 0
+    done = scan(*ROLLOUTS)
+    assert done.code == 0, done.err
+    audit: Any = audit_of(place / "out")
+    rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
+    assert rows.keys() == {"fp", "rtn-4bit"}
+    assert rows["fp"]["never_diverges"] == 1.0
+    assert rows["rtn-4bit"]["sequence_kl"] == pytest.approx(WRITTEN * rows["rtn-4bit"]["kl"])
+    assert "12 rollouts of 12 prompts, 192 tokens" in (place / "out" / "card.md").read_text()
+    plain: Any = audit_of(place / "plain")
+    for a, b in zip(plain["measurements"], audit["measurements"], strict=True):
+        assert (a["ce"], a["relative_error"], a.get("kl")) == (
+            b["ce"],
+            b["relative_error"],
+            b.get("kl"),
+        )
+    protocol = audit["plan"]["protocol"]
+    sources = protocol["sources"]
+    assert sources["rollouts"] == "rolls"
+    assert len(sources["rollouts_sha256"]) == 64
+    assert any("whose weights are none of those" in note for note in protocol["notes"])
+
+
+@pytest.mark.usefixtures("rolls")
+def test_the_same_scan_measures_no_rollout_again(place: Path, scan: Run) -> None:
+    assert scan(*ROLLOUTS).code == 0
+    before = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.npz")}
+    assert scan(*ROLLOUTS).code == 0
+    assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.npz")} == before
+
+
+def test_a_folder_that_is_not_there_ends_the_plan(scan: Run) -> None:
+    refused(scan(*ROLLOUTS), 2, "there is no folder `rolls`", "`qaudit rollouts`")
+
+
+def test_rollouts_of_another_tokenizer_end_the_plan(place: Path, scan: Run) -> None:
+    written(place / "rolls", greedy(place / "series" / "step10"))
+    refused(scan(*ROLLOUTS), 2, "tokens of another tokenizer", "`org/model`")
+
+
+def test_rollouts_that_are_too_long_end_the_plan(place: Path, rolls: Path, scan: Run) -> None:
+    folder = place / "series" / "step10"
+    long = [Rollout(prompt=0, prompt_sha256="a", ids=(1,), new_ids=(5,) * 100)]
+    written(rolls, long, tokenizer_sha256=tokenizer_sha256([folder]))
+    sentence = "has 101 tokens with its prompt, and the models read 64"
+    refused(scan(*ROLLOUTS), 2, sentence, "`--max-tokens`")

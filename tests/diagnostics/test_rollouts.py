@@ -1,0 +1,99 @@
+"""Rows of rollouts: sums by prompt, greedy divergence, and what ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.core import statistics
+from qaudit.diagnostics.rollouts.judge import judge
+from qaudit.judge.table import Measurements
+from qaudit.types import Diagnostics, RolloutEvidence, RolloutRow
+from tests.support import sample
+
+CELL = ("soup", "gptq-3bit")
+
+
+def evidence(**changes: Any) -> RolloutEvidence:
+    """Return 12 prompts with a greedy and a sampled rollout each."""
+    random = np.random.default_rng(4)
+    tokens = random.integers(20, 40, 24)
+    values = {
+        "sha256": "hash",
+        "prompt": np.repeat(np.arange(12), 2),
+        "tokens": tokens,
+        "nll_sum": tokens * 1.5,
+        "agreed": np.where(np.arange(24) % 2, -1, random.integers(0, 20, 24)),
+        "end_names": ("turn",),
+        "end_sum": random.gamma(9, 0.1, (24, 1)),
+        "kl_sum": random.gamma(5, 0.1, 24),
+    }
+    return RolloutEvidence(**{**values, **changes})
+
+
+def table(quantized: RolloutEvidence, full: RolloutEvidence) -> Measurements:
+    measured = [
+        replace(m, evidence=replace(m.evidence, rollouts=full if m.scheme == "fp" else quantized))
+        for m in sample.measurements(12)
+    ]
+    return Measurements.of(sample.series(), measured, 0.95)
+
+
+def row(quantized: RolloutEvidence, full: RolloutEvidence | None = None) -> RolloutRow:
+    full = full or evidence(kl_sum=None)
+    rows = judge(table(quantized, full), Diagnostics())[0].rollouts
+    (found,) = (r for r in rows if (r.subject, r.scheme) == CELL)
+    return found
+
+
+def test_sums_are_over_prompts() -> None:
+    one = evidence()
+    found = row(one)
+    assert one.kl_sum is not None
+    assert (found.prompts, found.samples, found.tokens) == (12, 24, int(one.tokens.sum()))
+    kl, tokens = one.kl_sum.reshape(12, 2).sum(1), one.tokens.reshape(12, 2).sum(1)
+    wanted = statistics.interval((kl, np.full(12, 2.0)), statistics.per_token, 0.95)
+    assert found.sequence_kl == wanted
+    assert found.kl == statistics.interval((kl, tokens * 1.0), statistics.per_token, 0.95)
+    assert found.ce.estimate == pytest.approx(1.5)
+
+
+def test_places_of_divergence_count_from_one() -> None:
+    found = row(evidence())
+    places = 1.0 + evidence().agreed[::2]
+    assert found.tokens_to_divergence == statistics.median(places)
+    assert found.never_diverges == statistics.accuracy(np.zeros(12))
+
+
+def test_a_median_beyond_the_rollouts_is_not_measured() -> None:
+    agreed = np.where(np.arange(24) % 2, -1, evidence().tokens)
+    agreed[:8:2] = 3
+    found = row(evidence(agreed=agreed))
+    assert found.tokens_to_divergence is None
+    assert found.never_diverges is not None
+    assert found.never_diverges.estimate == pytest.approx(8 / 12)
+
+
+def test_sampled_rollouts_have_no_divergence() -> None:
+    found = row(evidence(agreed=np.full(24, -1)))
+    assert found.tokens_to_divergence is None
+    assert found.never_diverges is None
+    assert found.sequence_kl is not None
+
+
+def test_ends_are_relative_to_full_precision() -> None:
+    full = evidence(kl_sum=None)
+    found = row(evidence(end_sum=full.end_sum * 1.25), full)
+    assert found.end_of_turn is not None
+    assert found.end_of_turn.estimate == pytest.approx(0.25)
+    assert found.end_of_turn.low == pytest.approx(0.25, abs=1e-9)
+    assert found.end_of_reasoning is None
+    assert row(evidence(), replace(full, sha256="other")).end_of_turn is None
+
+
+def test_text_without_rollouts_has_no_rows() -> None:
+    plain = Measurements.of(sample.series(), sample.measurements(12), 0.95)
+    assert judge(plain, Diagnostics())[0].rollouts == ()

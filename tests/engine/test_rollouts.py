@@ -1,0 +1,178 @@
+"""Rollouts in the pass: sums against plain logits, divergence against real generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.engine.batches import make_batches, make_rollout_batches
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.evidence import evidence_of
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.resident import run_resident
+from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
+from qaudit.model.blocks import BlockModel
+from qaudit.model.skeleton import load_whole
+from qaudit.types import (
+    FULL_PRECISION,
+    Corpus,
+    EvaluationDocument,
+    Evidence,
+    Protocol,
+    RolloutText,
+    Window,
+)
+from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION
+
+WRITTEN, ENDS = 20, (("turn", (2, 17)), ("reasoning", (5,)))
+(SCHEME,) = parse_schemes(["rtn-3bit:group=32"])
+
+
+def prompts() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(3, 250, (6, 9), generator=generator)
+
+
+def whole(folder: Path, scheme: Scheme | None = None) -> Any:
+    """Return a model of transformers, its linears quantized."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for layer in model.model.layers if scheme else ():
+        for name, linear in layer.named_modules():
+            if isinstance(linear, torch.nn.Linear):
+                assert scheme is not None
+                quantized = scheme.quantize(Linears({name: linear.weight.data}, None, None, 0))
+                linear.weight.data = quantized.weights[name]
+    return model
+
+
+def generated(model: Any, *, sampled: bool = False) -> torch.Tensor:
+    """Return prompts with what the model writes behind them; it never ends."""
+    torch.manual_seed(5)
+    prompts_BT = prompts()
+    model.generation_config.eos_token_id = None
+    written: torch.Tensor = model.generate(
+        prompts_BT,
+        attention_mask=torch.ones_like(prompts_BT),
+        max_new_tokens=WRITTEN,
+        do_sample=sampled,
+        pad_token_id=0,
+    )
+    return written
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rollouts, and what the engine makes of them."""
+
+    rows: torch.Tensor  # greedy ones first
+    evidence: dict[str, Evidence]
+
+
+def corpus_of(rows_BT: torch.Tensor) -> Corpus:
+    windows = tuple(Window(k, r.numpy().astype(np.int32), 9) for k, r in enumerate(rows_BT))
+    half = len(rows_BT) // 2
+    rollouts = RolloutText(
+        windows,
+        prompt=np.arange(len(rows_BT)) % half,
+        greedy=np.arange(len(rows_BT)) < half,
+        ends=ENDS,
+        sha256="rollouts",
+    )
+    documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(len(EVALUATION)))
+    protocol = Protocol(CONTEXT, CONTEXT)
+    return Corpus(protocol, (), tuple(EVALUATION), documents, rollouts=rollouts)
+
+
+def tallies_of(folder: Path, place: Path, given: Feed, way: str) -> dict[str, Tally]:
+    if way == "resident":
+        model = load_whole(folder, WeightFolder(folder), torch.float32)
+        return dict(run_resident(model, list(model.model.layers), given, [SCHEME]))
+    streamed = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    with HiddenStates(place, 10**9, CPU) as states:
+        return dict(run_blocks(streamed, given, [SCHEME], states))
+
+
+@pytest.fixture(scope="module", params=["blocks", "resident"])
+def scored(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Scored:
+    model = whole(checkpoint)
+    rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
+    corpus = corpus_of(rows_BT)
+    documents = make_batches(EVALUATION, CONTEXT, 160)
+    given = Feed(make_batches(CALIBRATION, CONTEXT, 160), documents)
+    given = replace(given, evaluation=(*documents, *make_rollout_batches(corpus)))
+    tallies = tallies_of(checkpoint, tmp_path_factory.mktemp("states"), given, request.param)
+    full = tallies[FULL_PRECISION]
+    evidence = {s: evidence_of(corpus, given, tally, full) for s, tally in tallies.items()}
+    return Scored(rows_BT, evidence)
+
+
+@torch.no_grad()
+def log_probabilities(model: Any, rows_BT: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(rows_BT).logits[:, 8:-1].double()
+    return logits.log_softmax(-1)
+
+
+def test_sums_of_samples_are_those_of_plain_logits(checkpoint: Path, scored: Scored) -> None:
+    rollouts = scored.evidence[SCHEME.spec].rollouts
+    assert rollouts is not None
+    assert rollouts.kl_sum is not None
+    p_STV = log_probabilities(whole(checkpoint), scored.rows)
+    q_STV = log_probabilities(whole(checkpoint, SCHEME), scored.rows)
+    kl_S = (p_STV.exp() * (p_STV - q_STV)).sum(-1).sum(-1)
+    nll_S = -q_STV.gather(-1, scored.rows[:, 9:, None]).sum((1, 2))
+    np.testing.assert_allclose(rollouts.kl_sum, kl_S, rtol=1e-3)
+    np.testing.assert_allclose(rollouts.nll_sum, nll_S, rtol=1e-4)
+    assert rollouts.end_names == ("turn", "reasoning")
+    for g, (_, ids) in enumerate(ENDS):
+        ends_S = q_STV[..., list(ids)].exp().sum((1, 2))
+        np.testing.assert_allclose(rollouts.end_sum[:, g], ends_S, rtol=1e-4)
+    assert rollouts.tokens.tolist() == [WRITTEN] * len(scored.rows)
+
+
+def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: Scored) -> None:
+    rollouts = scored.evidence[SCHEME.spec].rollouts
+    assert rollouts is not None
+    greedy_BT = scored.rows[: len(scored.rows) // 2]
+    own_BT = generated(whole(checkpoint, SCHEME))
+    agreed_B = (own_BT == greedy_BT)[:, 9:].long().cumprod(1).sum(1)
+    assert rollouts.agreed[: len(greedy_BT)].tolist() == agreed_B.tolist()
+    assert int(agreed_B.min()) < WRITTEN  # they do differ
+
+
+def test_full_precision_never_leaves_its_own_greedy_rollouts(scored: Scored) -> None:
+    rollouts = scored.evidence[FULL_PRECISION].rollouts
+    assert rollouts is not None
+    half = len(scored.rows) // 2
+    assert rollouts.agreed.tolist() == [WRITTEN] * half + [-1] * half
+    assert rollouts.kl_sum is None
+
+
+def test_documents_are_measured_as_without_rollouts(
+    checkpoint: Path, scored: Scored, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    corpus = replace(corpus_of(scored.rows), rollouts=None)
+    given = Feed(make_batches(CALIBRATION, CONTEXT, 160), make_batches(EVALUATION, CONTEXT, 160))
+    way = request.node.callspec.params["scored"]
+    tallies = tallies_of(checkpoint, tmp_path, given, way)
+    for spec, tally in tallies.items():
+        alone = evidence_of(corpus, given, tally, tallies[FULL_PRECISION])
+        beside = scored.evidence[spec]
+        np.testing.assert_array_equal(alone.nll_sum, beside.nll_sum)
+        np.testing.assert_array_equal(alone.tokens, beside.tokens)
+        if alone.fidelity is not None:
+            assert beside.fidelity is not None
+            np.testing.assert_array_equal(alone.fidelity.kl_sum, beside.fidelity.kl_sum)
+        assert alone.rollouts is None
