@@ -13,66 +13,29 @@ Reasoning and calls are separated from answers by markers that the template itse
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from qaudit.errors import CorpusError, UsageError
 from qaudit.sandbox import TemplateError, Templates
+from qaudit.text.chat_template import (
+    OTHER_TEMPLATE,
+    ChatTemplate,
+    Marker,
+    named_templates,
+    template_in_file,
+    template_of,
+)
 from qaudit.text.cutting import Tokenizer
 from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
-from qaudit.whole import read_regular
 
 MESSAGES = "messages"
 _FORM = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on each line'
-_OTHER = "give another template with `--chat-template FILE`"
-_TEMPLATE, _SETTINGS, _SPECIAL = (
-    "chat_template.jinja",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-)
-_LARGEST_TEMPLATE_NBYTES = 1 << 20
-_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of a message, first the usual
-
-Marker = tuple[str, str, str]
-"""A role, what begins it, and what ends it; '' ends with the answer."""
-
-MARKERS: tuple[Marker, ...] = (
-    (REASONING, "<think>", "</think>"),
-    (REASONING, "<thinking>", "</thinking>"),
-    (REASONING, "[THINK]", "[/THINK]"),
-    (REASONING, "<seed:think>", "</seed:think>"),
-    (REASONING, "<|START_THINKING|>", "<|END_THINKING|>"),
-    (REASONING, "<|channel|>analysis<|message|>", "<|end|>"),
-    (CALL, "<tool_call>", "</tool_call>"),
-    (CALL, "<|tool_call_start|>", "<|tool_call_end|>"),
-    (CALL, "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"),
-    (CALL, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    (CALL, "<|START_ACTION|>", "<|END_ACTION|>"),
-    (CALL, "[TOOL_CALLS]", ""),
-    (CALL, "<|python_tag|>", ""),
-)
-"""Of the templates of models; those that a template does not contain mean nothing in its text."""
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """A template, and where it is from."""
-
-    name: str
-    text: str
-    with_tools: str = ""  # the template of conversations with tools, where that is another
-    tokens: Mapping[str, str] = field(default_factory=dict)  # as `eos_token`
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(f"{self.text}{self.with_tools}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +56,14 @@ class Chat:
                 f"`--reasoning {self.reasoning}` is not two markers",
                 hint="write what begins and what ends reasoning: `--reasoning '<think> </think>'`",
             )
-        if self.file is not None:
-            _ = self.template  # a file that cannot be read is refused whatever the text is
+        if self.file is not None:  # one that cannot be read is refused whatever the text is
+            template_in_file(self.file, self.folders)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        return _of_file(self.file, self.folders) if self.file else _of_folders(self.folders)
+        if self.file is not None:
+            return template_in_file(self.file, self.folders)
+        return template_of(self.folders)
 
     @property
     def sources(self) -> tuple[tuple[str, str], ...]:
@@ -123,6 +88,13 @@ class Chat:
         spans, is_cut = talk.spans() if self.with_spans else ((), False)
         if self.with_spans and self.score == "all":
             spans = tuple(_with_prompt(spans, len(talk.text)))
+        elif self.with_spans and is_cut and not spans:
+            raise CorpusError(
+                f"no answer in {where} can be separated from its prompt: the template renders "
+                "the messages before it otherwise than all of them",
+                hint="give a template with `{% generation %}` with `--chat-template FILE`, or use "
+                "`--score all`",
+            )
         elif self.with_spans and not spans:
             raise CorpusError(
                 f"no token of {where} is scored: no message is of the role `assistant`",
@@ -142,7 +114,7 @@ class Chat:
     @property
     def reasoning_ends(self) -> tuple[int, ...]:
         """The tokens that end reasoning; none without a template, or where more than one does."""
-        if self.file is None and not any(map(_named, self.folders)):
+        if self.file is None and not any(map(named_templates, self.folders)):
             return ()
         ends = [end for role, _, end in self.markers if role == REASONING]
         ids = [self.ids(end) for end in ends]
@@ -155,12 +127,7 @@ class Chat:
     @cached_property
     def markers(self) -> tuple[Marker, ...]:
         """The markers that the template contains, or those that were given for reasoning."""
-        text = f"{self.template.text}{self.template.with_tools}"
-        own = (m for m in MARKERS if m[1] in text and m[2] in text)
-        if self.reasoning is None:
-            return tuple(own)
-        begin, end = self.reasoning.split()
-        return ((REASONING, begin, end), *(m for m in own if m[0] != REASONING))
+        return self.template.markers(self.reasoning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,28 +166,26 @@ class _Conversation:
             return self.chat.templates.render_chat(text or template.text, values)
         except TemplateError as error:
             raise CorpusError(
-                f"{self.where} cannot be rendered: {error.message}", hint=_OTHER
+                f"{self.where} cannot be rendered: {error.message}", hint=OTHER_TEMPLATE
             ) from error
 
     def spans(self) -> tuple[tuple[RoleSpan, ...], bool]:
         """Return what the model wrote, and whether that is its last answer alone."""
         answers = [k for k, message in enumerate(self.messages) if message["role"] == "assistant"]
         text, places = self.whole
-        alone = False
-        if places:
-            calls = [self.messages[k] for k in answers] if len(places) == len(answers) else []
-        else:
-            found = [self._place(k) for k in answers]
-            if alone := None in found and len(found) > 1:
-                found, answers = found[-1:], answers[-1:]
-            places = [place or self._last(answers[-1]) for place in found]
-            calls = [self.messages[k] for k in answers]
-        spans = [
-            span
-            for number, (start, stop) in enumerate(places)
-            for span in _parts(text, start, stop, self.chat.markers, calls[number] if calls else {})
-        ]
-        return tuple(span for span in spans if span.stop > span.start), alone
+        is_cut = False
+        if not places:
+            separate = [self._place(k) for k in answers]
+            if is_cut := None in separate:
+                answers = answers[-1:]
+                separate = [separate[-1] or self._last(answers[0])]
+            places = [place for place in separate if place is not None]
+        spans: list[RoleSpan] = []
+        for number, (start, stop) in enumerate(places):
+            of_message = len(places) == len(answers)  # a template may mark more than answers
+            message = self.messages[answers[number]] if of_message else {}
+            spans += _parts(text, start, stop, self.chat.markers, message)
+        return tuple(span for span in spans if span.stop > span.start), is_cut
 
     def _place(self, k: int) -> tuple[int, int] | None:
         """Return where an answer is, if the messages before it are a prefix of the whole."""
@@ -238,20 +203,15 @@ class _Conversation:
             return None
         return len(before), len(after.rstrip())
 
-    def _last(self, k: int) -> tuple[int, int]:
+    def _last(self, k: int) -> tuple[int, int] | None:
         """Return where the last answer is, as far as the whole begins like what is before it."""
+        if k + 1 < len(self.messages):
+            return None
         before, _ = self._render(self.messages[:k], prompt=True)
         bare, _ = self._render(self.messages[:k])
         pairs = zip(before, self.text, strict=False)
         start = next((n for n, (a, b) in enumerate(pairs) if a != b), len(before))
-        if start < len(bare.rstrip()) or k + 1 < len(self.messages):
-            raise CorpusError(
-                f"no answer in {self.where} can be separated from its prompt: the template renders "
-                "the messages before it otherwise than all of them",
-                hint="give a template with `{% generation %}` with `--chat-template FILE`, or use "
-                "`--score all`",
-            )
-        return start, len(self.text.rstrip())
+        return None if start < len(bare.rstrip()) else (start, len(self.text.rstrip()))
 
     @cached_property
     def _ids(self) -> list[int]:
@@ -319,81 +279,3 @@ def _tools(value: Any, where: str) -> list[Any] | None:
             hint='write {"tools": [{"type": "function", "function": {...}}], ...}, or leave it out',
         )
     return value
-
-
-# -------------------------------------------------------------------------------- templates
-
-
-def _of_file(file: str, folders: Sequence[Path]) -> ChatTemplate:
-    try:
-        text = read_regular(Path(file), _LARGEST_TEMPLATE_NBYTES).decode()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CorpusError(
-            f"the chat template `{file}` cannot be read: {reason.lower()}",
-            hint="name a Jinja file after `--chat-template`",
-        ) from error
-    return ChatTemplate(file, text, tokens=_special_tokens(folders))
-
-
-def _of_folders(folders: Sequence[Path]) -> ChatTemplate:
-    """Return the template of the first folder that has one."""
-    for folder in folders:
-        named = _named(folder)
-        if "default" in named:
-            text, tools = named["default"], named.get("tool_use", "")
-            name = f"that of {folder.name}"
-            return ChatTemplate(name, text, tools, _special_tokens([folder, *folders]))
-    _no_template(folders)
-
-
-def _no_template(folders: Sequence[Path]) -> NoReturn:
-    name = folders[0].name if folders else "the model"
-    raise CorpusError(
-        f"the text has `{MESSAGES}`, and `{name}` has no chat template",
-        hint="give one with `--chat-template FILE`, or give text in `text`",
-    )
-
-
-def _named(folder: Path) -> dict[str, str]:
-    """Return the templates of a folder by their names, as transformers takes them."""
-    files = {"default": folder / _TEMPLATE}
-    files |= {p.stem: p for p in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    named = {name: _text(path) for name, path in files.items() if path.is_file()}
-    if named:
-        return named
-    value = _table(folder / _SETTINGS).get("chat_template")
-    if isinstance(value, str):
-        return {"default": value}
-    pairs = value if isinstance(value, list) else []
-    return {
-        str(pair.get("name")): pair["template"]
-        for pair in pairs
-        if isinstance(pair, dict) and isinstance(pair.get("template"), str)
-    }
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_regular(path, _LARGEST_TEMPLATE_NBYTES).decode()
-    except (OSError, ValueError) as error:
-        raise CorpusError(f"the chat template `{path}` cannot be read", hint=_OTHER) from error
-
-
-def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the special tokens of the first folder that has settings of a tokenizer."""
-    for folder in folders:
-        table = _table(folder / _SPECIAL) | _table(folder / _SETTINGS)
-        if table:
-            values = ((name, table.get(name)) for name in _TOKENS)
-            texts = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in values)
-            return {name: text for name, text in texts if isinstance(text, str)}
-    return {}
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(read_regular(path).decode())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return table if isinstance(table, dict) else {}

@@ -290,7 +290,7 @@ def _chat_notes(scored: Sequence[Encoded], protocol: Protocol) -> list[str]:
     alone = sum(encoded.last_alone for encoded in scored)
     sentence = (
         f"of {alone} of {len(scored)} conversations the last answer alone is scored: the template "
-        "renders earlier ones otherwise than while they were written"
+        "renders the messages before an answer otherwise than all of them"
     )
     return [sentence] if alone else []
 

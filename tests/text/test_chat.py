@@ -171,9 +171,11 @@ def test_a_file_replaces_the_template(tmp_path: Path) -> None:
     file = tmp_path / "other.jinja"
     file.write_text("{{ bos_token }}other")
     with chat_of(tmp_path, CHATML, file=str(file)) as chat:
-        assert document(chat.without_spans(), TALK).text == "<s>other"
-        assert dict(chat.sources)["chat_template"] == str(file)
-        assert len(dict(chat.sources)["chat_template_sha256"]) == 64
+        fed = chat.without_spans()
+        assert document(fed, TALK).text == "<s>other"
+        assert dict(fed.sources)["chat_template"] == str(file)
+        assert len(dict(fed.sources)["chat_template_sha256"]) == 64
+        assert chat.sources == ()  # nothing was rendered with it
 
 
 def test_plain_text_reads_no_template(tmp_path: Path) -> None:
@@ -253,6 +255,17 @@ def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path:
             "no answer in line 1 of `chats.jsonl` can be separated from its prompt" in error.message
         )
         assert "{% generation %}" in error.hint
+    with chat_of(tmp_path, template, score="all") as chat:
+        assert set(by_role(chat, TALK)) == {"prompt"}
+
+
+def test_a_prompt_that_begins_reasoning_leaves_the_last_answer(tmp_path: Path) -> None:
+    begun = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
+    assert begun != CHATML
+    with chat_of(tmp_path, begun) as chat:
+        answer = f"{TALK[3]['content']}<|im_end|>"
+        assert by_role(chat, TALK) == {"answer": answer}
+        assert document(chat, TALK).last_alone
 
 
 HOSTILE = (

@@ -115,6 +115,7 @@ def _ends(
             return None
         group = evidence.end_names.index(name)
         sums = (by_prompt.sums(part.end_sum[:, group]) for part in (evidence, full))
-        return statistics.interval(tuple(sums), statistics.excess, confidence)
+        result = statistics.interval(tuple(sums), statistics.excess, confidence)
+        return statistics.within(result, -1.0, np.inf)  # no probability is below 0
 
     return {"end_of_turn": more(TURN), "end_of_reasoning": more(REASONING)}
