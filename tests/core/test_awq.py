@@ -6,6 +6,8 @@ import torch
 
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.core.schemes.awq import _tf32_products
+from tests.support.pretended_device import pretended
 from tests.support.reference.plain_awq import clip_and_round, search_scale
 
 CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"
@@ -224,3 +226,15 @@ def test_clipping_takes_every_nth_token_of_all_batches_where_modules_are_compare
     options = {"bits": 3, "group": 32, "zero_point": True}
     expected = clip_and_round(linears.weights["v_proj"].numpy(), x[::2], **options)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_gpu_multiplies_in_tf32_and_the_setting_is_put_back():
+    settings = torch.backends.cuda.matmul
+    with _tf32_products(torch.ones(1)):
+        assert not settings.allow_tf32
+    with pretended():
+        weight = torch.ones(1, device="cuda")
+        with pytest.raises(ZeroDivisionError), _tf32_products(weight):
+            assert settings.allow_tf32
+            raise ZeroDivisionError
+        assert not settings.allow_tf32

@@ -39,7 +39,8 @@ Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -204,9 +205,10 @@ class Awq(Scheme):
         gram_CC = gram_CC.to(weight_RC)
         pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
         losses = []
-        for scale_C in scales:
-            error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
-            losses.append(_quadratic_form(error_RC, pairs_CC))
+        with _tf32_products(weight_RC):
+            for scale_C in scales:
+                error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
+                losses.append(_quadratic_form(error_RC, pairs_CC))
         return [float(loss) for loss in torch.stack(losses).tolist()]
 
     def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
@@ -278,6 +280,29 @@ class Awq(Scheme):
             best_GR1 = torch.where(better_GR1, bound_GR1, best_GR1)
             lowest_GR1 = torch.where(better_GR1, loss_GR1, lowest_GR1)
         return best_GR1
+
+
+@contextmanager
+def _tf32_products(weight_RC: Tensor) -> Iterator[None]:
+    """Let a GPU multiply float32 with 10 bits of mantissa: it chooses a ratio, and rounds nothing.
+
+    `python -m benchmarks.tf32` shows that no chosen ratio changes.
+    """
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    try:
+        before = settings.allow_tf32
+    except RuntimeError:  # torch refuses to read this after `fp32_precision` was set
+        before = True
+    if weight_RC.device.type != "cuda" or before:
+        yield
+        return
+    settings.allow_tf32 = True
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = False
 
 
 def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> Tensor:
