@@ -201,9 +201,10 @@ def _hashed(
     folder = folder_of(task.subject.first)
     if not names or is_remote(folder):  # such models are not exported
         return {spec: replace(m, linears_sha256=linears[spec]) for spec, m in measured.items()}
-    stored = names_of(build_skeleton(folder, weights, torch.float32))
-    rest = rest_names(stored, weights.names(), names)
-    if task.keeper is not None:
+    skeleton = build_skeleton(folder, weights, torch.float32)
+    unread = skeleton.unread(weights.names())
+    rest = rest_names(names_of(skeleton), [n for n in weights.names() if n not in unread], names)
+    if task.keeper is not None and not unread and not task.subject.first.unread:
         task.keeper.keep_rest(weights, rest)
     sha256 = rest_sha256(weights, rest)
     return {

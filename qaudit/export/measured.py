@@ -85,10 +85,11 @@ def kept_as_judged(choice: ExportChoice, watch: Watch) -> Kept | None:
         return None
     evidence = choice.folder / "evidence"
     folder = kept_folder(evidence, key_of(measured))
-    if not folder.is_dir():
+    beside = kept_folder(evidence, choice.subject.content)
+    if not folder.is_dir() or not beside.is_dir():  # towers, which nothing reads, are not kept
         return None
     try:
-        rest = KeptRest(kept_folder(evidence, choice.subject.content))
+        rest = KeptRest(beside)
         if _hashes_of_kept(choice.scheme, folder, rest) == (
             measured.linears_sha256,
             measured.rest_sha256,

@@ -23,7 +23,7 @@ from qaudit.export.quantized import unquantized
 from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
 from qaudit.model.skeleton import Shapes, build_skeleton
-from qaudit.model.stored_names import stored_names_of
+from qaudit.model.stored_names import names_of
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
@@ -201,12 +201,14 @@ def _not_as_measured(
     hashes = measured_hashes(choice)
     if not hashes:  # of an earlier version
         return
-    names = stored_names_of(folder / EVIDENCE, shapes)
-    for linear in other_linears(hashes, record.dense, names):
+    skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
+    for linear in other_linears(hashes, record.dense, names_of(skeleton)):
         yield f"`{linear}.weight` is not what the audit measured"
     is_as_stored = form.has_settings and not getattr(choice.scheme, "exact_fold", False)
     measured = rest_hash(choice) if is_as_stored else ""
-    if measured and digest(sorted(record.rest.items())) != measured:
+    unread = skeleton.unread(list(shapes))
+    rest = [(name, sha256) for name, sha256 in record.rest.items() if name not in unread]
+    if measured and digest(sorted(rest)) != measured:
         yield "embeddings, norms or head are not those that the audit measured"
 
 

@@ -56,6 +56,10 @@ class Skeleton:
         notes = [(idle, "text never enters them"), (self.unused, "they predict further tokens")]
         return tuple(f"not read: {some(keys)}; {reason}" for keys, reason in notes if keys)
 
+    def unread(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the stored tensors that nothing reads."""
+        return unread_keys(self.model, names, self.idle)
+
     @property
     def blocks(self) -> list[nn.Module]:
         return list(self.model.get_submodule(self.blocks_name))

@@ -8,19 +8,17 @@ are those that `transformers` would join, by its own conversions or by those in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qaudit.errors import ModelError
 from qaudit.model.experts import matrices_of
 from qaudit.model.joined import converters_of
 from qaudit.model.routes import Weights
-from qaudit.model.skeleton import Shapes, Skeleton, build_skeleton
+from qaudit.model.skeleton import Skeleton
 
 _OF_EXPERT = re.compile(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -31,11 +29,6 @@ Names = Callable[[int, str], str]
 def names_of(skeleton: Skeleton) -> Names:
     """Return a function from a parameter of a block to its stored name."""
     return lambda block, name: stored_name(skeleton, f"{skeleton.blocks_name}.{block}.{name}")
-
-
-def stored_names_of(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Names:
-    """Return the same by the shapes of tensors alone."""
-    return names_of(build_skeleton(folder, Shapes(shapes), torch.float32))
 
 
 def stored_name(skeleton: Skeleton, parameter: str) -> str:
@@ -89,8 +82,10 @@ class Unfused:
     _names: dict[str, str] = field(default_factory=dict)  # parameter of a linear -> its name
 
     def __post_init__(self) -> None:
-        for parameter, key in self.skeleton.routes.items():
-            if parameter not in self.skeleton.joined and _is_of_experts(self.skeleton, parameter):
+        for parameter, tensor in self.skeleton.model.named_parameters():
+            key = self.skeleton.routes.get(parameter)
+            ends = parameter.endswith(("gate_up_proj", "up_proj", "down_proj"))
+            if key and ends and tensor.dim() == 3 and parameter not in self.skeleton.joined:
                 self._split(parameter, key)
 
     def names(self) -> Sequence[str]:
@@ -123,11 +118,6 @@ class Unfused:
                 name = pattern.replace("*", str(index))
                 self._parts[name] = _Part(key, parameter, index, linear, tuple(weight.shape))
                 self._names[f"{experts}.{index}.{linear}.weight"] = name
-
-
-def _is_of_experts(skeleton: Skeleton, parameter: str) -> bool:
-    shape = skeleton.model.get_parameter(parameter).shape
-    return len(shape) == 3 and parameter.endswith(("gate_up_proj", "up_proj", "down_proj"))
 
 
 def _names_of_parts(model: Any, parameter: str, key: str) -> list[str]:

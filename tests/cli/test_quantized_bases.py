@@ -40,6 +40,27 @@ def test_a_base_that_ships_quantized_is_measured_as_what_it_means(
     assert note in audit_of(place / f"out-{ships.name}")["plan"]["notes"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["deepseek", "kimi"])
+def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
+    layout: str, place: Path, qaudit: Run
+) -> None:
+    ships, means = quantized_bases.write(place, layout, place / BASE)
+    scheme = "gptq-4bit:group=-1"
+    options = (*TEXT, "--schemes", scheme, "--dtype", "bfloat16", "--diagnose", "weights", "-q")
+    rows = []
+    for folder in (ships, means):
+        assert qaudit("scan", folder, *options, "--out", f"out-{folder.name}").code == 0
+        diagnosed = audit_of(place / f"out-{folder.name}")["diagnostics"]["weights"]
+        rows.append([{**row, "subject": "", "details": ""} for row in diagnosed])
+    assert rows[0] == rows[1] and rows[0]
+    named = ("--subject", layout, "--scheme", scheme, "--out", "new", "-q")
+    assert qaudit("export", f"out-{layout}", *named).code == 0
+    done = qaudit("verify", "new", "--audit", f"out-{layout}", "--json", "-q")
+    run = json.loads(done.out[done.out.index("{") :])["run"]
+    assert run["agrees"] and run["difference"] == 0
+
+
 def test_files_are_compared_with_a_base_that_ships_quantized(place: Path, scan: Run) -> None:
     quantized_copy(place / BASE, place / "model-GPTQ", "gptq", bits=8)
     quantized_copy(place / BASE, place / "model-AWQ", "awq")

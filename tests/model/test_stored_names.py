@@ -1,0 +1,47 @@
+"""Linears of experts under names of their own, where a release stores them in one tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.errors import ModelError
+from qaudit.model.skeleton import build_skeleton
+from qaudit.model.stored_names import Unfused
+from tests.support import released
+
+
+def unfused(folder: Path) -> Unfused:
+    weights = WeightFolder(folder)
+    return Unfused(build_skeleton(folder, weights, torch.float32), weights)
+
+
+def test_experts_in_one_tensor_are_read_one_by_one_and_joined_again(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "llama4_text")
+    apart = unfused(folder)
+    name = apart.stored_name(1, "feed_forward.experts.3.up_proj.weight")
+    assert name == "model.layers.1.feed_forward.experts.3.up_proj.weight"
+    both_EHR = WeightFolder(folder).read("model.layers.1.feed_forward.experts.gate_up_proj")
+    assert torch.equal(apart.read(name), both_EHR[3, :, 64:].T)
+    assert apart.shape(name) == (64, 32)
+    tensors = {name: apart.read(name).contiguous() for name in apart.names()}
+    before = {n: WeightFolder(folder).read(n) for n in WeightFolder(folder).names()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    skeleton = build_skeleton(folder, WeightFolder(folder), torch.float32)
+    after = skeleton.read(WeightFolder(folder), list(before), torch.device("cpu"))
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gemma3"])
+def test_what_is_stored_one_by_one_keeps_its_names(family: str, tmp_path: Path) -> None:
+    apart = unfused(released.save(tmp_path, family))
+    assert list(apart.names()) == list(WeightFolder(tmp_path).names())
+
+
+def test_experts_without_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no runtime has names for the quantized linears"):
+        unfused(released.save(tmp_path, "gpt_oss"))
