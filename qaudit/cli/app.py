@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from qaudit.cli.cache import cache
 from qaudit.cli.doctor import doctor
 from qaudit.cli.export import export, soup
+from qaudit.cli.gallery import gallery
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.import_ import import_
@@ -74,6 +75,7 @@ for command in (
     verify,
     report,
     publish,
+    gallery,
     rollouts,
     doctor,
 ):

@@ -21,7 +21,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
     for floor in (
         "__main__",
         "cli light",
-        "lab",
+        "lab gallery",
         "audit",
         "racing",
         "judging",
@@ -137,7 +137,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),
-    "pyarrow": ("qaudit.text.*", "qaudit.items.files"),
+    "pyarrow": ("qaudit.text.*", "qaudit.items.files", "qaudit.gallery"),
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.
     "lm_eval": ("qaudit.items.harness", "qaudit.items.foreign"),

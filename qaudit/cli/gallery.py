@@ -1,0 +1,34 @@
+"""`qaudit gallery`: many audits as one static site and one table. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qaudit.cli.options import audit_at, option
+from qaudit.cli.terminal import print_result
+from qaudit.settings import OUTPUT
+
+
+def gallery(
+    audits: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="AUDIT...", help="Output folders, or published audits (`org/name@v1`)."
+        ),
+    ],
+    out: Annotated[Path, option(OUTPUT, "The folder of the site.", "--out")],
+) -> int:
+    """Write a site of many audits, and a Parquet table of all their rows.
+
+    Every number is recomputed from evidence; an audit that disagrees with its own is refused.
+
+    Example: qaudit gallery qaudit-out/demo --out site
+    """
+    from qaudit.gallery import read_audits, write_gallery
+
+    write_gallery(read_audits([audit_at(name) for name in audits]), out)
+    print_result(str(out / "index.html"))
+    return 0
