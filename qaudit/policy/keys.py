@@ -25,12 +25,18 @@ from qaudit.core.statistics import MINIMUM_DOCUMENTS
 from qaudit.types import METRICS, SELECTORS, Metric, Unit
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-FORM = rf"^\s*{_NUMBER}\s*(%|nats?)\s*$"
+FORM = rf"^\s*{_NUMBER}\s*(%|nats?|tokens?)\s*$"
 """What a margin looks like, for the published schema."""
 
-_MARGIN = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>%|nats?|)\s*", re.ASCII)
-_EXAMPLE: dict[Unit, str] = {"fraction": "2%", "nats": "0.01 nats"}
-_MOST = 10.0  # ten times the loss, or ten nats per token: beyond that nothing is left of a model
+_MARGIN = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>%|nats?|tokens?|)\s*", re.ASCII)
+_EXAMPLE: dict[Unit, str] = {"fraction": "2%", "nats": "0.01 nats", "tokens": "100 tokens"}
+_NAMED: dict[Unit, str] = {
+    "fraction": "a percentage",
+    "nats": "in nats per token",
+    "tokens": "a number of tokens",
+}
+# Ten times the loss, or ten nats per token: beyond that nothing is left of a model.
+_MOST: dict[Unit, float] = {"fraction": 10.0, "nats": 10.0, "tokens": 1e6}
 
 
 def _as_level(value: object) -> object:
@@ -238,20 +244,19 @@ def margin_of(text: str, metric: Metric) -> float:
         raise ValueError(f"`{text}` is no margin; write it as `{example}`")
     if not match["unit"]:
         raise ValueError(f"`{text}` has no unit; write it as `{example}`")
-    if (match["unit"] == "%") != (unit == "fraction"):
-        named = "a percentage" if unit == "fraction" else "in nats per token"
-        raise ValueError(f"`{text}` is no margin of `{metric}`; it is {named}: `{example}`")
-    value = float(match["number"]) / (100 if unit == "fraction" else 1)
+    if match["unit"].rstrip("s") != {"fraction": "%"}.get(unit, unit.rstrip("s")):
+        raise ValueError(f"`{text}` is no margin of `{metric}`; it is {_NAMED[unit]}: `{example}`")
+    value, most = float(match["number"]) / (100 if unit == "fraction" else 1), _MOST[unit]
     # Against something else a margin below zero requires an improvement.
-    least = -_MOST if METRICS[metric].against else 0.0
-    if not least <= value <= _MOST:
-        bounds = f"between {_written(least, unit)} and {_written(_MOST, unit)}"
+    least = -most if METRICS[metric].against else 0.0
+    if not least <= value <= most:
+        bounds = f"between {_written(least, unit)} and {_written(most, unit)}"
         raise ValueError(f"a margin of `{text}` is impossible; it must be {bounds}")
     return value
 
 
 def _written(value: float, unit: Unit) -> str:
-    return f"{100 * value:g}%" if unit == "fraction" else f"{value:g} nats"
+    return f"{100 * value:g}%" if unit == "fraction" else f"{value:g} {unit}"
 
 
 # ------------------------------------------------------------------------ the published schema

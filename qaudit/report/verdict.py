@@ -253,8 +253,10 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
         if one.kl.estimate < NEAR_BASELINE:
             yield NOT_A_RANK
     if one.rule is not None and one.margin is not None:
-        unit = f"{100 * one.margin:g} %" if one.unit == "fraction" else f"{one.margin:g} nats"
-        yield f"The rule `{one.rule}` of the policy allows {unit}."
+        is_percent = one.unit == "fraction"
+        margin = f"{100 * one.margin:g} %" if is_percent else f"{one.margin:g} {one.unit}"
+        verb = "requires" if one.unit == "tokens" else "allows"
+        yield f"The rule `{one.rule}` of the policy {verb} {margin}."
     if one.confirmed_on is None and one.lead is not None and one.lead.high < 0:
         yield (
             f"It was chosen and measured on the same {view.unit}s, which flatters the winner: "

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from qaudit.types.rows import Interval
+
 NEAR_BASELINE = 0.005
 """Nats per token: below it a KL divergence says how much predictions move, and not which way.
 
@@ -32,9 +34,11 @@ Metric = Literal[
     "flips",  # a fraction of items whose answer went from right to wrong or back
     "top1",  # a fraction of tokens whose likeliest token is another than in full precision
     "routing_agreement",  # a fraction of tokens with other experts than in full precision
+    "tokens_to_divergence",  # of greedy rollouts, until the first that is another: the median
+    "answer_length",  # a fraction: the change of the probability of ending a turn, up or down
 ]
-Unit = Literal["fraction", "nats"]
-Sums = Literal["losses", "divergences", "disagreements", "reroutings", "items"]
+Unit = Literal["fraction", "nats", "tokens"]
+Sums = Literal["losses", "divergences", "disagreements", "reroutings", "items", "rollouts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ class MetricRecord:
     against: Literal["baseline", "members"] | None = None  # None: against full precision
     by_stratum: bool = False  # whether the worst stratum can be judged
     compared: str = ""  # what is missing where it was not measured
+    at_least: bool = False  # the margin is the least that is enough, and not the most
 
     @property
     def of_fidelity(self) -> bool:
@@ -64,6 +69,17 @@ class MetricRecord:
     def of_tasks(self) -> bool:
         """Whether the items of tasks are counted."""
         return self.sums == "items"
+
+    @property
+    def of_rollouts(self) -> bool:
+        """Whether prompts are counted, and what was written behind them."""
+        return self.sums == "rollouts"
+
+    def reaches(self, interval: Interval, margin: float) -> tuple[bool, bool]:
+        """Return whether an interval is wholly within the margin, and wholly beyond it."""
+        if self.at_least:
+            return interval.low >= margin, interval.high < margin
+        return interval.high <= margin, interval.low > margin
 
     @property
     def needs_baseline(self) -> bool:
@@ -204,5 +220,28 @@ METRICS: Mapping[str, MetricRecord] = {
         statistic="per_token",
         worse="change",
         compared="the choice of experts",
+    ),
+    "tokens_to_divergence": MetricRecord(
+        code="QA047",
+        title="greedy answers change earlier than the margin",
+        reason="Along greedy rollouts, the first token that the scheme would not choose: from "
+        "there on users read another answer.",
+        unit="tokens",
+        sentence="at {scheme} half of the greedy answers of `{subject}` change within {change}",
+        sums="rollouts",
+        statistic="tokens_to_divergence",
+        compared="greedy rollouts",
+        at_least=True,
+    ),
+    "answer_length": MetricRecord(
+        code="QA048",
+        title="a scheme changes when answers end by more than its margin",
+        reason="The probability of ending a turn, summed over rollouts: more makes answers "
+        "shorter, less makes them longer.",
+        unit="fraction",
+        sentence="{scheme} changes the probability that answers of `{subject}` end by {change}",
+        sums="rollouts",
+        statistic="answer_length",
+        compared="tokens that end a turn",
     ),
 }

@@ -176,7 +176,7 @@ class ClassVerdict(Row):
     kl: Interval | None = None  # nats per token
     rule: str | None = None  # of the policy, the one that decides
     margin: float | None = None  # of that rule, in its unit
-    unit: Literal["fraction", "nats"] | None = None  # of the margin
+    unit: Unit | None = None  # of the margin
     runner_up: str | None = None
     runner_up_scheme: str | None = None
     lead: Interval | None = None  # loss minus the runner-up's

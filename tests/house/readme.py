@@ -15,9 +15,9 @@ HEAD = """# Every finding, by its code
 <!-- written by `make readme` from the codes themselves: edit those -->
 
 A finding has a code, which never changes its meaning: policies, ignores and dashboards name it.
-QA001, QA020 to QA027, QA037 to QA041 and QA045 hold an audit to a [policy](policy.md); the others
-judge the audit itself. The card shows the worst of each code, `audit.json` all of them under
-`findings`, and `qaudit list rules` prints the codes.
+QA001, QA020 to QA027, QA037 to QA041, QA045, QA047 and QA048 hold an audit to a
+[policy](policy.md); the others judge the audit itself. The card shows the worst of each code,
+`audit.json` all of them under `findings`, and `qaudit list rules` prints the codes.
 
 | code | finding | why it matters |
 | --- | --- | --- |

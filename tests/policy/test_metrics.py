@@ -8,7 +8,8 @@ import pytest
 
 from qaudit.core import items, statistics
 from qaudit.judge.gate.questions import SUMS
-from qaudit.types import CODES, METRICS, Metric
+from qaudit.judge.rollouts import QUANTITIES
+from qaudit.types import CODES, METRICS, Interval, Metric
 
 
 def test_every_metric_has_a_record_and_a_code_of_its_own() -> None:
@@ -21,9 +22,27 @@ def test_every_metric_has_a_record_and_a_code_of_its_own() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_a_record_names_statistics_that_exist(name: str) -> None:
     record = METRICS[name]
-    assert record.of_tasks or record.sums in SUMS
-    assert callable(getattr(items if record.of_tasks else statistics, record.statistic))
+    if record.of_rollouts:
+        assert record.statistic in QUANTITIES
+    else:
+        assert record.of_tasks or record.sums in SUMS
+        assert callable(getattr(items if record.of_tasks else statistics, record.statistic))
     assert record.worse is None or callable(getattr(statistics, record.worse))
-    assert bool(record.compared) == record.of_fidelity
+    assert bool(record.compared) == (record.of_fidelity or record.of_rollouts)
     text = record.sentence.format(scheme="s", subject="a", against="b", change="1")
     assert ("`b`" in text) == (record.against is not None)
+
+
+def test_a_margin_is_the_most_or_the_least() -> None:
+    most, least = METRICS["kl"], METRICS["tokens_to_divergence"]
+    inside, around, beyond = Interval(3, 2, 4), Interval(5, 4, 6), Interval(8, 7, 9)
+    assert [most.reaches(i, 5) for i in (inside, around, beyond)] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+    assert [least.reaches(i, 5) for i in (inside, around, beyond)] == [
+        (False, True),
+        (False, False),
+        (True, False),
+    ]

@@ -70,7 +70,7 @@ def test_every_tolerance_has_a_row_with_its_default() -> None:
 def test_every_metric_and_selector_has_a_row_that_is_true() -> None:
     told = rows()
     for metric, record in METRICS.items():
-        unit = "`%`" if record.unit == "fraction" else "`nats`"
+        unit = "`%`" if record.unit == "fraction" else f"`{record.unit}`"
         assert told[f"`{metric}`"][1:] == [unit, record.code]
     assert {f"`{name}`" for name in SELECTORS} <= set(told)
 

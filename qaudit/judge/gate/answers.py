@@ -24,10 +24,13 @@ from qaudit.judge.gate.audits import SHIPS
 from qaudit.judge.gate.questions import SUMS, Question
 from qaudit.judge.gate.sentences import sentence
 from qaudit.judge.pooling import Deciding, cheapest_to_decide, estimated, settling
+from qaudit.judge.rollouts import QUANTITIES
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
 from qaudit.judge.tasks import MEAN, draw_share, marked, tasks_of, widened
-from qaudit.types import Check, Interval, Policy
+from qaudit.types import Check, Interval, Policy, RolloutEvidence
+
+_MORE_PROMPTS = "write rollouts of more prompts with `qaudit rollouts`"
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def _documents(question: Question) -> int:
     if question.columns:
         return int(question.table.scored(question.split).sum())
     measured, full = (question.table.find(*cell) for cell in question.own)
+    if question.record.of_rollouts:
+        return len(np.unique(_rollouts(question)[0].prompt))
     pairs = marked(measured, full, MEAN)
     return sum(len(pair.full_N) for pair in pairs or ())
 
@@ -86,12 +91,14 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
     outcome: Literal["pass", "fail", "inconclusive", "missing"]
     interval, margin, hint = result.interval, question.rule.margin, ""
     needed = Deciding("")
-    fails, passes = interval.low > margin, interval.high <= margin
+    passes, fails = question.record.reaches(interval, margin)
     least = least_documents(policy)
     if check.documents < least:
         outcome = "inconclusive"
         # The policy's number where the interval alone is conclusive.
         required = Deciding(f"the policy requires {least} documents", _as_many(question, least))
+        if question.record.of_rollouts:
+            required = Deciding(f"the policy requires {least} prompts: {_MORE_PROMPTS}")
         needed = required if fails or passes else result.deciding()
         needed = replace(needed, documents=max(needed.documents or 0, required.documents or 0))
     elif fails:
@@ -136,6 +143,8 @@ def least_documents(policy: Policy) -> int:
 
 
 def _answer_of(question: Question, confidence: float) -> _Answer | str:
+    if question.record.of_rollouts:
+        return _of_rollouts(question, confidence)
     if not question.columns:
         return _of_tasks(question, confidence)
     if question.rule.strata is not None:
@@ -204,6 +213,24 @@ def _mean(question: Question, confidence: float) -> _Answer | str:
         return settling(table, cells, statistic, margin, split, confidence=confidence, sums=sums)
 
     return _Answer(whole, other, deciding)
+
+
+def _rollouts(question: Question) -> tuple[RolloutEvidence, RolloutEvidence]:
+    """Return what a stream and full precision make of rollouts."""
+    found = (question.table.find(*cell) for cell in question.own)
+    stream, full = (measured.evidence.rollouts for measured in found if measured is not None)
+    assert stream is not None
+    assert full is not None
+    return stream, full
+
+
+def _of_rollouts(question: Question, confidence: float) -> _Answer | str:
+    """Return a quantity of rollouts, whose unit is the prompt."""
+    quantity = QUANTITIES[question.record.statistic]
+    interval = quantity(*_rollouts(question), confidence)
+    if interval is None:
+        return f"the rollouts of `{question.subject}` have no {question.record.compared}"
+    return _Answer(interval, None, lambda: Deciding(_MORE_PROMPTS))
 
 
 def _of_tasks(question: Question, confidence: float) -> _Answer | str:

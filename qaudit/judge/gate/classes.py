@@ -151,7 +151,9 @@ def _nearness(check: Check) -> float:
     """Return how far the interval reaches beyond the margin, as a fraction of it."""
     if check.interval is None or check.margin is None:
         return 0.0
-    return (check.interval.high - check.margin) / (abs(check.margin) or 1.0)
+    is_least = check.record is not None and check.record.at_least
+    beyond = check.margin - check.interval.low if is_least else check.interval.high - check.margin
+    return beyond / (abs(check.margin) or 1.0)
 
 
 def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:

@@ -59,6 +59,8 @@ def _is_worse(
         return before.interval is not None
     record, scheme = question.record, question.scheme or FULL_PRECISION
     if record.worse is None or question.rule.strata is not None:
+        if record.at_least:
+            return before.interval.low > check.interval.high
         return check.interval.low > before.interval.high
     cells = [(question.subject, scheme), theirs]
     if record.worse.endswith("_difference"):

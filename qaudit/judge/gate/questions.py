@@ -193,6 +193,12 @@ def question_of(
             return plain
         absent = f"no items of tasks were measured on `{label}` under {scheme}"
         hint = "scan with `--tasks` or `--choices`, or `qaudit import` answers of both"
+    if not absent and plain.record.of_rollouts:
+        streams = (table.find(*cell) for cell in plain.own)
+        if all(stream.evidence.rollouts for stream in streams if stream is not None):
+            return plain
+        absent = f"no rollouts were scored by `{label}` under {scheme}"
+        hint = "scan with `--rollouts`, a folder that `qaudit rollouts` writes"
     if absent:
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
     if METRICS[rule.metric].against == "members":

@@ -16,7 +16,7 @@ def sentence(question: Question, interval: Interval, against: str | None, docume
         scheme=question.scheme,
         subject=question.subject,
         against=against,
-        change=_in_unit(interval, unit),
+        change=in_unit(interval, unit),
     )
     if half:
         text += f" on the {documents} documents that it was not chosen on"
@@ -24,12 +24,16 @@ def sentence(question: Question, interval: Interval, against: str | None, docume
         text += f" in `{against}`, the worst stratum"
     if question.rule.tasks is not None:
         text += f" in `{against}`, the worst task"
-    bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} nats"
+    bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} {unit}"
     return f"{text}, and the margin is {bound}"
 
 
-def _in_unit(interval: Interval, unit: Unit) -> str:
-    """Print an interval in percent or in nats, with two significant digits of its half-width."""
+def in_unit(interval: Interval, unit: Unit) -> str:
+    """Print an interval in its unit, with two significant digits of its half-width."""
+    if unit == "tokens":
+        estimate, low, high = (f"{bound:,.0f}" for bound in vars(interval).values())
+        named = f"{estimate} tokens" if math.isfinite(interval.estimate) else "more than is written"
+        return f"{named} [{low}, {high}]"
     scale, name = (100.0, "%") if unit == "fraction" else (1.0, "nats per token")
     if interval.estimate == interval.low == interval.high == 0:
         return f"0 {name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from qaudit.judge.gate.sentences import in_unit
 from qaudit.report.format import NOT_MEASURED, listing, percent, shown, spread
 from qaudit.types import Check, CheckStanding, Gate
 
@@ -69,7 +70,8 @@ def _beyond(check: Check) -> float:
     """Return how far the estimate is beyond the margin, as a fraction of it."""
     if check.interval is None or check.margin is None:
         return 0.0
-    beyond = (check.interval.estimate - check.margin) / (abs(check.margin) or 1.0)
+    sign = -1 if check.record is not None and check.record.at_least else 1
+    beyond = sign * (check.interval.estimate - check.margin) / (abs(check.margin) or 1.0)
     return beyond if not math.isnan(beyond) else math.inf
 
 
@@ -101,6 +103,8 @@ def value(check: Check) -> str:
     """Print the value with its unit and its interval."""
     if check.unit == "fraction":
         return shown(check.interval, lambda interval: percent(interval, unit=" %"))
+    if check.unit == "tokens":
+        return shown(check.interval, lambda interval: in_unit(interval, "tokens"))
     return shown(check.interval, lambda interval: spread(interval, unit=f" {check.unit}"))
 
 
@@ -110,7 +114,8 @@ def margin(check: Check) -> str:
         return NOT_MEASURED
     if check.unit == "fraction":
         return f"{100 * check.margin:g} %"
-    return f"{check.margin:g} {check.unit}"
+    least = "at least " if check.record is not None and check.record.at_least else ""
+    return f"{least}{check.margin:g} {check.unit}"
 
 
 def where(check: Check) -> str:
