@@ -33,9 +33,12 @@ Shapes: N rows (tokens), V vocabulary, S rows of small divergence, F of them not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from qaudit.core.sampling import drawn_log_probability
+from qaudit.types import RolloutChoices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,11 +66,15 @@ class ComparedRows:
     output_error_N: Tensor | None = None
     likeliest_N: Tensor | None = None  # of rollouts: whether no token is likelier than the target
     ends_NG: Tensor | None = None  # of rollouts: the probability of each group of tokens
+    drawn_N: Tensor | None = None  # of rollouts: the log-probability of the target as it was drawn
 
     def with_choices(
-        self, logits_NV: Tensor, targets_N: Tensor, ends: Sequence[Sequence[int]]
+        self, logits_NV: Tensor, targets_N: Tensor, choices: RolloutChoices, *, wrote: bool
     ) -> ComparedRows:
-        """Return the rows of rollouts, by the logits that they were made of."""
+        """Return the rows of rollouts, by the logits that they were made of.
+
+        `wrote`: they were drawn from this stream.
+        """
         import torch
 
         parts = []
@@ -75,10 +82,14 @@ class ComparedRows:
             z_NV = logits_NV[part].float()
             chosen_N = z_NV.gather(1, targets_N[part, None]).squeeze(1)
             total_N1 = (self.nll_N[part] + chosen_N)[:, None]  # the logarithm of the sum
-            groups = [(z_NV[:, [*ids]] - total_N1).exp().sum(1) for ids in ends]
-            parts.append((chosen_N == z_NV.amax(1), torch.stack([*groups, total_N1[:, 0]], 1)))
-        likeliest_N, ends_NG = map(torch.cat, zip(*parts, strict=True))
-        return replace(self, likeliest_N=likeliest_N, ends_NG=ends_NG[:, :-1])
+            groups = [(z_NV[:, [*ids]] - total_N1).exp().sum(1) for ids in choices.ends]
+            drawn_N = -self.nll_N[part]
+            if choices.sampler is not None:
+                drawn_N = drawn_log_probability(z_NV, targets_N[part], choices.sampler, wrote=wrote)
+            ends_NG = torch.stack([*groups, total_N1[:, 0]], 1)
+            parts.append((chosen_N == z_NV.amax(1), ends_NG, drawn_N))
+        likeliest_N, ends_NG, drawn_N = map(torch.cat, zip(*parts, strict=True))
+        return replace(self, likeliest_N=likeliest_N, ends_NG=ends_NG[:, :-1], drawn_N=drawn_N)
 
 
 @dataclass(frozen=True, eq=False)

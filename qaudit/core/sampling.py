@@ -34,6 +34,31 @@ def log_probabilities(
     return scaled_NV.log_softmax(-1)
 
 
+def drawn_log_probability(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    sampler: tuple[float, int | None, float],
+    *,
+    wrote: bool,
+) -> Tensor:
+    """Return the log-probability of tokens under a sampler, which cuts off what is unlikely.
+
+    `wrote`: these are the logits that the tokens were drawn from, in other arithmetic. Then a
+    token at the edge of what is kept was kept.
+    """
+    import torch
+
+    log_NV = log_probabilities(logits_NV, *sampler)
+    log_N = log_NV.gather(1, targets_N[:, None]).squeeze(1)
+    if not wrote:
+        return log_N
+    scaled_NV = logits_NV.float() / sampler[0]
+    target_N = scaled_NV.gather(1, targets_N[:, None]).squeeze(1)
+    kept_N = scaled_NV.amax(1) - log_NV.amax(1)  # the logarithm of the sum of what is kept
+    edge_N = target_N - torch.logaddexp(kept_N, target_N)
+    return torch.where(torch.isneginf(log_N), edge_N, log_N)
+
+
 def draw(log_probability_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """Return the token at which the cumulative probability of each row passes a number in [0, 1).
 

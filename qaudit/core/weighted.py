@@ -29,7 +29,7 @@ _CERTAIN = 0.99
 
 
 @dataclass(frozen=True)
-class Weighted:
+class ExpectedScore:
     """An expected score, or the reason why there is none."""
 
     samples: int
@@ -41,12 +41,12 @@ class Weighted:
 
 def expected_score(
     score_N: Array, log_weight_N: Array, prompt_N: npt.NDArray[np.int64], confidence: float = 0.95
-) -> Weighted:
+) -> ExpectedScore:
     """Return what answers score under weights, with intervals over prompts."""
     count = len(score_N)
     effective = effective_size(log_weight_N)
     if reason := _refusal(log_weight_N, prompt_N, effective):
-        return Weighted(count, effective, reason=reason)
+        return ExpectedScore(count, effective, reason=reason)
     weight_N = np.exp(log_weight_N)
     prompts, place_N = np.unique(prompt_N, return_inverse=True)
 
@@ -57,13 +57,13 @@ def expected_score(
     plain_D, samples_D = by_prompt(score_N), by_prompt(np.ones(count))
     mean = statistics.interval((weights_D, samples_D), lambda s: s[0] / s[1], _CERTAIN)
     if mean.high < 1:
-        return Weighted(
+        return ExpectedScore(
             count,
             effective,
             reason=f"weights average {mean.estimate:.2f}: the scheme writes what full precision "
             "under this sampler does not",
         )
-    return Weighted(
+    return ExpectedScore(
         count,
         effective,
         statistics.interval((weighted_D, weights_D), lambda s: s[0] / s[1], confidence),

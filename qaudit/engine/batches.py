@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qaudit.types import UNSCORED, Corpus, Window
+from qaudit.types import UNSCORED, Corpus, RolloutChoices, Window
 
 TOKENS_PER_BATCH = 4096
 _ROUND = 32  # pad lengths to a multiple, so that few shapes have to be recorded
@@ -29,13 +29,12 @@ class Batch:
     lengths: tuple[int, ...]
     starts: tuple[int, ...]  # the first scored position of each
     roles_BT: Tensor | None = None  # of conversations, as windows have them
-    # Of rollouts, whose windows count behind those of documents: tokens that end something, whose
-    # probability is summed by group.
-    ends: tuple[tuple[int, ...], ...] | None = None
+    # Of rollouts, whose windows count behind those of documents.
+    choices: RolloutChoices | None = None
 
     @property
     def is_rollouts(self) -> bool:
-        return self.ends is not None
+        return self.choices is not None
 
     def valid_BT(self) -> Tensor:
         """Mark the positions that hold a token of a window."""
@@ -56,7 +55,7 @@ class Batch:
             self.lengths[rows],
             self.starts[rows],
             None if self.roles_BT is None else self.roles_BT[rows],
-            self.ends,
+            self.choices,
         )
 
 
@@ -81,9 +80,8 @@ def make_rollout_batches(corpus: Corpus) -> tuple[Batch, ...]:
     if corpus.rollouts is None:
         return ()
     rollouts, first = corpus.rollouts, len(corpus.evaluation)
-    ends = tuple(ids for _, ids in rollouts.ends)
     return tuple(
-        replace(batch, windows=tuple(first + w for w in batch.windows), ends=ends)
+        replace(batch, windows=tuple(first + w for w in batch.windows), choices=rollouts.choices)
         for batch in make_batches(rollouts.windows, rollouts.longest)
     )
 

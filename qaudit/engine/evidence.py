@@ -81,18 +81,21 @@ def _rollouts(
         return None
     count, has_kl = len(text.windows), len(tally.kl) == len(tally.nll)
     nll, kl, agreed = np.zeros(count), np.zeros(count), np.full(count, -1)
-    ends = np.zeros((count, len(text.ends)))
+    ends, drawn = np.zeros((count, len(text.ends))), np.zeros(count)
+    read = np.zeros(count, dtype=np.int64) if text.read is None else text.read
     for k, batch in enumerate(batches):
-        likeliest_BT, ends_BTG = tally.chosen[k]
+        likeliest_BT, ends_BTG, drawn_BT = tally.chosen[k]
         for row, w in enumerate(batch.windows):
             s = w - len(corpus.evaluation)
             written = slice(batch.starts[row], batch.lengths[row])
             nll[s] = float(tally.nll[first + k][row, written].double().sum())
             kl[s] = float(tally.kl[first + k][row, written].double().sum()) if has_kl else 0.0
             ends[s] = ends_BTG[row, written].double().sum(0).numpy()
+            drawn[s] = float(drawn_BT[row, written][: read[s]].double().sum())
             if text.greedy[s]:
                 agreed[s] = int(likeliest_BT[row, written].long().cumprod(0).sum())
-    if not (np.isfinite(nll).all() and np.isfinite(kl).all() and np.isfinite(ends).all()):
+    finite = all(np.isfinite(values).all() for values in (nll, kl, ends))
+    if not finite or np.isnan(drawn).any():
         tally.note("rollouts are not scored: the loss or divergence of one is not finite")
         return None
     return RolloutEvidence(
@@ -104,6 +107,10 @@ def _rollouts(
         end_names=tuple(name for name, _ in text.ends),
         end_sum=ends,
         kl_sum=kl if has_kl else None,
+        mark=text.mark,
+        drawn_sum=None if text.mark is None or text.unweighed else drawn,
+        weights_sha256=text.weights_sha256,
+        unweighed=text.unweighed,
     )
 
 

@@ -70,16 +70,21 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                     rows = rows_of(stream.tally, reference, logits_NV, targets_N[part])
                     error_N = output_error(hidden[0][part], hidden_ND[part]) if compared else None
                     rows = replace(rows, output_error_N=error_N)
-                read.append(_chosen(batch, rows, logits_NV, targets_N[part]))
+                wrote = stream is streams[0]
+                read.append(_chosen(batch, rows, logits_NV, targets_N[part], wrote=wrote))
                 if yardstick is not None:
                     other.append(rows_of(stream.tally, yardstick, logits_NV, targets_N[part]))
     for stream, read, other in zip(streams, chunks, beside, strict=True):
         stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read, other)
 
 
-def _chosen(batch: Batch, rows: ComparedRows, logits_NV: Tensor, targets_N: Tensor) -> ComparedRows:
+def _chosen(
+    batch: Batch, rows: ComparedRows, logits_NV: Tensor, targets_N: Tensor, *, wrote: bool = False
+) -> ComparedRows:
     """Return the rows of a batch with what a stream would choose itself, if it has rollouts."""
-    return rows if batch.ends is None else rows.with_choices(logits_NV, targets_N, batch.ends)
+    if batch.choices is None:
+        return rows
+    return rows.with_choices(logits_NV, targets_N, batch.choices, wrote=wrote)
 
 
 def rows_of(

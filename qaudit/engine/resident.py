@@ -41,7 +41,7 @@ from qaudit.model.groups import ExpertOptions, Group
 from qaudit.model.head import chunk_rows
 from qaudit.model.structure import find_structure, must_be_linear, notes_of_left
 from qaudit.model.tape import hidden_keyword
-from qaudit.types import FULL_PRECISION
+from qaudit.types import FULL_PRECISION, RolloutChoices
 
 NOTE = (
     "run whole, not block by block: a block's groups are calibrated together, "
@@ -112,7 +112,9 @@ class _Whole:
                 windows = []
                 for row, tokens_T in enumerate(batch.tokens_BT):
                     with self.routes.at(BatchPlace(EVALUATION, k, row)):
-                        read = self._window(tokens_T, logits, tally, batch.ends, compared=compared)
+                        read = self._window(
+                            tokens_T, logits, tally, batch.choices, compared=compared
+                        )
                         windows += read
                 tally.read((count, length), windows)
         tally.options = self._options()
@@ -122,7 +124,7 @@ class _Whole:
         tokens_T: Tensor,
         logits: Callable[[Tensor], Tensor],
         tally: Tally,
-        ends: tuple[tuple[int, ...], ...] | None,
+        choices: RolloutChoices | None,
         *,
         compared: bool,
     ) -> list[ComparedRows]:
@@ -143,8 +145,10 @@ class _Whole:
             else:
                 reference = Reference.of(original_TV[part], targets_N)
                 compared_rows = rows_of(tally, reference, logits_TV[part], targets_N)
-            if ends is not None:
-                compared_rows = compared_rows.with_choices(logits_TV[part], targets_N, ends)
+            if choices is not None:
+                compared_rows = compared_rows.with_choices(
+                    logits_TV[part], targets_N, choices, wrote=original_TV is None
+                )
             read.append(compared_rows)
         return read
 

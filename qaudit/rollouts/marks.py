@@ -4,7 +4,8 @@
 
     {"prompt": 0, "sample": 1, "greedy": false, "correct": true}
 
-with `score`, a number, in place of `correct` where answers are worth more or less.
+with `score`, a number, in place of `correct` where answers are worth more or less, and `reads`, the
+number of tokens from the first that were read, where the others decided nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def _read(path: Path) -> dict[Key, Mapping[str, Any]]:
 
 def _is_mark(mark: Mapping[str, Any]) -> bool:
     """Return whether there is one of a verdict and a finite score."""
-    correct, score = mark.get("correct"), mark.get("score")
+    correct, score, reads = mark.get("correct"), mark.get("score"), mark.get("reads", 1)
+    if type(reads) is not int or reads < 1:
+        return False
     if correct is not None:
         return isinstance(correct, bool) and score is None
     return isinstance(score, int | float) and math.isfinite(score)
@@ -79,5 +82,8 @@ def _is_mark(mark: Mapping[str, Any]) -> bool:
 
 def _with_mark(sample: Rollout, mark: Mapping[str, Any]) -> Rollout:
     score = mark.get("score")
-    worth = None if score is None else float(score)
-    return replace(sample, correct=mark.get("correct"), score=worth) if mark else sample
+    worth, reads = None if score is None else float(score), mark.get("reads")
+    reads = None if reads is None else min(reads, len(sample.new_ids))
+    if not mark:
+        return sample
+    return replace(sample, correct=mark.get("correct"), score=worth, reads=reads)

@@ -31,6 +31,7 @@ _ROLES = ("role_names", "role_tokens", "role_nll_sum")
 _ROUTING = ("routing_blocks", "routing_same", "routing_moved")
 _MOST_POSITIONS, _MOST_ROLES = 64, 32
 _DECODING = ("sampled", "greedy")
+_ABOVE_ONE = 1e-3  # of a log-probability: rounding in a long sum
 
 
 def arrays_of(evidence: Evidence) -> dict[str, Array]:
@@ -239,16 +240,15 @@ def _rollouts(arrays: Mapping[str, Array]) -> RolloutEvidence:
     agreed = _column(arrays, "rollout_agreed", "i", count)
     if (agreed < -1).any() or (agreed > tokens).any():
         raise ValueError("its `rollout_agreed` are not of its tokens")
-    sha256 = arrays.get("rollout_sha256", np.array(0))
-    if sha256.shape != () or sha256.dtype.kind != "U":
-        raise ValueError("its `rollout_sha256` is no hash")
+    if "rollout_sha256" not in arrays:
+        raise ValueError("it lacks `rollout_sha256`")
     names = tuple(map(str, _column(arrays, "rollout_end_names", "U")))
     for name in ("rollout_nll_sum", "rollout_end_sum"):
         if name not in arrays:
             raise ValueError(f"it lacks `{name}`")
     has_kl = "rollout_kl_sum" in arrays
     return RolloutEvidence(
-        str(sha256),
+        _text(arrays, "rollout_sha256"),
         prompt.astype(np.int64),
         tokens.astype(np.int64),
         _numbers(arrays, "rollout_nll_sum", (count,)),
@@ -256,7 +256,30 @@ def _rollouts(arrays: Mapping[str, Array]) -> RolloutEvidence:
         names,
         _amounts(arrays, "rollout_end_sum", (count, len(names))),
         _amounts(arrays, "rollout_kl_sum", (count,)) if has_kl else None,
+        *_marks(arrays, count),
+        _text(arrays, "rollout_weights_sha256"),
+        _text(arrays, "rollout_unweighed"),
     )
+
+
+def _marks(arrays: Mapping[str, Array], count: int) -> tuple[Array | None, Array | None]:
+    """Read marks, NaN where there is none, and log-probabilities, which may be those of never."""
+    mark, drawn = arrays.get("rollout_mark"), arrays.get("rollout_drawn_sum")
+    for column in (mark, drawn):
+        if column is not None and (column.shape != (count,) or column.dtype.kind != "f"):
+            raise ValueError("its marks are not of its rollouts")
+    if drawn is not None and (np.isnan(drawn) | (drawn > _ABOVE_ONE)).any():
+        raise ValueError("its `rollout_drawn_sum` are no probabilities")
+    if mark is not None and np.isinf(mark).any():
+        raise ValueError("its `rollout_mark` are no marks")
+    return mark, drawn
+
+
+def _text(arrays: Mapping[str, Array], name: str) -> str:
+    text = arrays.get(name, np.array(""))
+    if text.shape != () or text.dtype.kind != "U":
+        raise ValueError(f"its `{name}` is no text")
+    return str(text)
 
 
 def _binned(

@@ -60,6 +60,7 @@ class Rollout:
     finished: bool = False  # ended by itself, and not by the limit of tokens
     correct: bool | None = None
     score: float | None = None
+    reads: int | None = None  # tokens of `new_ids` that the mark reads; None: all
 
     @property
     def mark(self) -> float | None:
@@ -108,7 +109,24 @@ def rollout_text(rollouts: Rollouts, ends: Mapping[str, Sequence[int]]) -> Rollo
         sha256=rollouts.header.rollouts_sha256,
         target=rollouts.header.target,
         weights_sha256=rollouts.header.weights_sha256,
+        **_marks(rollouts),
     )
+
+
+def _marks(rollouts: Rollouts) -> dict[str, Any]:
+    """Return the marks of samples that were drawn, and how: greedy ones have no weights."""
+    samples, sampler = rollouts.samples, rollouts.header.sampler
+    marks = [np.nan if s.greedy or s.mark is None else s.mark for s in samples]
+    if np.isnan(marks).all():
+        return {}
+    plain = (1.0, None, 1.0)
+    how = (sampler.temperature, sampler.top_k, sampler.top_p)
+    return {
+        "mark": np.array(marks, dtype=np.float64),
+        "read": np.array([s.reads or len(s.new_ids) for s in samples], dtype=np.int64),
+        "sampler": None if how == plain else how,
+        "unweighed": "the sampler has penalties" if sampler.has_penalties else "",
+    }
 
 
 def must_read_alike(rollouts: Rollouts, source: str, tokenizer_sha256: str) -> None:
@@ -204,6 +222,8 @@ def _wrong(sample: Rollout) -> str:
         return f"has more than {_MOST_TOKENS:,} tokens"
     if min(*sample.ids, *sample.new_ids) < 0 or max(*sample.ids, *sample.new_ids) >= 2**31:
         return "has a number that is no token id"
+    if sample.reads is not None and not 1 <= sample.reads <= len(sample.new_ids):
+        return f"has a mark that reads {sample.reads} of its {len(sample.new_ids)} tokens"
     return "" if sample.prompt >= 0 and sample.sample >= 0 else "counts below zero"
 
 

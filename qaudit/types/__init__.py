@@ -136,6 +136,7 @@ from qaudit.types.text import (
     Item,
     Protocol,
     RoleSpan,
+    RolloutChoices,
     RolloutText,
     TextFile,
     Window,

@@ -209,6 +209,11 @@ class RolloutEvidence:
     end_names: tuple[str, ...]  # (G,)
     end_sum: npt.NDArray[np.float64]  # (S, G) probability of the group, summed over tokens
     kl_sum: npt.NDArray[np.float64] | None = None  # (S,); None for full precision
+    # Of samples that were drawn and marked; None: of none, or the sampler has penalties.
+    mark: npt.NDArray[np.float64] | None = None  # (S,) NaN: not marked
+    drawn_sum: npt.NDArray[np.float64] | None = None  # (S,) log-probability of what the mark reads
+    weights_sha256: str = ""  # `Subject.content` of what wrote them
+    unweighed: str = ""  # why marks give no expected score
 
 
 @dataclass(frozen=True, eq=False)

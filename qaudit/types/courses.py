@@ -87,6 +87,10 @@ class RolloutRow(Row):
     never_diverges: Interval | None  # a share of prompts
     end_of_turn: Interval | None  # its probability, relative to full precision, less 1
     end_of_reasoning: Interval | None
+    expected_score: Interval | None = None  # of answers, by marks and importance weights
+    expected_change: Interval | None = None  # the same less full precision's, on the same answers
+    effective_samples: float | None = None
+    unweighed: str = ""  # why marks give no expected score
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,15 @@ class EvaluationDocument:
     stratum: str = ""
 
 
+@dataclass(frozen=True)
+class RolloutChoices:
+    """What is asked of a stream about each token of rollouts, beside its loss."""
+
+    ends: tuple[tuple[int, ...], ...]  # groups of tokens, whose probability is summed
+    # Temperature, top-k and top-p that the token was drawn with; None: from the model as it is.
+    sampler: tuple[float, int | None, float] | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class RolloutText:
     """What a model wrote behind prompts; a window for each sample, its prompt not scored.
@@ -140,6 +149,16 @@ class RolloutText:
     sha256: str  # of the samples as they are in their folder
     target: str = ""  # that wrote them
     weights_sha256: str = ""  # `Subject.content` of it
+    # Of samples that were drawn and marked; None: of none.
+    mark: npt.NDArray[np.float64] | None = None  # (S,) NaN: not marked
+    read: npt.NDArray[np.int64] | None = None  # (S,) tokens that the mark reads
+    sampler: tuple[float, int | None, float] | None = None
+    unweighed: str = ""  # why marks give no expected score
+
+    @property
+    def choices(self) -> RolloutChoices:
+        sampler = None if self.mark is None or self.unweighed else self.sampler
+        return RolloutChoices(tuple(ids for _, ids in self.ends), sampler)
 
     @property
     def longest(self) -> int:
@@ -215,7 +234,7 @@ class Corpus:
         windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
         cut = [[_identity(window) for window in part] for part in windows]
         if self.rollouts is not None:
-            cut.append([(self.rollouts.sha256, self.rollouts.ends)])
+            cut.append([(self.rollouts.sha256, self.rollouts.ends, self.rollouts.choices.sampler)])
         return digest([cut, [document.split for document in self.documents]])
 
     @cached_property

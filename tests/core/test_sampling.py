@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from qaudit.core.sampling import draw, log_probabilities
+from qaudit.core.sampling import draw, drawn_log_probability, log_probabilities
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,17 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     assert torch.bincount(drawn, minlength=5).tolist() == [0, 400, 0, 100, 300]
     last = draw(probability.log()[None], torch.tensor([1 - 2**-53], dtype=torch.float64))
     assert last.tolist() == [4]
+
+
+def test_a_token_that_was_drawn_was_kept() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    sampler = (1.0, 2, 1.0)
+    third = torch.tensor([2])
+    assert drawn_log_probability(logits, third, sampler, wrote=False).isneginf().all()
+    drawn = drawn_log_probability(logits, third, sampler, wrote=True)
+    kept = torch.tensor([3.0, 2.0, 1.0]).log_softmax(0)[2]
+    assert torch.allclose(drawn, kept[None])
+    second = torch.tensor([1])
+    for wrote in (False, True):
+        found = drawn_log_probability(logits, second, sampler, wrote=wrote)
+        assert torch.allclose(found, torch.tensor([3.0, 2.0]).log_softmax(0)[1:])

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qaudit.core.weighted import Weighted, effective_size, expected_score
+from qaudit.core.weighted import ExpectedScore, effective_size, expected_score
 
 Array = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def brute_force(chain: Array) -> float:
     return float(state[:, -1].mean())
 
 
-def weighed(rng: np.random.Generator, p: Array, q: Array) -> Weighted:
+def weighed(rng: np.random.Generator, p: Array, q: Array) -> ExpectedScore:
     """Draw answers from p, mark them, and weigh them by q."""
     prompts = np.arange(len(p))[:, None]
     state = np.zeros((len(p), SAMPLES), dtype=np.int64)

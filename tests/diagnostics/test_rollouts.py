@@ -97,3 +97,54 @@ def test_ends_are_relative_to_full_precision() -> None:
 def test_text_without_rollouts_has_no_rows() -> None:
     plain = Measurements.of(sample.series(), sample.measurements(12), 0.95)
     assert judge(plain, Diagnostics())[0].rollouts == ()
+
+
+def marked(prompts: int = 60, shift: float = 0.0, **changes: Any) -> RolloutEvidence:
+    """Return four drawn answers of each prompt, half of them right, and their probabilities."""
+    count = 4 * prompts
+    mark = (np.arange(count) % 2).astype(np.float64)
+    values = {
+        "prompt": np.repeat(np.arange(prompts), 4),
+        "tokens": np.full(count, 9),
+        "nll_sum": np.full(count, 9.0),
+        "agreed": np.full(count, -1),
+        "end_sum": np.ones((count, 1)),
+        "kl_sum": np.full(count, 0.01),
+        "mark": mark,
+        "drawn_sum": -9.0 + shift * (mark - 0.5),
+        "weights_sha256": content(),
+    }
+    return evidence(**{**values, **changes})
+
+
+def content() -> str:
+    return next(subject.content for subject in sample.series() if subject.label == CELL[0])
+
+
+def test_marks_give_the_score_to_expect() -> None:
+    full = marked(kl_sum=None)
+    same = row(marked(), full)
+    assert same.expected_score is not None
+    assert same.expected_change is not None
+    assert same.expected_score.estimate == pytest.approx(0.5)
+    assert same.expected_change.estimate == pytest.approx(0)
+    assert same.effective_samples == pytest.approx(240)
+    better = row(marked(shift=0.4), full)
+    assert better.expected_score is not None
+    assert better.expected_score.estimate == pytest.approx(1 / (1 + np.exp(-0.4)))
+    assert better.unweighed == ""
+
+
+def test_scores_that_cannot_be_expected_are_not_said() -> None:
+    full = marked(kl_sum=None)
+    for changes, reason in (
+        ({"weights_sha256": "others"}, "answers of other weights than those of `soup`"),
+        ({"drawn_sum": None, "unweighed": "the sampler has penalties"}, "penalties"),
+        ({"drawn_sum": -9.0 + np.linspace(0, 12, 240)}, "the effective sample size is"),
+    ):
+        found = row(marked(**changes), full)  # type: ignore[arg-type]
+        assert found.expected_score is None
+        assert found.expected_change is None
+        assert reason in found.unweighed
+    plain = row(evidence())
+    assert (plain.expected_score, plain.unweighed) == (None, "")

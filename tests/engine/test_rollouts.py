@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
+from qaudit.core.sampling import log_probabilities as log_probabilities_under
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
@@ -36,6 +37,7 @@ from qaudit.types import (
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION
 
 WRITTEN, ENDS = 20, (("turn", (2, 17)), ("reasoning", (5,)))
+READ, SAMPLER = 12, (0.8, 40, 0.95)
 (SCHEME,) = parse_schemes(["rtn-3bit:group=32"])
 
 
@@ -88,6 +90,9 @@ def corpus_of(rows_BT: torch.Tensor) -> Corpus:
         greedy=np.arange(len(rows_BT)) < half,
         ends=ENDS,
         sha256="rollouts",
+        mark=np.where(np.arange(len(rows_BT)) < half, np.nan, 1.0),
+        read=np.full(len(rows_BT), READ),
+        sampler=SAMPLER,
     )
     documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(len(EVALUATION)))
     protocol = Protocol(CONTEXT, CONTEXT)
@@ -140,6 +145,28 @@ def test_sums_of_samples_are_those_of_plain_logits(checkpoint: Path, scored: Sco
         ends_S = q_STV[..., list(ids)].exp().sum((1, 2))
         np.testing.assert_allclose(rollouts.end_sum[:, g], ends_S, rtol=1e-4)
     assert rollouts.tokens.tolist() == [WRITTEN] * len(scored.rows)
+
+
+def test_what_was_drawn_has_its_probability_under_the_sampler(
+    checkpoint: Path, scored: Scored
+) -> None:
+    targets = scored.rows[:, 9:, None]
+    for spec, model in ((SCHEME.spec, whole(checkpoint, SCHEME)), ("fp", whole(checkpoint))):
+        rollouts = scored.evidence[spec].rollouts
+        assert rollouts is not None
+        assert rollouts.drawn_sum is not None
+        with torch.no_grad():
+            logits = model(scored.rows).logits[:, 8:-1].double()
+        log_STV = log_probabilities_under(logits, *SAMPLER)
+        wanted_S = log_STV.gather(-1, targets)[:, :READ, 0].sum(1)
+        ruled_out = torch.isneginf(wanted_S).numpy()
+        if spec == "fp":  # what it is said to have written was written, at the edge too
+            assert np.isfinite(rollouts.drawn_sum).all()
+            assert ruled_out.any()
+        else:
+            assert np.isneginf(rollouts.drawn_sum[ruled_out]).all()
+        kept = ~ruled_out
+        np.testing.assert_allclose(rollouts.drawn_sum[kept], wanted_S[kept], rtol=1e-3)
 
 
 def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: Scored) -> None:

@@ -164,7 +164,14 @@ def written(**changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"kl_sum": None}, {"end_names": (), "end_sum": np.zeros((3, 0))}]
+    "changes",
+    [
+        {},
+        {"kl_sum": None},
+        {"end_names": (), "end_sum": np.zeros((3, 0))},
+        {"mark": np.array([np.nan, 1, 0.5]), "drawn_sum": np.array([-np.inf, -2.5, 0.0])},
+        {"mark": np.array([np.nan, 1, 0.5]), "weights_sha256": "cc", "unweighed": "why"},
+    ],
 )
 def test_rollouts_travel_with_the_evidence(tmp_path, changes):
     rollouts = written(**changes)
@@ -183,12 +190,16 @@ def test_rollouts_travel_with_the_evidence(tmp_path, changes):
         {"kl_sum": np.array([0.0, -0.1, 0.2])},
         {"end_sum": np.array([[0.9]])},
         {"end_sum": np.full((3, 1), np.nan)},
+        {"mark": np.array([np.inf, 1, 0])},
+        {"mark": np.array([1.0, 0.0])},
+        {"drawn_sum": np.array([np.nan, -1, -1])},
+        {"drawn_sum": np.array([0.5, -1, -1])},
     ],
 )
 def test_rollouts_that_cannot_be_are_damage(tmp_path, changes):
     rollouts = written(**changes)
     path = ResultStore(tmp_path).write(measurement(rollouts=rollouts), IDENTITY.key).path
-    with pytest.raises(ValueError, match=r"columns|its `rollout_"):
+    with pytest.raises(ValueError, match=r"columns|its `rollout_|its marks"):
         read_measurement(path)
 
 

@@ -4,7 +4,8 @@ The unit is the prompt: all samples behind it are summed, and intervals are over
 divergence of a sequence is the sum of those of its tokens, E_p[sum KL_t], which has far less noise
 than that of log p / q. Along a greedy rollout the first token that is not a stream's own choice is
 where its own generation would differ: nothing is generated for that. Along a sampled one that
-place means nothing, and is not measured.
+place means nothing, and is not measured. Drawn answers that carry marks give the score to expect of
+a stream by importance weights (`core/weighted.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
+from qaudit.core.weighted import expected_score
 from qaudit.judge.table import Cell, Measurements
 from qaudit.types import (
     FULL_PRECISION,
@@ -76,6 +78,7 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
         sequence_kl=None if kl is None else _ratio(kl, samples, level),
         **_divergence(evidence, level),
         **_ends(evidence, full.evidence.rollouts if full else None, by_prompt, level),
+        **_score(evidence, full.evidence.rollouts if full else evidence, table, cell),
     )
 
 
@@ -83,7 +86,7 @@ def _ratio(sums: Array, counts: Array, confidence: float) -> Interval:
     return statistics.interval((sums, counts), statistics.per_token, confidence)
 
 
-def _divergence(evidence: RolloutEvidence, confidence: float) -> dict[str, Interval | None]:
+def _divergence(evidence: RolloutEvidence, confidence: float) -> dict[str, Any]:
     """Return the median of tokens to divergence, and the share of prompts without; greedy only."""
     greedy = np.flatnonzero(evidence.agreed >= 0)
     _, first = np.unique(evidence.prompt[greedy], return_index=True)
@@ -107,7 +110,7 @@ def _ends(
     full: RolloutEvidence | None,
     by_prompt: _ByPrompt,
     confidence: float,
-) -> dict[str, Interval | None]:
+) -> dict[str, Any]:
     """Return how much more probable than in full precision it is to end."""
 
     def more(name: str) -> Interval | None:
@@ -119,3 +122,28 @@ def _ends(
         return statistics.within(result, -1.0, np.inf)  # no probability is below 0
 
     return {"end_of_turn": more(TURN), "end_of_reasoning": more(REASONING)}
+
+
+def _score(
+    evidence: RolloutEvidence, full: RolloutEvidence | None, table: Measurements, cell: Cell
+) -> dict[str, Any]:
+    """Return what a stream's answers are expected to score, or why that is not said."""
+    if evidence.mark is None:
+        return {}
+    contents = {subject.label: subject.content for subject in table.subjects}
+    if evidence.drawn_sum is None or full is None or full.drawn_sum is None:
+        return {"unweighed": evidence.unweighed or "full precision was not measured"}
+    if evidence.weights_sha256 != contents[cell[0]]:
+        return {"unweighed": f"they are answers of other weights than those of `{cell[0]}`"}
+    marked = ~np.isnan(evidence.mark)
+    log_weights = evidence.drawn_sum[marked] - full.drawn_sum[marked]
+    result = expected_score(
+        evidence.mark[marked], log_weights, evidence.prompt[marked], table.confidence
+    )
+    is_full = evidence is full
+    return {
+        "expected_score": result.score,
+        "expected_change": None if is_full else result.change,
+        "effective_samples": result.effective,
+        "unweighed": result.reason,
+    }

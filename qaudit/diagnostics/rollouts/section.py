@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qaudit.diagnostics.strata.section import interval_of, shipped
 from qaudit.report import document as doc
-from qaudit.report.format import percent, spread
+from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval, RolloutRow
 
@@ -18,6 +20,7 @@ COLUMNS = doc.columns(
     "end of turn, %",
     "end of reasoning, %",
 )
+SCORES = doc.columns("subject", "scheme", "expected score", "change", "effective samples")
 
 
 def section(view: View) -> doc.Section:
@@ -35,7 +38,32 @@ def section(view: View) -> doc.Section:
         "intervals are over prompts. Tokens to divergence: the median along greedy rollouts; "
         "ends: how much more probable than in full precision."
     )
-    return doc.Section(TITLE, (doc.paragraph(about), doc.TableBlock(COLUMNS, table)), 6)
+    shown_rows = [rows[cell] for cell in dict.fromkeys(cells) if cell in rows]
+    scores = _scores(shown_rows)
+    return doc.Section(TITLE, (doc.paragraph(about), doc.TableBlock(COLUMNS, table), *scores), 6)
+
+
+def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
+    """Return the scores to expect, and why some are not said; nothing without marks."""
+    marked = [row for row in rows if row.unweighed or row.expected_score]
+    if not marked:
+        return ()
+    about = (
+        "Expected scores are of answers that full precision wrote and something else marked, each "
+        "weighted by how likely a scheme is to write it; nothing is generated again."
+    )
+    reasons = dict.fromkeys(f"{r.scheme}: {r.unweighed}." for r in marked if r.unweighed)
+    table = tuple(
+        doc.row(
+            doc.name_cell(row.subject),
+            row.scheme,
+            interval_of(row.expected_score, spread),
+            interval_of(row.expected_change, spread),
+            shown(row.effective_samples, "{:.0f}".format),
+        )
+        for row in marked
+    )
+    return (doc.paragraph(about, *reasons), doc.TableBlock(SCORES, table))
 
 
 def _row(row: RolloutRow) -> doc.TableRow:
