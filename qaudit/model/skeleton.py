@@ -107,7 +107,10 @@ NO_DECODERS = {
     "hrm_text": "runs each of its blocks several times for a token",
     "paligemma": "reads what is before an answer in both directions",
     "prophetnet": "predicts several tokens ahead, each in a stream of its own",
+    "xlm": "reads what is behind a token, unless `causal` is true in its configuration",
+    "xlnet": "reads what is behind a token, and predicts in another order",
 }
+_ENCODER = "reads what is behind a token, unless `is_decoder` is true in its configuration"
 _CROSS_ATTENTION = ("encoder_attn", "crossattention", "cross_attn")
 
 
@@ -134,7 +137,10 @@ def build_skeleton(
 
 def must_be_causal_type(config: PreTrainedConfig, folder: Path) -> None:
     """Refuse types that are known to be no plain decoders, before their weights are downloaded."""
-    reason = NO_DECODERS.get(str(config.model_type))
+    name = str(config.model_type)
+    reason = None if getattr(config, "causal", False) else NO_DECODERS.get(name)
+    if getattr(config, "is_decoder", True) is False and not name.startswith("gpt_neox"):
+        reason = reason or _ENCODER  # GPT-NeoX has the key, and reads from the left all the same
     if reason is not None:
         raise ModelError(
             f"the model in `{folder}` is a `{config.model_type}`, which {reason}",

@@ -68,6 +68,8 @@ def test_a_model_that_cannot_be_opened_is_refused_before_its_weights_come(
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    done = qaudit("series", "org/model", "--check")
+    assert done.code == 0 and "cannot be audited: 93% of block 0" in done.out
     done = qaudit("plan", "org/model", *QUICK[:-2])
     assert done.code != 0 and "would not be quantized" in done.err
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

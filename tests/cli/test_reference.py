@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.saved.evidence import read_saved
 from tests.support.cards import section, table
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.models import save_model
 from tests.support.parts import same_audit
 
@@ -104,6 +104,19 @@ def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -
 
 def test_a_reference_that_is_not_measured_is_refused(place: Path, scan: Run) -> None:
     refused(scan(PARENT, "--reference", CHILD), 2, f"the reference `{CHILD}` is not", "as a target")
+
+
+def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) -> None:
+    targets = (PARENT, CHILD)
+    assert qaudit("soup", *targets, "--soup", "step10+step200", "--out", "merged").code == 0
+    soup = ("--soup", "step10+step200", "--reference", "mean(step10+step200)", "--out", "soup")
+    written = ("merged", "--reference", "merged", "--out", "written")
+    for more in (soup, written):
+        done = qaudit("scan", *targets, *TEXT, "--schemes", "rtn-4bit", *more)
+        assert done.code == 0, done.err
+    both = [rows_of(place / name) for name in ("soup", "written")]
+    for key in [(name, scheme) for name in ("step10", "step200") for scheme in ("fp", "rtn-4bit")]:
+        assert both[0][key]["reference_kl"] == both[1][key]["reference_kl"] > 0
 
 
 def test_a_reference_of_another_depth_is_refused_by_name(place: Path, scan: Run) -> None:

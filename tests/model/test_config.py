@@ -11,10 +11,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.errors import SourceError
-from qaudit.model.skeleton import build_skeleton, load_whole
+from qaudit.errors import ModelError, SourceError
+from qaudit.model.skeleton import build_skeleton, load_whole, must_be_causal_type
 from qaudit.text.tokenizer import load_tokenizer
 from tests.support import tiny
 
@@ -123,3 +124,21 @@ def test_a_mutated_tokenizer_is_refused_by_its_folder(name: str, text: str, tmp_
         load_tokenizer(tmp_path)
     except SourceError as error:
         assert str(tmp_path) in error.message
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm", "xlnet", "cpmant"])
+def test_models_that_read_what_is_behind_a_token_are_refused_by_their_configuration(
+    model_type: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"reads what is (behind a token|before an answer)"):
+        must_be_causal_type(AutoConfig.for_model(model_type), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [("bert", {"is_decoder": True}), ("xlm", {"causal": True}), ("gpt_neox", {}), ("llama", {})],
+)
+def test_models_that_read_from_the_left_are_not(
+    model_type: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    must_be_causal_type(AutoConfig.for_model(model_type, **changes), tmp_path)
