@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from qaudit.text.rollouts import Rollout
+from qaudit.text.rollouts import Rollout, read_rollouts
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support.cli import Run, audit_of, refused
+from tests.support.models import text
 from tests.support.rollouts import written
 
 ROLLOUTS = ("series/step10", "--rollouts", "rolls")
@@ -72,6 +74,39 @@ def test_rollouts_are_scored_beside_documents(place: Path, scan: Run) -> None:
     assert sources["rollouts"] == "rolls"
     assert len(sources["rollouts_sha256"]) == 64
     assert any("whose weights are none of those" in note for note in protocol["notes"])
+
+
+def test_marks_of_written_rollouts_become_expected_scores(
+    place: Path, scan: Run, qaudit: Run
+) -> None:
+    lines = [json.dumps({"prompt": text(seed, 3)}) for seed in range(30, 42)]
+    (place / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
+    how = ("--prompts", "prompts.jsonl", "--samples", 12, "--max-tokens", 4, "--out", "rolls")
+    write = ("rollouts", "series/step10", *how, "--temperature", 0.8, "--top-k", 250)
+    assert qaudit(*write).code == 0
+    samples = [s for s in read_rollouts(place / "rolls").samples if not s.greedy]
+    right = [s.new_ids[0] % 2 == 0 for s in samples]
+    marks = [
+        {"prompt": s.prompt, "sample": s.sample, "correct": mark, "reads": 1}
+        for s, mark in zip(samples, right, strict=True)
+    ]
+    (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
+    assert qaudit(*write, "--marks", "marks.jsonl").code == 0
+    assert scan(*ROLLOUTS).code == 0
+    audit: Any = audit_of(place / "out")
+    rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
+    assert rows["fp"]["expected_score"] == pytest.approx(sum(right) / len(right))
+    assert rows["fp"]["effective_samples"] == pytest.approx(144)
+    quantized = rows["rtn-4bit"]
+    assert 130 < quantized["effective_samples"] < 144
+    assert abs(quantized["expected_change"]) < 0.01
+    assert quantized["expected_change_low"] < quantized["expected_change_high"]
+    assert "Expected scores" in (place / "out" / "card.md").read_text("utf-8")
+    assert scan("series/step200", *ROLLOUTS[1:], "--out", "other").code == 0
+    audit = audit_of(place / "other")
+    for row in audit["diagnostics"]["rollouts"]:
+        assert row["expected_score"] is None
+        assert row["unweighed"] == "they are answers of other weights than those of `step200`"
 
 
 @pytest.mark.usefixtures("rolls")
