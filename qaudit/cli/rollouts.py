@@ -70,6 +70,7 @@ def rollouts(
 
     request = RolloutRequest(
         prompts=prompts,
+        soup=bool(settings["soups"]),
         samples=samples,
         greedy=greedy,
         max_tokens=max_tokens,

@@ -52,6 +52,7 @@ class RolloutRequest:
     """What to write; a sampler's setting that is None is the checkpoint's own."""
 
     prompts: Path
+    soup: bool = False  # whether a soup writes them, and no checkpoint
     samples: int = 4
     greedy: bool = True
     max_tokens: int = 2048
@@ -166,7 +167,7 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
 
 def _source(recipe: Recipe, options: RunOptions, request: RolloutRequest, watch: Watch) -> _Writing:
     hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
-    subject = _subject(recipe, hub)
+    subject = _subject(recipe, hub, soup=request.soup)
     members = [checkpoint for checkpoint, _ in subject.members]
     refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code)
     if hub is not None:
@@ -188,16 +189,17 @@ def _source(recipe: Recipe, options: RunOptions, request: RolloutRequest, watch:
     )  # fmt: skip
 
 
-def _subject(recipe: Recipe, hub: Hub | None) -> Subject:
-    if recipe.soups:
+def _subject(recipe: Recipe, hub: Hub | None, *, soup: bool) -> Subject:
+    """Return the soup that was named, or the one checkpoint of a target."""
+    if soup:
         return resolve_soup(recipe, hub)
-    subjects = resolve(recipe, hub).subjects
+    subjects = [s for s in resolve(recipe, hub).subjects if s.kind == "checkpoint"]
     if len(subjects) == 1:
         return subjects[0]
     labels = ", ".join(f"`{subject.label}`" for subject in subjects[-3:])
     raise UsageError(
         f"`{recipe.targets[0]}` has {len(subjects)} checkpoints, and one writes rollouts",
-        hint=f"choose it with `--checkpoints` or `--soup`: the last are {labels}",
+        hint=f"choose it with `--checkpoints`, or a soup with `--soup`: the last are {labels}",
     )
 
 

@@ -183,5 +183,14 @@ def test_one_checkpoint_writes_rollouts(place: Path, qaudit: Run) -> None:
     refused(several, 2, "`series` has 2 checkpoints", "--checkpoints")
     alone = ("rollouts", "series", *COMMAND[1:], "--out", "out", "--checkpoints", "step20")
     assert qaudit(*alone).code == 0
+    whole = read_rollouts(Path("out")).header
+    assert (whole.target, whole.weights_sha256 != "") == ("series/step20", True)
+    merged = ("rollouts", "series", *COMMAND[1:], "--out", "soup", "--soup", "step10+step20")
+    assert qaudit(*merged).code == 0
+    assert read_rollouts(Path("soup")).header.weights_sha256 != whole.weights_sha256
+    recipe = "targets: [series]\nsoups: [step10+step20]\ncheckpoints: [step20]\n"
+    (place / "recipe.yaml").write_text(recipe, "utf-8")
+    assert qaudit("rollouts", "recipe.yaml", *COMMAND[1:], "--out", "recipe").code == 0
+    assert read_rollouts(Path("recipe")).header.target == "series/step20"
     nothing = qaudit("rollouts", *COMMAND, "--out", "y", "--temperature", 0)
     refused(nothing, 2, "draws nothing", "--samples 0")
