@@ -228,6 +228,20 @@ def evidence(view: View) -> tuple[doc.Section, ...]:
     )
 
 
+def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
+    """Yield how far a choice is from full precision, and what that does not show."""
+    if one.kl is None:
+        return
+    change = change_of_probability(one.kl.estimate)
+    yield f"KL divergence to full precision: {spread(one.kl)} nats per token: {change}."
+    if one.kl.estimate >= NEAR_BASELINE:
+        return
+    yield NOT_A_RANK
+    rows = (*view.audit.tasks, *view.audit.diagnostics.rollouts)
+    if not any((row.subject, row.scheme) == (one.subject, one.scheme) for row in rows):
+        yield "Neither tasks nor rollouts were measured: `--tasks` and `--rollouts` add them."
+
+
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     """Yield sentences on one class."""
     loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
@@ -245,13 +259,7 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
             f"Its {measure} minus that of the runner-up `{one.runner_up}` at "
             f"{one.runner_up_scheme} is {spread(one.lead)} nats per token."
         )
-    if one.kl is not None:
-        yield (
-            f"KL divergence to full precision: {spread(one.kl)} nats per token: "
-            f"{change_of_probability(one.kl.estimate)}."
-        )
-        if one.kl.estimate < NEAR_BASELINE:
-            yield NOT_A_RANK
+    yield from _divergence(view, one)
     if one.rule is not None and one.margin is not None:
         is_percent = one.unit == "fraction"
         margin = f"{100 * one.margin:g} %" if is_percent else f"{one.margin:g} {one.unit}"

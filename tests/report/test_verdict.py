@@ -118,6 +118,7 @@ def test_divergence_is_said_as_a_change_of_probability_and_not_as_a_rank_near_ze
     text = section(render(with_verdict(verdict(near))), WHY)
     assert "the probability of a token changes by about 2.8 %" in text
     assert "Below 0.005 nats KL divergence does not rank models" in text
+    assert "Neither tasks nor rollouts were measured" in text
     far = class_verdict("4", kl=Interval(0.0368, 0.0346, 0.0393))
     assert "does not rank" not in section(render(with_verdict(verdict(far))), WHY)
 
