@@ -1,15 +1,18 @@
-"""What a policy asks of rollouts: where greedy answers change, and when answers end.
+"""Quantities of rollouts: where greedy answers change, when answers end, and what they would score.
 
-The unit is the prompt.
+The unit is the prompt. A quantity that is not measured is None, or the reason why.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.types import Interval, RolloutEvidence
+from qaudit.core.weighted import ExpectedScore, expected_score
+from qaudit.types import Interval, RolloutEvidence, Subject
 
 TURN, REASONING = "turn", "reasoning"
 
@@ -26,14 +29,25 @@ def places_of_divergence(evidence: RolloutEvidence) -> Array:
     return places
 
 
-def tokens_to_divergence(
-    evidence: RolloutEvidence, full: RolloutEvidence, confidence: float
-) -> Interval | None:
+def tokens_to_divergence(evidence: RolloutEvidence, confidence: float) -> Interval | None:
     """Return the median place; infinite where most rollouts never diverge."""
     places = places_of_divergence(evidence)
     if not len(places):
         return None
     return statistics.within(statistics.median(places, confidence), 1.0, np.inf)
+
+
+def change_of_end(
+    evidence: RolloutEvidence, full: RolloutEvidence | None, name: str, confidence: float
+) -> Interval | None:
+    """Return by how much the probability of ending something changes, as a part of it."""
+    if full is None or name not in evidence.end_names or full.sha256 != evidence.sha256:
+        return None
+    group = evidence.end_names.index(name)
+    _, place_S = np.unique(evidence.prompt, return_inverse=True)
+    sums = (np.bincount(place_S, part.end_sum[:, group]) for part in (evidence, full))
+    interval = statistics.interval(tuple(sums), statistics.excess, confidence)
+    return statistics.within(interval, -1.0, np.inf)  # no probability is below 0
 
 
 def answer_length(
@@ -48,18 +62,52 @@ def answer_length(
     return Interval(abs(change.estimate), low, bounds[1])
 
 
-def change_of_end(
-    evidence: RolloutEvidence, full: RolloutEvidence, name: str, confidence: float
-) -> Interval | None:
-    """Return by how much the probability of ending something changes, as a part of it."""
-    if name not in evidence.end_names or full.sha256 != evidence.sha256:
-        return None
-    group = evidence.end_names.index(name)
-    _, place_S = np.unique(evidence.prompt, return_inverse=True)
-    sums = (np.bincount(place_S, part.end_sum[:, group]) for part in (evidence, full))
-    interval = statistics.interval(tuple(sums), statistics.excess, confidence)
-    return statistics.within(interval, -1.0, np.inf)  # no probability is below 0
+def weighed(
+    evidence: RolloutEvidence, full: RolloutEvidence | None, subject: Subject, confidence: float
+) -> ExpectedScore | str:
+    """Return what a stream's answers would score, or why that is not said."""
+    if evidence.mark is None:
+        return "no rollout has a mark"
+    if evidence.drawn_sum is None or full is None or full.drawn_sum is None:
+        return evidence.unweighed or "full precision was not measured"
+    if evidence.weights_sha256 != subject.content:
+        return f"they are answers of other weights than those of `{subject.label}`"
+    marked = ~np.isnan(evidence.mark)
+    log_weights = evidence.drawn_sum[marked] - full.drawn_sum[marked]
+    return expected_score(evidence.mark[marked], log_weights, evidence.prompt[marked], confidence)
 
 
-QUANTITIES = {"tokens_to_divergence": tokens_to_divergence, "answer_length": answer_length}
+Quantity = Callable[[RolloutEvidence, RolloutEvidence, Subject, float], Interval | str]
+"""Of a stream and of full precision of a subject, at a confidence."""
+
+
+def _divergence(
+    evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
+) -> Interval | str:
+    return tokens_to_divergence(evidence, confidence) or "the rollouts are sampled, none is greedy"
+
+
+def _length(
+    evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
+) -> Interval | str:
+    return answer_length(evidence, full, confidence) or "no token is known to end a turn"
+
+
+def _drop(
+    evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
+) -> Interval | str:
+    result = weighed(evidence, full, subject, confidence)
+    if isinstance(result, str):
+        return result
+    change = result.change
+    if change is None:
+        return result.reason
+    return Interval(-change.estimate, -change.high, -change.low)
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "tokens_to_divergence": _divergence,
+    "answer_length": _length,
+    "expected_drop": _drop,
+}
 """The metrics of rollouts, by the name of their statistic."""

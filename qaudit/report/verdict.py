@@ -237,8 +237,9 @@ def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
     if one.kl.estimate >= NEAR_BASELINE:
         return
     yield NOT_A_RANK
-    rows = (*view.audit.tasks, *view.audit.diagnostics.rollouts)
-    if not any((row.subject, row.scheme) == (one.subject, one.scheme) for row in rows):
+    answered = [(row.subject, row.scheme) for row in view.audit.tasks]
+    answered += [(row.subject, row.scheme) for row in view.audit.diagnostics.rollouts]
+    if (one.subject, one.scheme) not in answered:
         yield "Neither tasks nor rollouts were measured: `--tasks` and `--rollouts` add them."
 
 

@@ -36,6 +36,7 @@ Metric = Literal[
     "routing_agreement",  # a fraction of tokens with other experts than in full precision
     "tokens_to_divergence",  # of greedy rollouts, until the first that is another: the median
     "answer_length",  # a fraction: the change of the probability of ending a turn, up or down
+    "expected_score_drop",  # of marked rollouts: the score of full precision less the scheme's
 ]
 Unit = Literal["fraction", "nats", "tokens"]
 Sums = Literal["losses", "divergences", "disagreements", "reroutings", "items", "rollouts"]
@@ -230,7 +231,7 @@ METRICS: Mapping[str, MetricRecord] = {
         sentence="at {scheme} half of the greedy answers of `{subject}` change within {change}",
         sums="rollouts",
         statistic="tokens_to_divergence",
-        compared="greedy rollouts",
+        compared="the length of equal greedy answers",
         at_least=True,
     ),
     "answer_length": MetricRecord(
@@ -242,6 +243,17 @@ METRICS: Mapping[str, MetricRecord] = {
         sentence="{scheme} changes the probability that answers of `{subject}` end by {change}",
         sums="rollouts",
         statistic="answer_length",
-        compared="tokens that end a turn",
+        compared="the length of answers",
+    ),
+    "expected_score_drop": MetricRecord(
+        code="QA049",
+        title="a scheme is expected to score less than its margin allows",
+        reason="Marked answers of full precision, weighed by how much more or less the scheme "
+        "would write them.",
+        unit="fraction",
+        sentence="{scheme} lowers the expected score of `{subject}` by {change}",
+        sums="rollouts",
+        statistic="expected_drop",
+        compared="the expected score",
     ),
 }

@@ -15,7 +15,7 @@ HEAD = """# Every finding, by its code
 <!-- written by `make readme` from the codes themselves: edit those -->
 
 A finding has a code, which never changes its meaning: policies, ignores and dashboards name it.
-QA001, QA020 to QA027, QA037 to QA041, QA045, QA047 and QA048 hold an audit to a
+QA001, QA020 to QA027, QA037 to QA041, QA045 and QA047 to QA049 hold an audit to a
 [policy](policy.md); the others judge the audit itself. The card shows the worst of each code,
 `audit.json` all of them under `findings`, and `qaudit list rules` prints the codes.
 

@@ -77,7 +77,7 @@ def test_answers_that_never_change_pass() -> None:
 def test_sampled_rollouts_do_not_answer_where_answers_change() -> None:
     found = asked(evidence(-1), "tokens_to_divergence", 100)
     assert found.outcome == "missing"
-    assert "have no greedy rollouts" in found.message
+    assert "was not measured: the rollouts are sampled, none is greedy" in found.message
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,9 @@ def test_a_change_of_length_has_no_sign() -> None:
 
 def test_a_prompt_counts_once() -> None:
     twice = evidence(SPREAD, prompt=np.arange(PROMPTS) // 2)
-    once = tokens_to_divergence(twice, FULL, 0.95)
-    assert once is not None
-    assert once == tokens_to_divergence(
-        RolloutEvidence(**{k: v[::2] if k in COLUMNS else v for k, v in vars(twice).items()}),
-        FULL,
-        0.95,
-    )
+    first = {k: v[::2] if k in COLUMNS else v for k, v in vars(twice).items()}
+    assert tokens_to_divergence(twice, 0.95) is not None
+    assert tokens_to_divergence(twice, 0.95) == tokens_to_divergence(RolloutEvidence(**first), 0.95)
 
 
 COLUMNS = ("prompt", "tokens", "nll_sum", "agreed", "end_sum", "kl_sum")
@@ -139,3 +135,53 @@ def test_margins_of_tokens_have_their_unit(text: str, wrong: str) -> None:
         margin_of(text, "tokens_to_divergence")
     with pytest.raises(ValueError, match="is no margin of `kl`"):
         margin_of("5 tokens", "kl")
+
+
+def marked(shift: float, **changes: Any) -> RolloutEvidence:
+    """Return 20 drawn answers of each prompt with marks, right ones `shift` more likely."""
+    draw = np.random.default_rng(3)
+    count = PROMPTS * 20
+    mark = (draw.random(count) < 0.6).astype(np.float64)
+    subject = next(s for s in held().table.subjects if s.label == A)
+    values = {
+        "sha256": "hash",
+        "prompt": np.arange(count) % PROMPTS,
+        "tokens": np.full(count, TOKENS),
+        "nll_sum": np.full(count, 100.0),
+        "agreed": np.full(count, -1),
+        "end_names": (),
+        "end_sum": np.zeros((count, 0)),
+        "mark": mark,
+        "drawn_sum": shift * (mark - 0.6) + draw.normal(0, 0.01, count),
+        "weights_sha256": subject.content,
+    }
+    return RolloutEvidence(**{**values, **changes})
+
+
+def asked_score(stream: RolloutEvidence, bound: float) -> Check:
+    full = marked(0.0, drawn_sum=np.zeros(PROMPTS * 20))
+    cells = measured({(A, GPTQ): 0.01}, levels={A: 3.0})
+    audit = of(
+        [
+            replace(m, evidence=replace(m.evidence, rollouts=full if m.scheme == "fp" else stream))
+            for m in cells
+        ]
+    )
+    rules = policy(rule(subjects=(A,), schemes=(GPTQ,), metric="expected_score_drop", margin=bound))
+    return check(judged(rules, audit), A)
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(0.0, "pass"), (0.3, "pass"), (-0.5, "fail")])
+def test_expected_scores_that_drop_breach(shift: float, outcome: str) -> None:
+    found = asked_score(marked(shift), 0.05)
+    assert found.outcome == outcome
+    assert found.interval is not None
+    assert (found.interval.estimate > 0.05) == (outcome == "fail")
+
+
+def test_scores_that_are_not_weighed_are_missing_with_the_reason() -> None:
+    other = asked_score(marked(0.0, weights_sha256="other"), 0.05)
+    assert other.outcome == "missing"
+    assert "they are answers of other weights" in other.message
+    far = np.where(np.arange(PROMPTS * 20) == 3, 0.0, -30.0)
+    assert asked_score(marked(0.0, drawn_sum=far), 0.05).outcome == "missing"

@@ -18,7 +18,14 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.core.weighted import expected_score
+from qaudit.judge.rollouts import (
+    REASONING,
+    TURN,
+    change_of_end,
+    places_of_divergence,
+    tokens_to_divergence,
+    weighed,
+)
 from qaudit.judge.table import Cell, Measurements
 from qaudit.types import (
     FULL_PRECISION,
@@ -30,8 +37,6 @@ from qaudit.types import (
 )
 
 Ints = npt.NDArray[np.signedinteger[Any]]
-
-TURN, REASONING = "turn", "reasoning"
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
@@ -66,6 +71,7 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
     tokens, samples = by_prompt.sums(evidence.tokens), by_prompt.sums()
     kl = None if evidence.kl_sum is None else by_prompt.sums(evidence.kl_sum)
     full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
+    of_full = full.evidence.rollouts if full else None
     return RolloutRow(
         subject=cell[0],
         scheme=cell[1],
@@ -77,8 +83,9 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
         kl=None if kl is None else _ratio(kl, tokens, level),
         sequence_kl=None if kl is None else _ratio(kl, samples, level),
         **_divergence(evidence, level),
-        **_ends(evidence, full.evidence.rollouts if full else None, by_prompt, level),
-        **_score(evidence, full.evidence.rollouts if full else evidence, table, cell),
+        end_of_turn=change_of_end(evidence, of_full, TURN, level),
+        end_of_reasoning=change_of_end(evidence, of_full, REASONING, level),
+        **_score(evidence, of_full if full else evidence, table, cell),
     )
 
 
@@ -88,40 +95,13 @@ def _ratio(sums: Array, counts: Array, confidence: float) -> Interval:
 
 def _divergence(evidence: RolloutEvidence, confidence: float) -> dict[str, Any]:
     """Return the median of tokens to divergence, and the share of prompts without; greedy only."""
-    greedy = np.flatnonzero(evidence.agreed >= 0)
-    _, first = np.unique(evidence.prompt[greedy], return_index=True)
-    chosen = greedy[first]
-    if not len(chosen):
+    places, median = places_of_divergence(evidence), tokens_to_divergence(evidence, confidence)
+    if median is None:
         return {"tokens_to_divergence": None, "never_diverges": None}
-    never = evidence.agreed[chosen] == evidence.tokens[chosen]
-    # A token's place counts from 1: the first token that differs is the fifth behind 4 that agree.
-    places = np.where(never, np.inf, evidence.agreed[chosen] + 1.0)
-    median = statistics.median(places, confidence)
     return {
-        "tokens_to_divergence": statistics.within(median, 1.0, np.inf)
-        if np.isfinite(median.estimate)
-        else None,
-        "never_diverges": statistics.accuracy(never, confidence),
+        "tokens_to_divergence": median if np.isfinite(median.estimate) else None,
+        "never_diverges": statistics.accuracy(np.isinf(places), confidence),
     }
-
-
-def _ends(
-    evidence: RolloutEvidence,
-    full: RolloutEvidence | None,
-    by_prompt: _ByPrompt,
-    confidence: float,
-) -> dict[str, Any]:
-    """Return how much more probable than in full precision it is to end."""
-
-    def more(name: str) -> Interval | None:
-        if full is None or name not in evidence.end_names or full.sha256 != evidence.sha256:
-            return None
-        group = evidence.end_names.index(name)
-        sums = (by_prompt.sums(part.end_sum[:, group]) for part in (evidence, full))
-        result = statistics.interval(tuple(sums), statistics.excess, confidence)
-        return statistics.within(result, -1.0, np.inf)  # no probability is below 0
-
-    return {"end_of_turn": more(TURN), "end_of_reasoning": more(REASONING)}
 
 
 def _score(
@@ -130,20 +110,13 @@ def _score(
     """Return what a stream's answers are expected to score, or why that is not said."""
     if evidence.mark is None:
         return {}
-    contents = {subject.label: subject.content for subject in table.subjects}
-    if evidence.drawn_sum is None or full is None or full.drawn_sum is None:
-        return {"unweighed": evidence.unweighed or "full precision was not measured"}
-    if evidence.weights_sha256 != contents[cell[0]]:
-        return {"unweighed": f"they are answers of other weights than those of `{cell[0]}`"}
-    marked = ~np.isnan(evidence.mark)
-    log_weights = evidence.drawn_sum[marked] - full.drawn_sum[marked]
-    result = expected_score(
-        evidence.mark[marked], log_weights, evidence.prompt[marked], table.confidence
-    )
-    is_full = evidence is full
+    subjects = {subject.label: subject for subject in table.subjects}
+    result = weighed(evidence, full, subjects[cell[0]], table.confidence)
+    if isinstance(result, str):
+        return {"unweighed": result}
     return {
         "expected_score": result.score,
-        "expected_change": None if is_full else result.change,
+        "expected_change": None if evidence is full else result.change,
         "effective_samples": result.effective,
         "unweighed": result.reason,
     }

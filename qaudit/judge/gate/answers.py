@@ -227,9 +227,10 @@ def _rollouts(question: Question) -> tuple[RolloutEvidence, RolloutEvidence]:
 def _of_rollouts(question: Question, confidence: float) -> _Answer | str:
     """Return a quantity of rollouts, whose unit is the prompt."""
     quantity = QUANTITIES[question.record.statistic]
-    interval = quantity(*_rollouts(question), confidence)
-    if interval is None:
-        return f"the rollouts of `{question.subject}` have no {question.record.compared}"
+    subjects = {subject.label: subject for subject in question.table.subjects}
+    interval = quantity(*_rollouts(question), subjects[question.subject], confidence)
+    if isinstance(interval, str):
+        return f"{question.record.compared} of `{question.subject}` was not measured: {interval}"
     return _Answer(interval, None, lambda: Deciding(_MORE_PROMPTS))
 
 
