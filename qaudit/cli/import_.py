@@ -82,14 +82,22 @@ def import_(
 def _by_scheme(texts: Sequence[str]) -> dict[str, list[str | Path]]:
     places: dict[str, list[str | Path]] = {}
     for text in texts:
-        scheme, equals, place = text.partition("=")
-        if not (scheme and equals and place):
+        scheme, place = _split(text)
+        if not (scheme and place):
             raise UsageError(
                 f"`--quantized {text}` is not SCHEME=PATH",
                 hint="write `--quantized gptq-4bit=FILE`, with a scheme of the audit",
             )
         places.setdefault(scheme, []).append(Path(place))
     return places
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Split `SCHEME=PATH`: a scheme may have parameters, as `gptq-3bit:group=64`."""
+    parts = text.split("=")
+    splits = [("=".join(parts[:k]), "=".join(parts[k:])) for k in range(1, len(parts))]
+    there = (split for split in splits if Path(split[1]).exists())
+    return next(there, splits[-1] if splits else ("", ""))
 
 
 def _text(rows: Sequence[TaskRow]) -> str:

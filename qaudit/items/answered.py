@@ -19,7 +19,7 @@ from qaudit.core.keys import first_of, nearest
 from qaudit.errors import UsageError
 from qaudit.items import inspect_logs, lm_eval_samples
 from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file
-from qaudit.judge.tasks import MEAN
+from qaudit.judge.tasks import MEAN, same_items
 from qaudit.saved.evidence import SavedAudit, read_saved
 from qaudit.saved.imported import write_imported
 from qaudit.saved.parts import PLAN
@@ -61,7 +61,12 @@ def import_into(
         of_scheme = read_answers(places)
         for before, after in paired(of_base, of_scheme, metric):
             source = of_base[before.task].sha256
-            written[FULL_PRECISION, before.task] = full, before, [source]
+            earlier = written.setdefault((FULL_PRECISION, before.task), (full, before, [source]))
+            if not same_items(earlier[1], before):
+                raise UsageError(
+                    f"the answers to `{before.task}` are marked by other metrics under {scheme}",
+                    hint="name one that all files have: `--metric NAME`",
+                )
             hashes = [source, of_scheme[after.task].sha256]
             written[scheme, after.task] = streams[scheme], after, hashes
     with one_writer(out):

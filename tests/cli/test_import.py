@@ -15,6 +15,7 @@ from tests.support.parts import same_audit
 
 ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
 STRICT = "exact_match,strict"
+SCHEMES = "rtn-4bit,rtn-3bit:group=16"
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +23,7 @@ def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a finished scan of one checkpoint."""
     root = shutil.copytree(shipped, tmp_path_factory.mktemp("import") / "place")
     text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert (
-        run_in(root, "scan", "series/step10", *text, "--schemes", "rtn-4bit", "--out", "out") == 0
-    )
+    assert run_in(root, "scan", "series/step10", *text, "--schemes", SCHEMES, "--out", "out") == 0
     return root
 
 
@@ -99,7 +98,7 @@ def test_a_scan_that_goes_on_keeps_what_was_imported(
 ) -> None:
     shutil.copytree(place / "out", place / "before")
     text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert qaudit("scan", "series/step10", *text, "--schemes", "rtn-4bit", "--out", "out").code == 0
+    assert qaudit("scan", "series/step10", *text, "--schemes", SCHEMES, "--out", "out").code == 0
     same_audit(place / "before", place / "out")
     assert tasks(place / "out") == tasks(place / "before")
 
@@ -129,8 +128,8 @@ def test_what_cannot_be_imported_is_refused_in_words(
 ) -> None:
     base, q3 = ("--base", "answers/base"), ("--quantized", "rtn-4bit=answers/q3")
     refused(qaudit("import", "nothing", *base, *q3), 2, "no audit", "output folder")
-    wrong = qaudit("import", "out", *base, "--quantized", "rtn-3bit=answers/q3")
-    refused(wrong, 2, "no measurement of `step10` under `rtn-3bit`", "`rtn-4bit`")
+    wrong = qaudit("import", "out", *base, "--quantized", "rtn-2bit=answers/q3")
+    refused(wrong, 2, "no measurement of `step10` under `rtn-2bit`", "`rtn-4bit`")
     refused(qaudit("import", "out", *base, "--quantized", "answers"), 2, "SCHEME=PATH", "gptq-4bit")
     refused(qaudit("import", "out", *base, *q3), 2, "marked by", f"--metric {STRICT}")
     missing = qaudit("import", "out", "--base", "answers/none", *q3)
@@ -146,5 +145,18 @@ def test_other_weights_do_not_take_imported_answers(
 ) -> None:
     shutil.copytree(place / "series" / "step200", place / "series" / "step10", dirs_exist_ok=True)
     text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert qaudit("scan", "series/step10", *text, "--schemes", "rtn-4bit", "--out", "out").code == 0
+    assert qaudit("scan", "series/step10", *text, "--schemes", SCHEMES, "--out", "out").code == 0
     assert tasks(place / "out") == {}
+
+
+def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
+    both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
+    done = qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT)
+    assert done.code == 0, done.err
+    rows = tasks(place / "out")
+    assert rows["rtn-4bit", "choice"]["right_to_wrong"] == 0
+    assert rows["rtn-3bit:group=16", "choice"]["right_to_wrong"] == 5
+    path = next((place / "answers" / "q3").glob("samples_choice_*"))
+    path.write_text(path.read_text("utf-8").replace('"acc"', '"other"'), "utf-8")
+    done = qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT)
+    refused(done, 2, "are marked by other metrics under rtn-3bit:group=16", "--metric NAME")
