@@ -40,8 +40,15 @@ class NearCopies:
         """Return the cluster of one more document: that of the first near-copy, or a new one."""
         sketch, number = sketch_of(tokens), len(self.clusters)
         hashes = [int(value) for value in sketch]
-        shared = Counter(other for value in hashes for other in self._holders.get(value, ()))
-        alike = (k for k in sorted(shared) if _overlap(sketch, self._sketches[k]) >= ALIKE)
+        shared = Counter[int]()
+        for value in hashes:
+            shared.update(self._holders.get(value, ()))
+        alike = (
+            k
+            for k in sorted(shared)
+            if _may_be_alike(shared[k], len(sketch), len(self._sketches[k]))
+            and _overlap(sketch, self._sketches[k]) >= ALIKE
+        )
         first = next(alike, None)
         cluster = self.count if first is None else self.clusters[first]
         self.clusters.append(cluster)
@@ -63,6 +70,14 @@ def sketch_of(tokens: npt.NDArray[np.int32]) -> Sketch:
         hashes *= np.uint64(0xBF58476D1CE4E5B9)
         hashes ^= hashes >> np.uint64(32)
     return np.unique(hashes)[:SKETCH]
+
+
+def _may_be_alike(shared: int, a: int, b: int) -> bool:
+    """Return whether sketches with so many shingles in common can be alike: most cannot.
+
+    Documents that share a header or a prompt have some in common with all others.
+    """
+    return shared >= ALIKE * min(SKETCH, a + b - shared)
 
 
 def _overlap(a: Sketch, b: Sketch) -> float:

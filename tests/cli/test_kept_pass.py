@@ -82,6 +82,7 @@ def test_a_killed_subject_goes_on_at_its_block(
     assert numbers(place / "out") == numbers(place / "whole")
 
 
+@pytest.mark.slow
 def test_without_checkpoints_nothing_is_kept(place: Path, scan: Run, firsts: list[int]) -> None:
     killed_in_the_middle(place, "--no-checkpoints")
     assert not (place / "out" / "evidence" / "passes").exists()

@@ -25,6 +25,7 @@ def test_noise_is_carried_over_by_the_damage(noise: float, damage: float, other:
     assert (there.variance > known.variance) == (other > damage) or other == pytest.approx(damage)
 
 
+@pytest.mark.slow
 def test_measured_draws_hold_what_the_benchmark_publishes() -> None:
     subjects = recorded()
     held = {name: share for name, (share, _, _) in covered(subjects, carried).items()}

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError
-from qaudit.text.copies import NearCopies
+from qaudit.text.copies import ALIKE, SKETCH, NearCopies, _may_be_alike, _overlap
 from qaudit.text.corpus import build_corpus
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.texts import BYTES
@@ -67,3 +69,22 @@ def test_the_copies_of_a_copy_are_found_by_any_of_them() -> None:
 def test_documents_of_the_text_are_counted_for_the_next_step() -> None:
     assert corpus([text(k) for k in range(9)], evaluation_documents=4).available == 9
     assert corpus([text(k) for k in range(9)]).available == 9
+
+
+def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) -> None:
+    compared: list[object] = []
+    monkeypatch.setattr("qaudit.text.copies._overlap", lambda *pair: compared.append(pair) or 0.0)
+    copies, header = NearCopies(), list(range(30))
+    for k in range(50):
+        copies.add(np.array([*header, *range(1000 * k + 1000, 1000 * k + 1100)], dtype=np.int32))
+    assert copies.count == 50
+    assert not compared
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+def test_what_a_count_excludes_is_not_alike(both: int, only_a: int, only_b: int) -> None:
+    a, b = np.arange(both + only_a), np.r_[np.arange(both), 1000 + np.arange(only_b)]
+    sketches = [part.astype(np.uint64)[:SKETCH] for part in (a, b)]
+    shared = len(np.intersect1d(*sketches))
+    if not _may_be_alike(shared, *map(len, sketches)):
+        assert _overlap(*sketches) < ALIKE
