@@ -50,6 +50,12 @@ def test_gptq_is_read_in_both_versions(bits: int, first: bool, tmp_path: Path) -
     assert QuantizedFolder(folder).bits == bits
 
 
+def test_a_group_may_be_wider_than_a_linear(tmp_path: Path) -> None:
+    one = Affine(3, 32, 96, 4, 96)
+    folder = write(tmp_path, gptq_tensors(one, NAME, first=True), {**GPTQ, "group_size": 128})
+    assert torch.equal(read(folder), one.weight())
+
+
 def test_gptq_columns_may_be_in_any_order_of_groups(tmp_path: Path) -> None:
     one = Affine(1, 32, 96, 4, 32)
     one.group_of_C = one.group_of_C[torch.randperm(96, generator=torch.Generator().manual_seed(2))]
