@@ -235,7 +235,9 @@ class BlockModel:
         theirs = dict(other._skeleton.model.named_parameters())
         for name, parameter in self._skeleton.model.named_parameters():
             same = theirs.get(name)
-            if same is not None and torch.equal(same, parameter):
+            if same is None or parameter.is_meta:  # towers have no values
+                continue
+            if torch.equal(same, parameter):
                 parameter.data = same.data
 
     def _set_stubs(self, *, returns: int) -> None:

@@ -41,6 +41,7 @@ from qaudit.formats.repository import must_match
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
+from tests.support import released
 from tests.support.gguf import HASHES, importance, permuted, weight, write_gguf
 from tests.support.tiny import FOR_LLAMA_CPP, make
 
@@ -325,3 +326,15 @@ def test_any_metadata_are_refused_or_change_no_logits(data: st.DataObject, folde
     keys = st.sampled_from(OBEYED) | st.sampled_from(KEYS)
     metadata = data.draw(st.dictionaries(keys, numbers | layers | texts, min_size=1, max_size=3))
     assert _is_refused_or_the_same(family, metadata, folder)
+
+
+def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> None:
+    wrapper = released.save(tmp_path / "wrapper", "gemma3", **released.FOR_LLAMA_CPP)
+    text, path = released.text_of_wrapper(wrapper, tmp_path / "text"), tmp_path / "text.gguf"
+    write_gguf(text, path, words=False)
+    must_match("m", path, wrapper)
+    logits = _logits_in_a_child(path)
+    assert logits is not None
+    with torch.no_grad():
+        plain = released.plain(wrapper, "gemma3")(torch.arange(40)[None]).logits[0].numpy()
+    assert np.abs(logits - plain).max() <= 1e-3 * np.abs(plain).max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,28 @@ def round_file(folder: Path) -> None:
         else:
             tensors[name] = rounded(tensor)
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+def text_of_wrapper(folder: Path, text: Path) -> Path:
+    """Save the text of a Gemma 3 wrapper as a model of its own."""
+    config = json.loads((folder / "config.json").read_text())["text_config"]
+    text.mkdir()
+    (text / "config.json").write_text(
+        json.dumps({**config, "architectures": ["Gemma3ForCausalLM"], "tie_word_embeddings": True})
+    )
+    inside = "language_model."
+    tensors = load_file(folder / "model.safetensors")
+    own = {n.removeprefix(inside): t for n, t in tensors.items() if n.startswith(inside)}
+    save_file(own, text / "model.safetensors", metadata={"format": "pt"})
+    return text
+
+
+FOR_LLAMA_CPP = {  # what llama.cpp has in its code of Gemma 3
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 7,
+        "sliding_window": 16,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 16,
+    }
+}

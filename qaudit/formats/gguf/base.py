@@ -32,6 +32,7 @@ _MOST_BLOCKS = 10_000
 _USER_DEFINED = 4  # a type of tokens
 _WORD_MARK = "\u2581"  # in place of spaces in the vocabulary of Gemma
 _EXPERT = re.compile(r"(\.experts)\.(\d+)\.")
+_INSIDE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.*)")
 ROPE_FACTORS = "rope_freqs.weight"
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 
@@ -77,6 +78,18 @@ def expert_in(name: str) -> int | None:
     return int(match[2]) if match else None
 
 
+def of_text(base: Collection[str]) -> dict[str, str]:
+    """Return the tensors of a model's text, by the names of a model that is text alone.
+
+    The text of a wrapper is inside `language_model`; its towers are no part of a file.
+    """
+    inside = {name: match[1] for name in base if (match := _INSIDE.fullmatch(name))}
+    if not inside:
+        return {name: name for name in base}
+    heads = {name: "lm_head.weight" for name in base if name.endswith("lm_head.weight")}
+    return {name: f"model.{plain}" for name, plain in inside.items()} | heads
+
+
 def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, str]:
     """Return the name in a file of each tensor that it has of a model; experts share one."""
     kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -85,8 +98,8 @@ def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[st
         raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=DAMAGED)
     table = gguf.get_tensor_name_map(kinds[header.architecture], int(blocks))
     places = {
-        name: table.get_name(_EXPERT.sub(r"\1.", name), try_suffixes=(".weight", ".bias"))
-        for name in base
+        name: table.get_name(_EXPERT.sub(r"\1.", plain), try_suffixes=(".weight", ".bias"))
+        for name, plain in of_text(base).items()
     }
     return {name: place for name, place in places.items() if place in header.tensors}
 

@@ -46,6 +46,7 @@ _OF_TYPE: Mapping[str, Mapping[str, Any]] = {
                "query_pre_attn_scalar": 256, "sliding_window": 4096,
                "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3_text": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4,
+                    "num_attention_heads": 8,
                     "query_pre_attn_scalar": 256, "sliding_window": 4096,
                     "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
     "phi3": {"rms_norm_eps": 1e-5},

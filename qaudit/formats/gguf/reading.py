@@ -24,6 +24,7 @@ from qaudit.formats.gguf.base import (
     dense_names,
     expert_in,
     heads_of,
+    of_text,
     separate,
 )
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
@@ -142,7 +143,9 @@ class GgufFile:
     def _named(self, base: frozenset[str]) -> dict[str, str]:
         """Return the file's tensor for each of the base's; refuse others of consequence."""
         places = dense_names(self._header, base, self._gguf)
-        missing = sorted(base - set(places) - {"lm_head.weight"})  # tied where it is not stored
+        text = of_text(base)
+        is_tied = "lm_head.weight" not in text.values()
+        missing = sorted(n for n in text if n not in places and text[n] != "lm_head.weight")
         if missing:
             raise SourceError(
                 f"`{self._path}` has nothing for `{missing[0]}` of its base"
@@ -153,7 +156,7 @@ class GgufFile:
             if (expert := expert_in(name)) is not None:
                 _must_hold_expert(self._header.tensors[place], expert)
         unplaced = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
-        if HEAD in unplaced and "lm_head.weight" not in base:
+        if HEAD in unplaced and is_tied:
             unplaced.remove(HEAD)
             if not self._is_tied():
                 raise SourceError(

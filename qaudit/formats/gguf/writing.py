@@ -18,6 +18,7 @@ from qaudit.formats.gguf.base import (
     expert_in,
     heads_of,
     interleave,
+    of_text,
 )
 from qaudit.formats.gguf.header import GgufHeader, read_header
 from qaudit.formats.gguf.reading import OF_NO_CONSEQUENCE, library
@@ -36,6 +37,11 @@ def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, tuple[str, .
 
     There is none for what depends on no weight.
     """
+    if len(of_text(names)) < len(names):
+        raise SourceError(
+            "a GGUF file holds the text of a wrapper alone, and an export all of its tensors",
+            hint="export it as `compressed-tensors`",
+        )
     members: dict[str, list[str]] = {}
     for name, place in dense_names(header, names, library()).items():
         members.setdefault(place, []).append(name)
