@@ -64,6 +64,7 @@ class ComparedRows:
     kl_N: Tensor | None = None
     same_top_N: Tensor | None = None
     output_error_N: Tensor | None = None
+    confidence_N: Tensor | None = None  # of full precision: the probability of its likeliest token
     likeliest_N: Tensor | None = None  # of rollouts: whether no token is likelier than the target
     ends_NG: Tensor | None = None  # of rollouts: the probability of each group of tokens
     drawn_N: Tensor | None = None  # of rollouts: the log-probability of the target as it was drawn
@@ -102,6 +103,11 @@ class Reference:
     total_N1: Tensor
     top_N1: Tensor  # the likeliest token
     nll_N: Tensor
+
+    @property
+    def rows(self) -> ComparedRows:
+        """The results of these rows; e^(logit - highest) of the likeliest token is 1."""
+        return ComparedRows(self.nll_N, confidence_N=self.total_N1.reciprocal().squeeze(1))
 
     @classmethod
     def of(cls, logits_NV: Tensor, targets_N: Tensor) -> Reference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from qaudit.engine.batches import Batch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.types import (
+    CONFIDENCE_EDGES,
     ROLES,
+    ByConfidence,
     Corpus,
     Evidence,
     Fidelity,
@@ -239,6 +242,25 @@ class _Scored:
             kl_counts=histogram.counts_of(kl_N, self.document_N, self.documents),
             same_top=self.sums(self.values(same_top)).astype(np.int64),
             squared_dp_sum=self.sums(dp_N**2),
+            by_confidence=self.by_confidence(full, kl_N, self.values(same_top) == 0),
+        )
+
+    def by_confidence(
+        self, full: Tally, kl_N: Floats, flip_N: npt.NDArray[np.bool_]
+    ) -> ByConfidence | None:
+        """Return the sums of each document and bucket of full precision's confidence."""
+        if len(full.confidence) != len(self.marked):
+            return None
+        buckets = len(CONFIDENCE_EDGES) + 1
+        bucket_N = np.searchsorted(CONFIDENCE_EDGES, self.values(full.confidence), "right")
+        place_N, shape = self.document_N * buckets + bucket_N, (self.documents, buckets)
+
+        def summed(values_N: npt.NDArray[Any] | None) -> Floats:
+            sums = np.bincount(place_N, values_N, self.documents * buckets)
+            return sums.astype(np.float64).reshape(shape)
+
+        return ByConfidence(
+            summed(None).astype(np.int64), summed(kl_N), summed(flip_N).astype(np.int64)
         )
 
     def output_error(self, tally: Tally) -> Floats | None:

@@ -58,14 +58,14 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
         for stream, hidden_ND, read, other in zip(streams, hidden, chunks, beside, strict=True):
             with timed(stream.tally, model.device):
                 if stream is of_reference and yardstick is not None:
-                    logits_NV, rows = yardstick.logits_NV, ComparedRows(yardstick.nll_N)
+                    logits_NV, rows = yardstick.logits_NV, yardstick.rows
                     read.append(_chosen(batch, rows, logits_NV, targets_N[part]))
                     continue
                 stream_model = stream.tokens(tokens).model
                 logits_NV = stream_model.logits(hidden_ND[None, part])[0]
                 if stream is streams[0] and compared:
                     reference = Reference.of(logits_NV, targets_N[part])
-                    rows = ComparedRows(reference.nll_N)
+                    rows = reference.rows
                 else:
                     rows = rows_of(stream.tally, reference, logits_NV, targets_N[part])
                     error_N = output_error(hidden[0][part], hidden_ND[part]) if compared else None

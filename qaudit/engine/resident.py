@@ -140,8 +140,10 @@ class _Whole:
         read = []
         for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):
             targets_N = targets_T[part]
-            if original_TV is None:
+            if original_TV is None and not self.feed.compared:
                 compared_rows = ComparedRows(losses(logits_TV[part], targets_N))
+            elif original_TV is None:  # what others are compared with
+                compared_rows = Reference.of(logits_TV[part], targets_N).rows
             else:
                 reference = Reference.of(original_TV[part], targets_N)
                 compared_rows = rows_of(tally, reference, logits_TV[part], targets_N)

@@ -26,6 +26,7 @@ class Tally:
     kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
     same_top: list[Tensor] = field(default_factory=list)
     output_error: list[Tensor] = field(default_factory=list)  # the same; of streamed models
+    confidence: list[Tensor] = field(default_factory=list)  # of what others are compared with
     beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
     # Of batches of rollouts: (B, T) whether the token is the likeliest, (B, T, G) what ends it,
     # (B, T) its log-probability as it was drawn.
@@ -106,11 +107,13 @@ class Tally:
         `beside` are its rows compared with the reference.
         """
         errors = [rows.output_error_N for rows in chunks if rows.output_error_N is not None]
+        sure = [rows.confidence_N for rows in chunks if rows.confidence_N is not None]
         losses = [rows.nll_N for rows in chunks]
-        if chunks and len(errors) == len(chunks):  # both in one copy, for which the host waits
-            both = torch.stack([torch.cat(losses), torch.cat(errors).to(losses[0])]).cpu()
-            losses = [both[0]]
-            self.output_error.append(_behind(shape, [both[1]]))
+        for more, kept in ((errors, self.output_error), (sure, self.confidence)):
+            if chunks and len(more) == len(chunks):  # both in one copy, for which the host waits
+                both = torch.stack([torch.cat(losses), torch.cat(more).to(losses[0])]).cpu()
+                losses = [both[0]]
+                kept.append(_behind(shape, [both[1]]))
         self.nll.append(_behind(shape, losses))
         if (compared := _compared(shape, chunks)) is not None:
             self.kl.append(compared[0])

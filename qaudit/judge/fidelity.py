@@ -17,11 +17,46 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
-from qaudit.types import Evidence, Fidelity, Interval, Measurement, Routing
+from qaudit.types import (
+    SURE,
+    ByConfidence,
+    Evidence,
+    Fidelity,
+    Interval,
+    Measurement,
+    Routing,
+)
 
 Mean = Literal[
-    "kl", "top1_agreement", "rms_dp", "output_error", "routing_agreement", "routing_moved"
+    "kl",
+    "top1_agreement",
+    "sure_flips",
+    "rms_dp",
+    "output_error",
+    "routing_agreement",
+    "routing_moved",
 ]
+
+
+def scored_tokens(evidence: Evidence) -> Array:
+    """Return the scored tokens of each document."""
+    return evidence.tokens.astype(np.float64)
+
+
+def _sure(name: Literal["tokens", "flips"]) -> Callable[[Evidence], Array]:
+    """Return a function to the sums over tokens of which full precision is sure; NaN if unknown."""
+
+    def of(evidence: Evidence) -> Array:
+        sums = evidence.fidelity.by_confidence if evidence.fidelity else None
+        if sums is None:
+            return np.full(len(evidence.tokens), np.nan)
+        counts: Array = getattr(sums, name)[:, SURE:].sum(axis=1).astype(np.float64)
+        return counts
+
+    return of
+
+
+sure_flips, sure_tokens = _sure("flips"), _sure("tokens")
 
 
 @dataclass(frozen=True)
@@ -31,6 +66,7 @@ class FidelityMeasure:
     sums: Callable[[Evidence], Array]  # NaN where nothing was recorded
     statistic: Statistic
     highest: float
+    counts: Callable[[Evidence], Array] = scored_tokens  # of the tokens that the mean is over
 
     def columns(
         self, evidence: Evidence, scored: npt.NDArray[np.bool_]
@@ -39,7 +75,7 @@ class FidelityMeasure:
         sums_D = self.sums(evidence)[scored]
         if not np.isfinite(sums_D).all():
             return None
-        return sums_D, evidence.tokens[scored].astype(np.float64)
+        return sums_D, self.counts(evidence)[scored]
 
     def bounded(self, interval: Interval) -> Interval:
         return statistics.within(interval, 0.0, self.highest)
@@ -76,6 +112,7 @@ MEANS: dict[Mean, FidelityMeasure] = {
     "top1_agreement": FidelityMeasure(
         _of_fidelity(lambda one: one.same_top), statistics.per_token, 1.0
     ),
+    "sure_flips": FidelityMeasure(sure_flips, statistics.per_token, 1.0, sure_tokens),
     "rms_dp": FidelityMeasure(
         _of_fidelity(lambda one: one.squared_dp_sum), statistics.root_mean, 1.0
     ),
@@ -151,4 +188,17 @@ def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:
         "kl_p99": p99,
         "kl_p999": p999,
         "kl_max": float(evidence.fidelity.kl_max[used].max()),
+        **_confidence_columns(evidence.fidelity.by_confidence),
+    }
+
+
+def _confidence_columns(sums: ByConfidence | None) -> dict[str, Any]:
+    """Return the share of tokens and the mean KL divergence in each bucket of confidence."""
+    if sums is None:
+        return {}
+    tokens_B, kl_B = sums.tokens.sum(axis=0), sums.kl_sum.sum(axis=0)
+    pairs = [(float(kl), int(tokens)) for kl, tokens in zip(kl_B, tokens_B, strict=True)]
+    return {
+        "confidence_shares": tuple(tokens / int(tokens_B.sum()) for _, tokens in pairs),
+        "confidence_kl": tuple(kl / tokens if tokens else None for kl, tokens in pairs),
     }

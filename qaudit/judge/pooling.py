@@ -28,7 +28,10 @@ from qaudit.judge.fidelity import (
     disagreements,
     moved_mass,
     reroutings,
+    scored_tokens,
     squared_changes,
+    sure_flips,
+    sure_tokens,
 )
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
 from qaudit.types import (
@@ -78,7 +81,8 @@ def columns_of(
     present = [column for column in columns if column is not None]
     if len(present) < len(columns) or not present:
         return None
-    tokens = table.draws(*cells[0])[0].evidence.tokens[table.scored(split)].astype(np.float64)
+    counts = sure_tokens if sums is sure_flips else scored_tokens
+    tokens = counts(table.draws(*cells[0])[0].evidence)[table.scored(split)]
     noises = [noise_of(table, cell, split, sums) for cell in cells]
     return Columns((*present, tokens), (*map(noise_in, noises), None))
 
@@ -149,6 +153,7 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
         kl=_fidelity(table, cell, "kl", divergences),
         top1_agreement=_agreement(table, cell, disagreements),
         rms_dp=_fidelity(table, cell, "rms_dp", squared_changes),
+        sure_flips=_fidelity(table, cell, "sure_flips", sure_flips),
         routing_agreement=_agreement(table, cell, reroutings),
         routing_moved=_fidelity(table, cell, "routing_moved", moved_mass),
         draw_noise=noise.source if noise else None,

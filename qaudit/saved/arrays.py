@@ -11,6 +11,8 @@ import numpy.typing as npt
 from qaudit.core.histogram import BINS
 from qaudit.types import (
     CHOICES,
+    CONFIDENCE_EDGES,
+    ByConfidence,
     Evidence,
     Fidelity,
     ImportedAnswers,
@@ -25,6 +27,7 @@ Array = np.ndarray[Any, Any]
 Tokens = npt.NDArray[np.int64]
 
 _FIDELITY = ("kl_sum", "kl_max", "kl_counts", "same_top", "squared_dp_sum")
+_CONFIDENCE = ("confidence_tokens", "confidence_kl_sum", "confidence_flips")
 _REFERENCE = "reference_"
 _POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
 _ROLES = ("role_names", "role_tokens", "role_nll_sum")
@@ -54,7 +57,8 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
     for task in evidence.tasks:  # at most one: each task has a file of its own
         arrays |= _task_arrays(task)
     if evidence.reference is not None:
-        arrays |= {f"{_REFERENCE}{name}": getattr(evidence.reference, name) for name in _FIDELITY}
+        beside = _fidelity_arrays(evidence.reference)
+        arrays |= {f"{_REFERENCE}{name}": array for name, array in beside.items()}
     if evidence.roles is not None:
         roles = {f"role_{name}": value for name, value in vars(evidence.roles).items()}
         arrays |= {name: np.array(value) for name, value in roles.items() if value is not None}
@@ -177,10 +181,18 @@ def _sums(fidelity: Fidelity | None, positions: Positions | None) -> dict[str, A
     """Return the arrays that are there, by the names in the file."""
     arrays: dict[str, Array | None] = {}
     if fidelity is not None:
-        arrays |= {name: getattr(fidelity, name) for name in _FIDELITY}
+        arrays |= _fidelity_arrays(fidelity)
     if positions is not None:
         arrays |= {f"position_{name}": value for name, value in vars(positions).items()}
     return {name: value for name, value in arrays.items() if value is not None}
+
+
+def _fidelity_arrays(fidelity: Fidelity) -> dict[str, Array]:
+    arrays = {name: getattr(fidelity, name) for name in _FIDELITY}
+    if fidelity.by_confidence is not None:
+        sums = vars(fidelity.by_confidence)
+        arrays |= {f"confidence_{name}": array for name, array in sums.items()}
+    return arrays
 
 
 def _fidelity(arrays: Mapping[str, Array], tokens: Tokens) -> Fidelity | None:
@@ -200,6 +212,27 @@ def _fidelity(arrays: Mapping[str, Array], tokens: Tokens) -> Fidelity | None:
         kl_counts=counts,
         same_top=same_top,
         squared_dp_sum=_amounts(arrays, "squared_dp_sum", shape),
+        by_confidence=_by_confidence(arrays, tokens, same_top),
+    )
+
+
+def _by_confidence(
+    arrays: Mapping[str, Array], tokens: Tokens, same_top: Array
+) -> ByConfidence | None:
+    """Read the sums by confidence, which older files do not have."""
+    if not _are_there(arrays, _CONFIDENCE):
+        return None
+    shape = (*tokens.shape, len(CONFIDENCE_EDGES) + 1)
+    counts = _counts(arrays, "confidence_tokens", shape)
+    flips = _counts(arrays, "confidence_flips", shape)
+    if (counts.sum(axis=1, dtype=np.int64) != tokens).any() or (flips > counts).any():
+        raise ValueError("its `confidence_tokens` are not of its tokens")
+    if (flips.sum(axis=1, dtype=np.int64) != tokens - same_top).any():
+        raise ValueError("its `confidence_flips` are not those of `same_top`")
+    return ByConfidence(
+        counts.astype(np.int64),
+        _amounts(arrays, "confidence_kl_sum", shape),
+        flips.astype(np.int64),
     )
 
 

@@ -5,7 +5,10 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> AuditRecord -> card
 
 from qaudit.settings import Recipe
 from qaudit.types.audit import (
+    CONFIDENCE_EDGES,
+    SURE,
     AuditRecord,
+    ByConfidence,
     Evidence,
     Fidelity,
     Further,

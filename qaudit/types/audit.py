@@ -154,6 +154,21 @@ class Plan:
     presets: tuple[PresetTime, ...] = ()  # what `--quick` and `--thorough` would take
 
 
+CONFIDENCE_EDGES = (0.25, 0.5, 0.9)
+"""Between four buckets of tokens, by the probability that full precision gives its likeliest."""
+SURE = 2
+"""The first bucket of tokens of which full precision is sure: it gives one at least 0.5."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByConfidence:
+    """Sums by how sure full precision is of a token, by document and bucket: (D, 4) each."""
+
+    tokens: npt.NDArray[np.int64]
+    kl_sum: npt.NDArray[np.float64]
+    flips: npt.NDArray[np.int64]  # tokens whose likeliest token is another
+
+
 @dataclass(frozen=True, eq=False)
 class Fidelity:
     """How far a stream's predictions are from those of full precision, summed by document.
@@ -166,6 +181,7 @@ class Fidelity:
     kl_counts: npt.NDArray[np.integer]  # (D, B) tokens by their KL divergence
     same_top: npt.NDArray[np.int64]  # (D,) tokens whose likeliest token is the same
     squared_dp_sum: npt.NDArray[np.float64]  # (D,) of the change of the right token's probability
+    by_confidence: ByConfidence | None = None  # None: measured before it was recorded
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,6 +58,10 @@ class MeasurementRow(Row):
     routing_moved: Interval | None = None  # mass of routing weights on other experts, mean
     reference_kl: Interval | None = None  # KL divergence to the subject that is the reference
     reference_top1_agreement: Interval | None = None
+    sure_flips: Interval | None = None  # of tokens whose likeliest had 0.5 at least: now another
+    # By the probability of full precision's likeliest token: up to 0.25, 0.5, 0.9 and above.
+    confidence_shares: tuple[float, ...] = ()  # of tokens
+    confidence_kl: tuple[float | None, ...] = ()  # nats per token
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class PooledRow(Row):
     rms_dp: Interval | None = None
     routing_agreement: Interval | None = None
     routing_moved: Interval | None = None
+    sure_flips: Interval | None = None
     draw_noise: str | None = None  # whose draws widen these intervals; None: its own, or none
     claim: ClaimKind = "method"  # it decides where the verdict makes the same claim
 

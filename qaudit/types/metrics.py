@@ -33,13 +33,16 @@ Metric = Literal[
     "kl_p999",  # nats: what the KL divergence of one token in a thousand exceeds
     "flips",  # a fraction of items whose answer went from right to wrong or back
     "top1",  # a fraction of tokens whose likeliest token is another than in full precision
+    "sure_top1",  # the same of tokens whose likeliest one has at least 0.5 in full precision
     "routing_agreement",  # a fraction of tokens with other experts than in full precision
     "tokens_to_divergence",  # of greedy rollouts, until the first that is another: the median
     "answer_length",  # a fraction: the change of the probability of ending a turn, up or down
     "expected_score_drop",  # of marked rollouts: the score of full precision less the scheme's
 ]
 Unit = Literal["fraction", "nats", "tokens"]
-Sums = Literal["losses", "divergences", "disagreements", "reroutings", "items", "rollouts"]
+Sums = Literal[
+    "losses", "divergences", "disagreements", "sure_flips", "reroutings", "items", "rollouts"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class MetricRecord:
     @property
     def of_fidelity(self) -> bool:
         """Whether predictions are compared with those of full precision, token by token."""
-        return self.sums in ("divergences", "disagreements", "reroutings")
+        return self.sums in ("divergences", "disagreements", "sure_flips", "reroutings")
 
     @property
     def of_tasks(self) -> bool:
@@ -209,6 +212,19 @@ METRICS: Mapping[str, MetricRecord] = {
         statistic="per_token",
         worse="change",
         compared="the likeliest token",
+    ),
+    "sure_top1": MetricRecord(
+        code="QA049",
+        title="a scheme changes a sure token more often than its margin",
+        reason="Near full precision most changes are between tokens about as likely as each other; "
+        "where it is sure, a change is an error of quantization.",
+        unit="fraction",
+        sentence="{scheme} changes the likeliest token of `{subject}`, where full precision gives "
+        "it at least 0.5, at {change} of these tokens",
+        sums="sure_flips",
+        statistic="per_token",
+        worse="change",
+        compared="how often sure tokens change",
     ),
     "routing_agreement": MetricRecord(
         code="QA045",

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from qaudit.core.histogram import BINS
+from qaudit.types import Fidelity, Measurement
+from tests.support import sample, saved_audits
 from tests.support.cli import QUICK, Run, refused, run_in
+from tests.support.saved_audits import save
 
 MORE = ("--schemes", "rtn-3bit,bnb-nf4")  # beside rtn-4bit, which every scan here has
 
@@ -154,3 +160,35 @@ def test_evidence_outside_the_audit_is_not_read(qaudit: Run, audited: Path) -> N
     audit["measurements"][0]["evidence"] = "../../etc/passwd"
     path.write_text(json.dumps(audit))
     refused(qaudit("pick", "out"), 4, "is outside the audit", "edited by hand")
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (0.01, 3)])
+def test_divergences_near_full_precision_are_a_tie(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, factor: float, code: int
+) -> None:
+    really = sample.measurements
+
+    def diverging(documents: int, seed: int) -> tuple[Measurement, ...]:
+        """Return measurements whose KL divergence is that of their scheme."""
+        kl = {"gptq-4bit": 0.02, "bnb-nf4": 0.03}
+        found = sample.halves(really(documents, seed))
+        return tuple(with_kl(m, factor * kl[m.scheme]) if m.scheme in kl else m for m in found)
+
+    monkeypatch.setattr(sample, "measurements", diverging)
+    monkeypatch.setattr(saved_audits, "SCHEMES", ("fp", "gptq-4bit", "bnb-nf4"))
+    save(place / "out", documents=64)
+    done = qaudit("pick", "out", "--objective", "kl", "--policy", "explore", "--json")
+    (only,) = json.loads(done.out)["verdict"]["classes"]
+    assert (done.code, only["confirmed_on"] is None) == (code, code == 3)
+
+
+def with_kl(measurement: Measurement, kl: float) -> Measurement:
+    """Return a measurement with about this divergence at every token."""
+    evidence = measurement.evidence
+    noise_D = 1 + 0.05 * np.sin(np.arange(len(evidence.tokens)))
+    kl_D = kl * noise_D * (evidence.tokens > 0)
+    counts = np.zeros((len(kl_D), BINS), dtype=np.int64)
+    counts[:, 0] = evidence.tokens
+    zeros_D = np.zeros(len(kl_D))
+    fidelity = Fidelity(kl_D * evidence.tokens, kl_D, counts, evidence.tokens, zeros_D)
+    return replace(measurement, evidence=replace(evidence, fidelity=fidelity))

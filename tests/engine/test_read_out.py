@@ -1,10 +1,12 @@
 """Losses, divergence and agreement of every stream, held against whole models in float64."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -91,6 +93,41 @@ def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path, way):
             same = int((p_TV.argmax(1) == q_TV.argmax(1)).sum())
             assert abs(int(stored.same_top[k]) - same) <= 1
             assert int(stored.kl_counts[k].sum()) == len(targets_T)
+
+
+def sharpened(folder, target):
+    """Return a copy of a model that is sure of some tokens, whose head is larger."""
+    shutil.copytree(folder, target)
+    tensors = load_file(target / "model.safetensors")
+    tensors["lm_head.weight"] *= 32.0
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("way", ["blocks", "resident"])
+def test_sums_by_confidence_are_those_of_whole_models_in_float64(checkpoint, tmp_path, way):
+    given, folder = feed(), sharpened(checkpoint, tmp_path / "sharp")
+    tallies = blocks(folder, tmp_path, given) if way == "blocks" else resident(folder, given)
+    full, reached = log_probabilities(folder), np.zeros(4, dtype=int)
+    for scheme in parse_schemes([SCHEMES]):
+        stored = evidence(given, tallies)[scheme.spec].fidelity.by_confidence
+        for k, ((p_TV, _), (q_TV, _)) in enumerate(
+            zip(full, log_probabilities(folder, scheme), strict=True)
+        ):
+            top_T = np.exp(p_TV.max(1))
+            kl_T = (np.exp(p_TV) * (p_TV - q_TV)).sum(1)
+            flip_T = p_TV.argmax(1) != q_TV.argmax(1)
+            edges = (0.0, 0.25, 0.5, 0.9, 1.1)
+            for bucket in range(4):
+                inside = (edges[bucket] <= top_T) & (top_T < edges[bucket + 1])
+                assert stored.tokens[k, bucket] == inside.sum()
+                np.testing.assert_allclose(
+                    stored.kl_sum[k, bucket], kl_T[inside].sum(), rtol=2e-3, atol=1e-6
+                )
+                assert abs(stored.flips[k, bucket] - (flip_T & inside).sum()) <= 1
+        reached += stored.tokens.sum(0)
+        assert stored.flips[:, 2:].sum() > 0 or scheme.bits == 4
+    assert (reached > 0).all()
 
 
 def in_conversations() -> Corpus:

@@ -11,7 +11,7 @@ import pytest
 from qaudit.core import statistics
 from qaudit.core.histogram import counts_of
 from qaudit.judge.fidelity import fidelity_columns, mean_of
-from qaudit.types import HELD_OUT, SELECTION, Evidence, Fidelity
+from qaudit.types import HELD_OUT, SELECTION, ByConfidence, Evidence, Fidelity
 
 DOCUMENTS, TOKENS = 40, 150
 
@@ -51,6 +51,34 @@ def test_means_are_those_of_all_tokens_with_the_interval_of_documents() -> None:
     assert columns["top1_agreement"].estimate == pytest.approx(0.9, abs=0.02)
     for name in ("kl", "top1_agreement", "rms_dp"):
         assert columns[name].low < columns[name].estimate < columns[name].high
+
+
+def test_sure_flips_are_a_part_of_the_tokens_that_full_precision_is_sure_of() -> None:
+    one, kl_DT = evidence()
+    assert one.fidelity is not None
+    assert "sure_flips" not in fidelity_columns(one, 0.95)
+    draw = np.random.default_rng(1)
+    bucket_DT = draw.integers(0, 4, kl_DT.shape)
+    flip_DT = draw.random(kl_DT.shape) < np.array([0.3, 0.2, 0.1, 0.02])[bucket_DT]
+
+    def summed(values_DT: np.ndarray) -> np.ndarray:
+        sums = [(values_DT * (bucket_DT == bucket)).sum(1) for bucket in range(4)]
+        return np.vstack([np.stack(sums, 1), np.zeros(4)])
+
+    sums = ByConfidence(
+        summed(np.ones_like(kl_DT)).astype(int), summed(kl_DT), summed(flip_DT).astype(int)
+    )
+    one = replace(one, fidelity=replace(one.fidelity, by_confidence=sums))
+    columns = fidelity_columns(one, 0.95)
+    sure_DT = bucket_DT >= 2
+    by_document = (flip_DT & sure_DT).sum(1), sure_DT.sum(1)
+    assert columns["sure_flips"] == statistics.interval(by_document, statistics.per_token)
+    assert columns["confidence_shares"] == pytest.approx(
+        [np.mean(bucket_DT == k) for k in range(4)]
+    )
+    assert columns["confidence_kl"] == pytest.approx(
+        [kl_DT[bucket_DT == k].mean() for k in range(4)]
+    )
 
 
 def test_quantiles_are_those_of_all_tokens_within_a_bin() -> None:

@@ -87,7 +87,7 @@ def test_an_older_audit_is_gated_by_its_evidence() -> None:
     ]  # fmt: skip
     # It has no KL divergence, which only warns.
     missing = {(c.metric, c.level) for c in gate.checks if c.outcome == "missing"}
-    assert missing == {("kl", "warn"), ("kl_p999", "warn"), ("top1", "warn")}
+    assert missing == {("kl", "warn"), ("kl_p999", "warn"), ("sure_top1", "warn")}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from qaudit.judge.fidelity import disagreements, reroutings
+import numpy as np
+
+from qaudit.judge.fidelity import disagreements, reroutings, sure_flips
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import (
@@ -27,6 +29,7 @@ SUMS: Mapping[str, Sums] = {
     "losses": losses,
     "divergences": divergences,
     "disagreements": disagreements,
+    "sure_flips": sure_flips,
     "reroutings": reroutings,
 }
 _MEASURE = "scan with this scheme, too"
@@ -208,9 +211,9 @@ def question_of(
 
 
 def _uncompared(question: Question, table: Measurements) -> bool:
-    recorded = "routing" if question.record.sums == "reroutings" else "fidelity"
+    sums = SUMS[question.record.sums]
     draws = table.draws(question.subject, question.scheme or FULL_PRECISION)
-    return any(getattr(draw.evidence, recorded) is None for draw in draws)
+    return any(bool(np.isnan(sums(draw.evidence)).any()) for draw in draws)
 
 
 def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:

@@ -18,6 +18,8 @@ COLUMNS = doc.columns(
     "99.9 %",
     "largest",
     "agreement, %",
+    "sure flips, %",
+    "KL by confidence",
     "RMS change of p, %",
 )
 LEGEND = (
@@ -26,6 +28,9 @@ LEGEND = (
     "twice the mean), then the values that 90, 99 and 99.9 % of tokens stay below, then the "
     "largest of all, which has no interval; those of the values are of one calibration draw and "
     "cover documents alone. Agreement: how often the likeliest token is the same. "
+    "Sure flips: how often it is another, of the tokens to which full precision gives at least "
+    "0.5: where the two likeliest are about as likely, a change says little. KL by confidence: "
+    "the mean over tokens whose likeliest has up to 0.25, 0.5, 0.9 and more in full precision. "
     "RMS change of p: by how much the probability of the right token changes, root mean square."
 )
 
@@ -70,9 +75,16 @@ def _row(view: View, score: MeasurementRow) -> doc.TableRow:
         *(doc.interval_cell(shown(divergence, spread)) for divergence in divergences),
         doc.cell(shown(score.kl_max, "{:.3g}".format)),
         doc.interval_cell(shown(score.top1_agreement, percent)),
+        doc.interval_cell(shown(score.sure_flips, percent)),
+        doc.cell(_by_confidence(score)),
         doc.interval_cell(shown(score.rms_dp, percent)),
     )
     return doc.TableRow(cells, chosen=score.scheme == view.main.scheme)
+
+
+def _by_confidence(score: MeasurementRow) -> str:
+    values = ("-" if kl is None else f"{kl:.2g}" for kl in score.confidence_kl)
+    return " · ".join(values) or "-"
 
 
 def _matrix(view: View) -> doc.TableBlock:
