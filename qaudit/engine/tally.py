@@ -131,7 +131,7 @@ class Tally:
 
     def of_batches(self, batches: slice) -> Tally:
         """Return what was read out of some batches."""
-        names = ("nll", "kl", "same_top", "output_error", "beside")
+        names = ("nll", "kl", "same_top", "output_error", "confidence", "beside")
         return replace(self, **{name: getattr(self, name)[batches] for name in names})
 
 
