@@ -84,7 +84,7 @@ def _row(view: View, score: MeasurementRow) -> doc.TableRow:
 
 def _by_confidence(score: MeasurementRow) -> str:
     values = ("-" if kl is None else f"{kl:.2g}" for kl in score.confidence_kl)
-    return " · ".join(values) or "-"
+    return " / ".join(values) or "-"
 
 
 def _matrix(view: View) -> doc.TableBlock:
