@@ -1,7 +1,7 @@
 """Every finding by its code: its title, and why it matters.
 
 Codes stay: a rule that goes leaves its number empty, because policies, ignores and dashboards
-name them. QA001, QA020 to QA027, QA037 to QA041, QA045 and QA047 to QA049 hold an audit to a
+name them. QA001, QA020 to QA027, QA037 to QA041, QA045 and QA047 to QA050 hold an audit to a
 policy; the others judge the audit itself.
 """
 

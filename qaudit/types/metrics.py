@@ -214,7 +214,7 @@ METRICS: Mapping[str, MetricRecord] = {
         compared="the likeliest token",
     ),
     "sure_top1": MetricRecord(
-        code="QA049",
+        code="QA050",
         title="a scheme changes a sure token more often than its margin",
         reason="Near full precision most changes are between tokens about as likely as each other; "
         "where it is sure, a change is an error of quantization.",
