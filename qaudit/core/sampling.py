@@ -10,28 +10,45 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LIKELIEST = 1024
+
 
 def log_probabilities(
     logits_NV: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
 ) -> Tensor:
     """Return the logarithms of the probabilities that are drawn from, in float32 or wider.
 
-    `top_k` keeps every token that is as likely as the last of them; `top_p` keeps the likeliest
-    tokens until they have that probability, and always one.
+    `top_k` keeps the likeliest tokens, `top_p` as many of them as have that probability together;
+    both keep every token that is as likely as the last.
     """
     import torch
 
     scaled_NV = (logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()) / temperature
-    if top_k is not None and top_k < scaled_NV.shape[-1]:
-        least_N1 = scaled_NV.topk(top_k, dim=-1).values[..., -1:]
+    if top_k is not None or top_p < 1:
+        least_N1 = _least_kept(scaled_NV, top_k, top_p)
         scaled_NV = scaled_NV.masked_fill(scaled_NV < least_N1, -torch.inf)
-    if top_p < 1:
-        sorted_NV, order_NV = scaled_NV.sort(dim=-1, descending=True, stable=True)
-        probability_NV = sorted_NV.softmax(-1)
-        before_NV = probability_NV.cumsum(-1) - probability_NV
-        dropped_NV = (before_NV >= top_p).scatter(-1, order_NV, before_NV >= top_p)
-        scaled_NV = scaled_NV.masked_fill(dropped_NV, -torch.inf)
     return scaled_NV.log_softmax(-1)
+
+
+def _least_kept(scaled_NV: Tensor, top_k: int | None, top_p: float) -> Tensor:
+    """Return the logit of the last token that is kept, of each row.
+
+    To sort a vocabulary takes longer than to compute its logits, and the likeliest thousand tokens
+    nearly always have the probability.
+    """
+    import torch
+
+    count = min(scaled_NV.shape[-1], top_k or scaled_NV.shape[-1])
+    width = count if top_k is not None else min(_LIKELIEST, count)
+    while True:
+        likely_NK = scaled_NV.topk(width, dim=-1).values
+        of_NK = likely_NK if top_k is not None else scaled_NV
+        probability_NK = (likely_NK - of_NK.logsumexp(-1, keepdim=True)).exp()
+        kept_NK = probability_NK.cumsum(-1) - probability_NK < top_p
+        kept_NK |= top_p >= 1
+        if width == count or not bool(kept_NK[..., -1].any()):
+            return likely_NK.masked_fill(~kept_NK, torch.inf).amin(-1, keepdim=True)
+        width = min(16 * width, count)
 
 
 def drawn_log_probability(

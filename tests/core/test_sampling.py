@@ -35,6 +35,17 @@ def test_what_is_left_is_what_transformers_leaves(
     assert torch.equal(found.isinf(), expected.isinf())
 
 
+def test_flat_and_peaked_rows_are_cut_alike_in_large_vocabularies() -> None:
+    random = torch.Generator().manual_seed(2)
+    scale = torch.tensor([0.1, 1.0, 4.0, 9.0])[:, None]  # of the first, 0.9 takes most tokens
+    logits = torch.randn(4, 40_000, generator=random) * scale
+    expected = TopPLogitsWarper(0.9)(None, logits)
+    found = log_probabilities(logits, top_p=0.9)
+    kept = found.isfinite().sum(-1)
+    assert (kept - expected.isfinite().sum(-1)).abs().max() <= 2  # sums are rounded
+    assert kept[0] > 1024 > kept[3]
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     probability = torch.tensor([0.0, 0.5, 0.0, 0.125, 0.375])
     uniform = (torch.arange(800) / 800).double()

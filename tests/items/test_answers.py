@@ -196,6 +196,16 @@ def test_logs_of_inspect_are_read_from_both_formats(tmp_path: Path) -> None:
     assert flips(again["adds"]) == (2, 1)
 
 
+def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
+    path = archived(logs / "base" / "adds.json")
+    monkeypatch.setattr("qaudit.items.inspect_logs._MOST_NBYTES", 10_000)
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)
+    assert "unpacks to more than" in refusal(path, path, None)
+
+
 def test_an_archive_that_python_cannot_unpack_names_what_can() -> None:
     log = ANSWERS / "inspect" / "base" / "pick.eval"
     try:
