@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from qaudit.core.registry import parse_schemes
 from qaudit.errors import MachineError
 from qaudit.planning import footprint as module
 from qaudit.planning.cost import Load
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.models import save_model, text, write_documents
 from tests.support.toys import tokenizer
 
@@ -43,6 +45,23 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
     monkeypatch.setattr(module, "free_disk_nbytes", lambda folder: disks[folder])
     monkeypatch.setattr(module, "shares_disk", lambda one, other: one == other)
     return disks
+
+
+MEASURED = {
+    # hidden, widest, vocabulary, parameters of a block, tied embeddings, tokens: peak in MB above
+    # the libraries of the eight default schemes in float32 (benchmarks/README.md, Memory)
+    "demo": (Sizes(1_050_000, 4, 197_000, 262_000, 128, 384, 2048), 4_096, 262),
+    "15M": (Sizes(15_200_000, 6, 995_000, 9_216_000, 288, 768, 32_000), 4_096, 680),
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED)
+def test_memory_that_is_planned_is_within_half_of_what_was_measured(shape: str) -> None:
+    sizes, tokens, measured = MEASURED[shape]
+    schemes = parse_schemes(DEFAULT_SCHEMES)
+    load = Load(tuple(schemes), TextSize(tokens, tokens, 512), len(schemes) + 1)
+    planned = Footprint(sizes, load, 4, 6 * GB).memory_nbytes / 1e6
+    assert measured / 1.5 <= planned <= measured * 1.5
 
 
 def test_what_the_disks_hold_is_not_refused(free: dict[Path, int]) -> None:
