@@ -86,10 +86,10 @@ class KeptRest:
             shapes = json.loads(read_regular(folder / SHAPES, _LARGEST_NBYTES))
             self._shapes = {name: tuple(map(int, shape)) for name, shape in shapes.items()}
             self._files: dict[str, Path] = {}
-            for path in sorted(folder.glob("rest-*.safetensors")):
+            for path in _files(folder, "rest-*.safetensors"):
                 with safe_open(path, framework="pt") as file:
                     self._files |= dict.fromkeys(file.keys(), path)
-        except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
+        except _DAMAGED as error:
             raise _damaged(folder, error) from error
 
     @property
@@ -108,19 +108,29 @@ class KeptRest:
             with safe_open(self._files[name], framework="pt") as file:
                 tensor: Tensor = file.get_tensor(name)
                 return tensor
-        except (OSError, SafetensorError, KeyError) as error:
+        except _DAMAGED as error:
             raise _damaged(Path(name), error) from error
+
+
+_DAMAGED = (
+    OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError,
+)  # fmt: skip
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return regular files: a pipe of that name would be waited for."""
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
 def kept_groups(folder: Path) -> Iterator[tuple[Linears, Quantized]]:
     """Yield every group of linears that is kept, block by block, in the order of the pass."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _files(folder, "*.safetensors"):
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["about"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             yield _group(about, tensors)
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        except _DAMAGED as error:
             raise _damaged(path, error) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from qaudit.engine.kept_weights import kept_groups
 from qaudit.engine.linear_hashes import sha256_of
+from qaudit.errors import SourceError
 from qaudit.saved.exports import read_export, write_export
 from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
 
@@ -79,6 +82,14 @@ def test_a_kept_norm_that_was_changed_is_found(qaudit: Run, place: Path) -> None
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, path)
     assert "are not, or not all, those that were judged" in export(qaudit, "new").err
+
+
+@pytest.mark.parametrize("about", ['{"block": 0}', "[]", "null", '{"stored": {"a": {}}}'])
+def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path: Path, about: str) -> None:
+    os.mkfifo(tmp_path / "00000-00001.safetensors")  # which nothing may wait for
+    save_file({}, tmp_path / "00000-00000.safetensors", metadata={"about": about})
+    with pytest.raises(SourceError, match="cannot be read"):
+        list(kept_groups(tmp_path))
 
 
 def test_what_was_measured_without_keep_is_not_measured_again(qaudit: Run, place: Path) -> None:
