@@ -223,7 +223,6 @@ METRICS: Mapping[str, MetricRecord] = {
         "it at least 0.5, at {change} of these tokens",
         sums="sure_flips",
         statistic="per_token",
-        worse="change",
         compared="how often sure tokens change",
     ),
     "routing_agreement": MetricRecord(

@@ -21,6 +21,7 @@ from qaudit.judge.table import Measurements
 from qaudit.judge.verdict import choices
 from qaudit.policy import preset
 from qaudit.types import (
+    ByConfidence,
     Checkpoint,
     ClassVerdict,
     Evidence,
@@ -481,3 +482,28 @@ def test_the_verdict_and_the_gate_have_one_answer(
         assert one.status != "hold" or one.level != "error" or answer.exit_code == 1
     # What no class accounts for is among the others.
     assert verdict.status in (statuses | {"ship"}) or verdict.others
+
+
+def test_sure_tokens_that_changed_are_judged_by_their_share_of_sure_tokens() -> None:
+    rows = of_errors({"gptq-4bit": 0.01})
+    tokens = rows[0].evidence.tokens
+    draw = np.random.default_rng(0)
+    counts = np.stack([tokens - 45, np.full_like(tokens, 20), tokens * 0 + 15, tokens * 0 + 10], 1)
+    flips = np.stack([tokens * 0 + 20, tokens * 0 + 5, draw.integers(0, 2, 60), tokens * 0], 1)
+    sums = ByConfidence(counts, counts * 0.01, flips)
+
+    def with_sums(m: Measurement) -> Measurement:
+        quantized = with_divergence(m, 0.02)
+        assert quantized.evidence.fidelity is not None
+        fidelity = replace(quantized.evidence.fidelity, by_confidence=sums)
+        return replace(quantized, evidence=replace(quantized.evidence, fidelity=fidelity))
+
+    rule = PolicyRule("sure", "sure_top1", 0.05, subjects=("@ships",), bits=("4",))
+    policy = replace(preset("release"), rules=(rule,), classes={})
+    answer, _ = gated([m if m.scheme == "fp" else with_sums(m) for m in rows], policy)
+    (check,) = answer.checks
+    assert check.interval is not None
+    assert check.interval.estimate == pytest.approx(flips[:, 2].sum() / (60 * 25))
+    assert check.outcome == "pass"
+    answer, _ = gated([m if m.scheme == "fp" else with_divergence(m, 0.02) for m in rows], policy)
+    assert [check.outcome for check in answer.checks] == ["missing"]
