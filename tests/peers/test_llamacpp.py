@@ -252,7 +252,7 @@ GELU = ("gemma", "gemma2", "gemma3_text", "starcoder2")  # llama.cpp reads it in
 FAMILIES = (
     "llama", "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3",
     "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *GELU,
-    "granite", "phi3", "nemotron", "stablelm", "cohere",
+    "granite", "phi3", "nemotron", "stablelm", "cohere", "cohere2",
 )  # fmt: skip
 _KEYS = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
 KEYS = sorted(k[7:] for k in _KEYS if isinstance(k, str) and k.startswith("{arch}."))

@@ -84,7 +84,8 @@ ARCHITECTURES = {
 _INTERLEAVED = ("llama", "olmo", "smollm3", "granite")
 _ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")  # to what norms multiply by
 _LAYER_NORMS = {"olmo": "", "starcoder2": "norm_epsilon", "nemotron": "norm_eps",
-                "command-r": "layer_norm_eps", "stablelm": "layer_norm_eps"}  # fmt: skip
+                "command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
+                "stablelm": "layer_norm_eps"}  # fmt: skip
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -222,7 +223,8 @@ def _describe_more(writer: Any, config: Mapping[str, Any], architecture: str) ->
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if architecture in ("gemma2", "gemma3", "phi3", "starcoder2") and config.get("sliding_window"):
+    windows = ("gemma2", "gemma3", "phi3", "starcoder2", "cohere2")
+    if architecture in windows and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -232,7 +234,7 @@ def _describe_more(writer: Any, config: Mapping[str, Any], architecture: str) ->
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if architecture == "command-r":
+    if architecture in ("command-r", "cohere2"):
         writer.add_logit_scale(config["logit_scale"])
     if architecture == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])

@@ -48,4 +48,5 @@ ARCHITECTURES = {
     ),
     "stablelm": Architecture(("stablelm",), layer_norms=True, epsilon="layer_norm_eps"),
     "command-r": Architecture(("cohere",), layer_norms=True, epsilon="layer_norm_eps"),
+    "cohere2": Architecture(("cohere2",), layer_norms=True, epsilon="layer_norm_eps", period=4),
 }

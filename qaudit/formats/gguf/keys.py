@@ -56,6 +56,7 @@ _OF_TYPE: Mapping[str, Mapping[str, Any]] = {
     "stablelm": {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
                  "use_parallel_residual": False},
     "cohere": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
+    "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096},
     "granite": {"attention_multiplier": 1.0, "embedding_multiplier": 1.0,
                 "residual_multiplier": 1.0, "logits_scaling": 1.0},
 }  # fmt: skip
@@ -113,12 +114,14 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}
 
 
 def _of_windows(architecture: str, get: _Values) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what llama.cpp has of Gemma in its code: layers with windows, scales of attention."""
+    """Yield what llama.cpp has in its code: windows by layer, and Gemma's scales of attention."""
     layers, period = int(get("num_hidden_layers") or 0), ARCHITECTURES[architecture].period
     if _slides(get, layers, period) != _every(period, layers):
         yield "layer_types", f"full attention in each {period}th", "another order"
+    if architecture not in _LARGEST:
+        return
     heads, hidden = get("num_attention_heads") or 1, get("hidden_size") or 0
-    largest = layers == _LARGEST.get(architecture)
+    largest = layers == _LARGEST[architecture]
     scale = hidden / heads if largest else get("head_dim")
     if get("query_pre_attn_scalar") != scale:
         yield "query_pre_attn_scalar", scale, get("query_pre_attn_scalar")
@@ -154,7 +157,7 @@ def _of_one(
         wanted["embedding_scale"] = (1.0, get("embedding_multiplier"))
         wanted["residual_scale"] = (1.0, get("residual_multiplier"))
         wanted["logit_scale"] = (None, get("logits_scaling"))
-    if architecture == "command-r":
+    if architecture in ("command-r", "cohere2"):
         wanted["logit_scale"] = (None, get("logit_scale"))
     if architecture == "stablelm":
         parallel = bool(get("use_parallel_residual"))
