@@ -85,22 +85,8 @@ class Chat:
                 hint="give the text itself in `text`, or a model with a `tokenizer.json`",
             )
         talk = _Conversation(self, messages, tools, where)
-        spans, is_cut = talk.spans() if self.with_spans else ((), False)
-        if self.with_spans and self.score == "all":
-            spans = tuple(_with_prompt(spans, len(talk.text)))
-        elif self.with_spans and is_cut and not spans:
-            raise CorpusError(
-                f"no answer in {where} can be separated from its prompt: the template renders "
-                "the messages before it otherwise than all of them",
-                hint="give a template with `{% generation %}` with `--chat-template FILE`, or use "
-                "`--score all`",
-            )
-        elif self.with_spans and not spans:
-            raise CorpusError(
-                f"no token of {where} is scored: no message is of the role `assistant`",
-                hint="leave the conversation out, or use `--score all`",
-            )
-        return Document(name, talk.text, stratum, spans=spans, is_chat=True, last_alone=is_cut)
+        spans = talk.scored if self.with_spans else None
+        return Document(name, talk.text, stratum, is_chat=True, spans=spans)
 
     def prompt(self, where: str, value: Mapping[str, Any]) -> str:
         """Return messages as the prompt of the next answer."""
@@ -169,7 +155,26 @@ class _Conversation:
                 f"{self.where} cannot be rendered: {error.message}", hint=OTHER_TEMPLATE
             ) from error
 
-    def spans(self) -> tuple[tuple[RoleSpan, ...], bool]:
+    def scored(self) -> tuple[tuple[RoleSpan, ...], bool]:
+        """Return what is scored, and whether the last answer alone is."""
+        spans, is_cut = self._written()
+        if self.chat.score == "all":
+            return tuple(_with_prompt(spans, len(self.text))), is_cut
+        if not spans and is_cut:
+            raise CorpusError(
+                f"no answer in {self.where} can be separated from its prompt: the template "
+                "renders the messages before it otherwise than all of them",
+                hint="give a template with `{% generation %}` with `--chat-template FILE`, or use "
+                "`--score all`",
+            )
+        if not spans:
+            raise CorpusError(
+                f"no token of {self.where} is scored: no message is of the role `assistant`",
+                hint="leave the conversation out, or use `--score all`",
+            )
+        return spans, is_cut
+
+    def _written(self) -> tuple[tuple[RoleSpan, ...], bool]:
         """Return what the model wrote, and whether that is its last answer alone."""
         answers = [k for k, message in enumerate(self.messages) if message["role"] == "assistant"]
         text, places = self.whole

@@ -99,7 +99,11 @@ class Cutter:
 
     def encode(self, document: Document) -> Encoded:
         """Turn a document into tokens, those before it included, and cap it."""
-        tokens, nbytes, roles = self._text(document)
+        tokens, nbytes, offsets = self._text(document.text)
+        roles, last_alone = None, False
+        if document.spans is not None and offsets is not None:
+            spans, last_alone = document.spans()
+            roles = roles_of(spans, offsets)
         limit = self.protocol.document_tokens
         tokens, nbytes = tokens[:limit], nbytes[:limit]
         before = np.array(() if document.is_chat else self.prefix, dtype=np.int32)
@@ -110,7 +114,7 @@ class Cutter:
             np.concatenate([np.zeros(len(before), dtype=np.int64), nbytes]),
             document.stratum,
             roles=None if roles is None else roles[:limit],
-            last_alone=document.last_alone,
+            last_alone=last_alone,
         )
 
     def calibration(self, documents: Sequence[Encoded]) -> tuple[Window, ...]:
@@ -167,9 +171,9 @@ class Cutter:
         """Return the units of analysis: documents, or windows of documents run together."""
         return _packed(documents, self.protocol.context) if self.protocol.packed else documents
 
-    def _text(self, document: Document) -> tuple[Tokens, Counts, Roles | None]:
-        """Return the tokens of a document, the bytes they own, and the roles in a conversation."""
-        text, fast = document.text, self.tokenizer.is_fast
+    def _text(self, text: str) -> tuple[Tokens, Counts, Counts | None]:
+        """Return the tokens of a text, the bytes they own, and where in the text they are."""
+        fast = self.tokenizer.is_fast
         with unreadable(_FAILS, _HINT):
             encoded = self.tokenizer(
                 text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False
@@ -178,8 +182,7 @@ class Cutter:
         if not fast:
             return tokens, np.zeros(len(tokens), dtype=np.int64), None
         offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        nbytes = owned_nbytes(text, offsets[:, 1])
-        return tokens, nbytes, roles_of(document.spans, offsets) if document.spans else None
+        return tokens, owned_nbytes(text, offsets[:, 1]), offsets
 
     def _pair(self, item: Choice, option: str) -> tuple[Tokens, int]:
         """Encode context and option as one text; spaces between them belong to the option.
@@ -188,8 +191,8 @@ class Cutter:
         encoded apart, its first token would be one that never follows the context.
         """
         context = item.context.rstrip()
-        whole = self._text(Document("", item.context + option))[0]
-        before = len(self._text(Document("", context))[0])
+        whole = self._text(item.context + option)[0]
+        before = len(self._text(context)[0])
         if len(whole) <= before:
             raise CorpusError(
                 f"option `{option}` of `{item.name}` has no token of its own",

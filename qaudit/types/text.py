@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Literal
@@ -37,9 +37,12 @@ class Document:
     name: str
     text: str
     stratum: str = ""  # the value of the field that `strata` names
-    is_chat: bool = False  # a conversation: nothing goes before it, and its spans alone are scored
-    spans: tuple[RoleSpan, ...] = ()
-    last_alone: bool = False  # of its answers only the last is scored
+    is_chat: bool = False  # a conversation: its template writes what begins it
+    # What of a conversation is scored, and whether its last answer alone is; None: no token.
+    # Asked only of documents that are measured on, because prefixes are rendered for it.
+    spans: Callable[[], tuple[tuple[RoleSpan, ...], bool]] | None = field(
+        default=None, compare=False
+    )
 
     @cached_property
     def sha256(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, QauditError, UsageError
-from qaudit.sandbox import Limits
+from qaudit.sandbox import Limits, Templates
 from qaudit.text.chat import Chat
 from qaudit.text.corpus import build_corpus
 from qaudit.text.cutting import Cutter, Encoded
@@ -99,14 +99,14 @@ def test_markers_and_prefixes_agree(tmp_path: Path) -> None:
 def test_every_answer_is_scored_and_no_prompt(tmp_path: Path, template: str) -> None:
     with chat_of(tmp_path, template) as chat:
         (text,) = by_role(chat, TALK).values()
-        assert not document(chat, TALK).last_alone
+        assert not encoded(chat, TALK).last_alone
     answers = re.split("<end_of_turn>|<.im_end.>|<.eot_id.>", text)
     assert [part.strip() for part in answers] == [*(TALK[k]["content"].strip() for k in (1, 3)), ""]
 
 
 def test_templates_that_drop_reasoning_leave_the_last_answer(tmp_path: Path) -> None:
     with chat_of(tmp_path, THINKING) as chat:
-        assert document(chat, THOUGHT).last_alone
+        assert encoded(chat, THOUGHT).last_alone
         assert by_role(chat, THOUGHT) == {
             "reasoning": "<think>\nthe dog sat\n</think>",
             "answer": "\n\nno<|im_end|>",
@@ -191,7 +191,7 @@ def test_plain_text_reads_no_template(tmp_path: Path) -> None:
 
 def refusal(chat: Chat, messages: Any, **value: Any) -> QauditError:
     with pytest.raises(CorpusError) as caught:
-        document(chat, messages, **value)
+        encoded(chat, messages, **value)
     assert caught.value.hint
     assert caught.value.code == 2
     return caught.value
@@ -265,7 +265,7 @@ def test_a_prompt_that_begins_reasoning_leaves_the_last_answer(tmp_path: Path) -
     with chat_of(tmp_path, begun) as chat:
         answer = f"{TALK[3]['content']}<|im_end|>"
         assert by_role(chat, TALK) == {"answer": answer}
-        assert document(chat, TALK).last_alone
+        assert encoded(chat, TALK).last_alone
 
 
 HOSTILE = (
@@ -335,6 +335,23 @@ def test_conversations_with_the_same_prompt_are_no_copies(tmp_path: Path) -> Non
     assert len(corpus.documents) == 2
 
 
+def test_documents_that_are_only_counted_are_rendered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "e.jsonl", *(asked(k) for k in range(40)))
+    rendered = []
+    plain = Templates.render_chat
+    monkeypatch.setattr(
+        Templates, "render_chat", lambda self, *args: rendered.append(1) or plain(self, *args)
+    )
+    protocol = Protocol(context=1024, stride=1024, evaluation_documents=4)
+    with chat_of(tmp_path, CHATML) as chat:
+        fed = [Document("c", "calibration text one")]
+        corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, protocol)
+    assert corpus.available == 40
+    assert len(rendered) == 40 + 4  # of those that are measured on the prompt of the answer, too
+
+
 def test_last_answers_are_counted_in_a_note(tmp_path: Path) -> None:
     path = written(tmp_path / "e.jsonl", THOUGHT, asked(1), asked(2))
     with chat_of(tmp_path, THINKING) as chat:
@@ -371,7 +388,8 @@ def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
 
     with chat_of(tmp_path, CHATML) as chat:
         slow = Chat([tmp_path], Slow(), chat.templates)
-        assert "does not say where its tokens are" in refusal(slow, TALK).message
+        with pytest.raises(CorpusError, match="does not say where its tokens are"):
+            document(slow, TALK)
 
 
 def test_special_tokens_are_those_of_the_settings(tmp_path: Path) -> None:
