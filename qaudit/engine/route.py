@@ -8,7 +8,6 @@ repository never counts as a tested family, and a note says that it was run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -27,10 +26,9 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
-from qaudit.host import available_nbytes
 from qaudit.model.blocks import BlockModel, ExpertOptions, Weights
 from qaudit.model.config import read_config
-from qaudit.model.device import free_nbytes
+from qaudit.model.device import fits_whole
 from qaudit.model.remote import foreign, is_remote, ran
 from qaudit.model.self_check import self_check
 from qaudit.model.skeleton import find_blocks, load_whole
@@ -173,12 +171,7 @@ class Route:
         return model, list(model.get_submodule(find_blocks(model, self._folder)))
 
     def _fits(self) -> bool:
-        """Return whether the whole model, and as much again for loading it, fits in free memory."""
-        count = sum(math.prod(self._weights.shape(name)) for name in self._weights.names())
-        needed = 2 * count * self._dtype.itemsize  # the library reads before it casts
-        if self._device.type == "cuda" and needed > free_nbytes(self._device):
-            return False
-        return needed < available_nbytes()
+        return fits_whole(self._weights, self._dtype, self._device)
 
 
 @torch.no_grad()

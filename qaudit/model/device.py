@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from qaudit.host import available_nbytes
+from qaudit.model.routes import Weights
 
 
 def free_nbytes(device: torch.device) -> int:
@@ -21,3 +26,12 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def fits_whole(weights: Weights, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a whole model, and as much again for loading it, fits in free memory."""
+    count = sum(math.prod(weights.shape(name)) for name in weights.names())
+    needed = 2 * count * dtype.itemsize  # the library reads before it casts
+    if device.type == "cuda" and needed > free_nbytes(device):
+        return False
+    return needed < available_nbytes()

@@ -13,7 +13,7 @@ from typing import Any
 from qaudit.checkpoints.configuration import longest_context, read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.downloads.downloads import Downloads
-from qaudit.errors import ConfigurationError, UsageError
+from qaudit.errors import ConfigurationError, ModelError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.devices import choose_audited
@@ -152,6 +152,7 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
         return
     from qaudit.engine.machine import open_device
     from qaudit.engine.measure import open_weights
+    from qaudit.model.device import fits_whole
     from qaudit.model.skeleton import load_whole
     from qaudit.rollouts.generate import generate
 
@@ -159,6 +160,12 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
     subject, options = source.subject, source.options
     with Downloads(source.hub, (subject,)) as downloads, downloads.ready(subject):
         weights = open_weights(subject, allow_pickle=options.allow_pickle, folder=downloads.folder)
+        if not fits_whole(weights, dtype, opened):
+            raise ModelError(
+                f"`{subject.label}` does not fit in memory as a whole, and generating needs all of "
+                "it",
+                hint="serve it on a larger machine and generate with `--server`",
+            )
         trusted = options.trust_remote_code
         place = folder_of(subject.first)
         model = load_whole(place, weights, dtype, trust_remote_code=trusted).to(opened)

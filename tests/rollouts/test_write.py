@@ -194,3 +194,11 @@ def test_one_checkpoint_writes_rollouts(place: Path, qaudit: Run) -> None:
     assert read_rollouts(Path("recipe")).header.target == "series/step20"
     nothing = qaudit("rollouts", *COMMAND, "--out", "y", "--temperature", 0)
     refused(nothing, 2, "draws nothing", "--samples 0")
+
+
+def test_a_model_that_does_not_fit_is_not_loaded(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qaudit.model.device.available_nbytes", lambda: 100_000)
+    ended = qaudit("rollouts", *COMMAND, "--out", "out")
+    refused(ended, 4, "`model` does not fit in memory as a whole", "--server")
