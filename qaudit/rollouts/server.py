@@ -11,6 +11,8 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +25,14 @@ from qaudit.text.rollouts import Rollout
 KEY = "QAUDIT_SERVER_KEY"
 """The variable with the key that a server wants."""
 _MOST_NBYTES = 1 << 26
-_SECONDS = 3600.0
+_SECONDS = 1800.0
+_NEUTRAL = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Settings that change no probability, in place of what a checkpoint or a server has."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -80,19 +89,40 @@ class Server:
         )
 
 
-def complete(server: Server, row: DueSample, drawing: DrawSettings, tokenizer: Any) -> Rollout:
-    """Return one rollout of a server, or refuse a text that is not its tokens."""
+def complete(
+    server: Server, rows: Sequence[DueSample], drawings: Sequence[DrawSettings], tokenizer: Any
+) -> list[Rollout]:
+    """Return rollouts of a server, whose requests are sent at once."""
+    requests = [_request(row, drawing) for row, drawing in zip(rows, drawings, strict=True)]
+    pool = ThreadPoolExecutor(len(rows))
+    try:
+        answers = [*pool.map(server.complete, requests)]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return [
+        _rollout(row, drawing.end_ids, answer, tokenizer)
+        for row, drawing, answer in zip(rows, drawings, answers, strict=True)
+    ]
+
+
+def _request(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
+    """Return a request with every setting of the sampler: servers have defaults of their own."""
     sampler = drawing.sampler
-    request: dict[str, Any] = {
+    return {
         "prompt": list(row.prompt.ids),
         "max_tokens": drawing.max_tokens,
-        "temperature": 0.0 if row.greedy else sampler.temperature,
         "seed": row.seed(drawing.seed) % 2**31,
+        "temperature": 0.0 if row.greedy else sampler.temperature,
+        "top_p": 1.0 if row.greedy else sampler.top_p,
+        "top_k": -1 if row.greedy else sampler.top_k or -1,
+        **_NEUTRAL,
     }
-    if not row.greedy:
-        request |= {"top_p": sampler.top_p}
-        request |= {} if sampler.top_k is None else {"top_k": sampler.top_k}
-    answer = server.complete(request)
+
+
+def _rollout(
+    row: DueSample, end_ids: Sequence[int], answer: Mapping[str, Any], tokenizer: Any
+) -> Rollout:
+    """Return a server's answer as ids, or refuse a text that is not its tokens."""
     text, finished = answer["text"], answer["finished"]
     ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     again = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -103,8 +133,8 @@ def complete(server: Server, row: DueSample, drawing: DrawSettings, tokenizer: A
             f"what was generated: {len(ids)} tokens here, {answer['tokens'] or 'unknown'} there",
             hint="generate here, without `--server`: its ids are kept as they are",
         )
-    if finished and drawing.end_ids:
-        ids.append(drawing.end_ids[0])
+    if finished and end_ids:
+        ids.append(end_ids[0])
     if not ids:
         raise UsageError(
             f"the server wrote nothing behind prompt {row.prompt.number}",

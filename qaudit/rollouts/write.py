@@ -111,7 +111,7 @@ def _complete(
     every = [*_due(source.prompts, request)]
     due = [row for row in every if row.key not in folder.samples]
     with _writer(source, request, machine) as write:
-        for rows in _batches(due):
+        for rows in _batches(due, of_one_length=request.server is None):
             folder.add(write(rows))
             watch.count("samples", len(folder.samples), len(every))
 
@@ -123,24 +123,24 @@ def _due(prompts: Sequence[Prompt], request: RolloutRequest) -> Iterator[DueSamp
         yield from (DueSample(prompt, k, greedy=False) for k in range(request.samples))
 
 
-def _batches(due: Sequence[DueSample]) -> Iterator[list[DueSample]]:
-    """Yield rows with prompts of one length, the shortest first."""
+def _batches(due: Sequence[DueSample], *, of_one_length: bool) -> Iterator[list[DueSample]]:
+    """Yield rows, the shortest prompts first; a model reads prompts of one length at once."""
     ordered = sorted(due, key=lambda row: len(row.prompt.ids))
-    for _, group in groupby(ordered, key=lambda row: len(row.prompt.ids)):
+    for _, group in groupby(ordered, key=lambda row: of_one_length and len(row.prompt.ids)):
         rows = [*group]
         yield from (rows[k : k + _ROWS] for k in range(0, len(rows), _ROWS))
 
 
 @contextmanager
 def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str]) -> Iterator[Write]:
-    """Open what generates, and yield a function that writes rows with prompts of one length."""
+    """Open what generates, and yield a function that writes rows."""
 
-    def drawing(rows: Sequence[DueSample]) -> DrawSettings:
-        room = source.context - len(rows[0].prompt.ids)
+    def drawing(prompt: Prompt) -> DrawSettings:
+        room = source.context - len(prompt.ids)
         if room < 1:
             raise UsageError(
-                f"prompt {rows[0].prompt.number} has {len(rows[0].prompt.ids)} tokens, and the "
-                f"model reads {source.context}",
+                f"prompt {prompt.number} has {len(prompt.ids)} tokens, and the model reads "
+                f"{source.context}",
                 hint="shorten it, or leave it out",
             )
         tokens = min(request.max_tokens, room)
@@ -148,7 +148,9 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
 
     if request.server is not None:
         server = request.server
-        yield lambda rows: [complete(server, row, drawing(rows), source.tokenizer) for row in rows]
+        yield lambda rows: complete(
+            server, rows, [drawing(row.prompt) for row in rows], source.tokenizer
+        )
         return
     from qaudit.engine.machine import open_device
     from qaudit.engine.measure import open_weights
@@ -169,7 +171,7 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
         trusted = options.trust_remote_code
         place = folder_of(subject.first)
         model = load_whole(place, weights, dtype, trust_remote_code=trusted).to(opened)
-    yield lambda rows: generate(model, rows, drawing(rows))
+    yield lambda rows: generate(model, rows, drawing(rows[0].prompt))
 
 
 def _source(recipe: Recipe, options: RunOptions, request: RolloutRequest, watch: Watch) -> _Writing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def served() -> Iterator[Served]:
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -98,7 +98,7 @@ def test_text_becomes_the_ids_that_the_server_counted(
     rollouts = read_rollouts(place / "out")
     assert [list(r.new_ids) for r in rollouts.samples] == [[*ids, 270]] * 2
     assert all(r.finished for r in rollouts.samples)
-    greedy, sampled = served.requests
+    greedy, sampled = sorted(served.requests, key=lambda request: request["temperature"])
     assert (greedy["path"], greedy["model"], greedy["temperature"]) == (
         "/v1/completions",
         "small",
@@ -106,8 +106,20 @@ def test_text_becomes_the_ids_that_the_server_counted(
     )
     assert greedy["prompt"] == list(rollouts.samples[0].ids)
     assert (sampled["temperature"], sampled["top_k"], sampled["max_tokens"]) == (0.7, 20, 9)
+    assert (greedy["top_k"], greedy["top_p"], sampled["repetition_penalty"]) == (-1, 1, 1)
     assert served.keys == [f"Bearer {KEY}"] * 2
     assert rollouts.header.engine == "a server"
+
+
+def test_requests_are_sent_at_once(write: Callable[..., Outcome], served: Served) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def answer(_: object) -> tuple[int, dict[str, Any]]:
+        both.wait()  # breaks unless the other request is there before this one is answered
+        return 200, completion(" a lazy dog")
+
+    served.answer = answer
+    assert write().code == 0
 
 
 def test_text_that_is_not_its_tokens_is_refused(
