@@ -122,7 +122,8 @@ class Fields:
 
     def key(self, names: Collection[str]) -> str:
         """Return the field that is read; '' if there is none."""
-        return self.text or next((f for f in (*FIELDS, MESSAGES) if f in names), "")
+        fields = (*FIELDS, MESSAGES) if self.chat else FIELDS
+        return self.text or next((f for f in fields if f in names), "")
 
 
 Reader = Callable[[TextPath, Fields], Iterator[Document]]

@@ -217,6 +217,12 @@ def test_a_damaged_conversation_is_one_sentence(
         assert wrong in refusal(chat, messages, **value).message
 
 
+def test_where_no_template_is_read_conversations_have_no_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "e.jsonl", asked(1))
+    with pytest.raises(CorpusError, match="has no field `text` or `content`"):
+        list(read_documents(path))
+
+
 def test_a_checkpoint_without_a_template_is_named(tmp_path: Path) -> None:
     with chat_of(tmp_path / "base", None) as chat:
         error = refusal(chat, TALK)
