@@ -6,7 +6,8 @@ A verdict is about the weights that are written: draw 0 of one calibration, judg
 
 - coverage at 95 % of the added loss of one file, by documents: generated (`benchmarks.coverage`),
   and of each of the twelve files that were measured of the demo's soup (`evidence.npz`), whose
-  documents are drawn with replacement; the true value is that of all of its documents.
+  documents are drawn with replacement; the true value is that of all of its documents. Beside it
+  that of a studentized bootstrap, of 499 samples each, on skewed damage.
 - SHIP where the true added loss is exactly the margin, at the level of a policy with two rules; of
   one candidate, and of the best of several schemes that are equally good, chosen by halves
   (`qaudit.judge.candidates.cross_fitted`): where all documents judge, for all schemes at once.
@@ -66,6 +67,28 @@ def coverage_of_generated(name: str, documents: int, trials: int, seed: int) -> 
     return sum(interval.low <= true <= interval.high for interval in intervals)
 
 
+def coverage_of_bootstrap(name: str, documents: int, trials: int, seed: int) -> int:
+    """Count intervals of a studentized bootstrap that hold the true value of a generator."""
+    draw, true = np.random.default_rng(seed), truth(name)["relative error"]
+    held = 0
+    for _ in range(trials):
+        full, quantized, *_ = GENERATORS[name](draw, documents)
+        estimate, error = _studentized(quantized, full)
+        again = draw.integers(0, documents, (499, documents))
+        estimates, errors = _studentized(quantized[again], full[again])
+        below, above = np.quantile((estimates - estimate) / errors, [0.025, 0.975])
+        held += bool(estimate - above * error <= true <= estimate - below * error)
+    return held
+
+
+def _studentized(quantized: Array, full: Array) -> tuple[Array, Array]:
+    """Return the added loss of samples of documents, and its linearized standard error."""
+    ratio, documents = quantized.sum(-1) / full.sum(-1), full.shape[-1]
+    influence = (quantized - ratio[..., None] * full) / full.mean(-1, keepdims=True)
+    variance = (influence**2).sum(-1) / (documents * (documents - 1))
+    return ratio - 1, np.sqrt(variance)
+
+
 def false_ships(candidates: int, documents: int, trials: int, seed: int) -> int:
     """Count files that ship with a true added loss of exactly the margin.
 
@@ -113,6 +136,8 @@ def table(trials: int) -> Iterator[str]:
     for name in GENERATED:
         counts = [coverage_of_generated(name, n, trials, n) for n in DOCUMENTS]
         yield f"{name:<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
+    counts = [coverage_of_bootstrap("skewed", n, trials, n) for n in DOCUMENTS[:2]]
+    yield f"{'skewed, boot-t':<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
     for scheme in SCHEMES:
         counts = [coverage_of_files(scheme, n, trials, n) for n in DOCUMENTS]
         yield f"{scheme:<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
