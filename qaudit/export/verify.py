@@ -18,8 +18,8 @@ from qaudit.engine.linear_hashes import sha256_of
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit
+from qaudit.export.folder import unquantized
 from qaudit.export.measured import measured_hashes, other_linears, rest_hash
-from qaudit.export.quantized import unquantized
 from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
 from qaudit.model.skeleton import Shapes, build_skeleton

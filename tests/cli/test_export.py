@@ -22,7 +22,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.linear_hashes import sha256_of
-from qaudit.export import parts, quantized
+from qaudit.export import parts
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
 from qaudit.saved.writer import one_writer
@@ -329,7 +329,11 @@ def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, plac
         (("series", "--scheme", "rtn-4bit", "--subject", "step2"), "no subject `step2`", "step200"),
         (("series", "--bits", "4"), "is no audit", "--scheme"),
         ((*WHERE, "--scheme", "rtn-4bit", "--format", "ggml"), "`ggml` is not", "compressed"),
-        ((*WHERE, "--scheme", "rtn-4bit:group=32", "--out", "series"), "is there", "is not"),
+        (
+            (*WHERE, "--scheme", "rtn-4bit:group=32", "--out", "series"),
+            "exists already",
+            "does not",
+        ),
     ],
 )
 def test_what_is_no_export_is_refused(
@@ -359,7 +363,7 @@ def test_a_disk_without_room_is_refused(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(quantized.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr("qaudit.export.folder.shutil.disk_usage", lambda _: free)
     done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
     refused(done, 4, "1 kB are free", "another disk")
     assert not (place / "new").exists()
