@@ -39,7 +39,7 @@ class RolloutFolder:
         self.folder = folder
         begun = folder / BEGUN
         if begun.exists():
-            _must_be(json_of(read_regular(begun).decode()), request, folder)
+            _must_be(_begun(begun), request, folder)
         elif (folder / HEADER).exists():
             raise UsageError(
                 f"`{folder}` has rollouts already", hint="name another folder with `--out`"
@@ -80,6 +80,15 @@ def write_lines(folder: Path, samples: Sequence[Rollout], header: RolloutHeader)
     write_whole(folder / LINES, lines)
     header = replace(header, count=len(ordered), rollouts_sha256=sha256)
     write_whole(folder / HEADER, text_of(header))
+
+
+def _begun(path: Path) -> Any:
+    try:
+        return json_of(read_regular(path).decode())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"`{path}` cannot be read: {error}", hint="name another folder with `--out`"
+        ) from error
 
 
 def _must_be(begun: Any, request: Mapping[str, Any], folder: Path) -> None:

@@ -121,6 +121,8 @@ def test_a_folder_of_another_request_is_refused(place: Path, qaudit: Run) -> Non
     refused(other, 2, "was begun with another `seed`: 0, not 1", "--out")
     save_tokenizer(save_model(place / "model", 2, eos_token_id=END, max_position_embeddings=48))
     refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "another `weights`", "--out")
+    (place / "out" / "begun.json").write_text("{", "utf-8")
+    refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "`out/begun.json` cannot", "--out")
 
 
 def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) -> None:
