@@ -48,6 +48,7 @@ def test_gptq_is_read_in_both_versions(bits: int, first: bool, tmp_path: Path) -
     folder = write(tmp_path, gptq_tensors(one, NAME, first=first), config)
     assert torch.equal(read(folder), one.weight())
     assert QuantizedFolder(folder).bits == bits
+    assert not QuantizedFolder(folder).decoded_notes  # of activations, which it does not round
 
 
 def test_a_group_may_be_wider_than_a_linear(tmp_path: Path) -> None:
