@@ -209,14 +209,13 @@ class _Conversation:
         return len(before), len(after.rstrip())
 
     def _last(self, k: int) -> tuple[int, int] | None:
-        """Return where the last answer is, as far as the whole begins like what is before it."""
+        """Return where the last answer is: behind what it has in common with another answer."""
         if k + 1 < len(self.messages):
             return None
-        before, _ = self._render(self.messages[:k], prompt=True)
-        bare, _ = self._render(self.messages[:k])
-        pairs = zip(before, self.text, strict=False)
-        start = next((n for n, (a, b) in enumerate(pairs) if a != b), len(before))
-        return None if start < len(bare.rstrip()) else (start, len(self.text.rstrip()))
+        other, _ = self._render([*self.messages[:k], {"role": "assistant", "content": "\0"}])
+        pairs = zip(other, self.text, strict=False)
+        start = next((n for n, (a, b) in enumerate(pairs) if a != b), len(self.text))
+        return start, len(self.text.rstrip())
 
     @cached_property
     def _ids(self) -> list[int]:

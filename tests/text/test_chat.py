@@ -255,14 +255,20 @@ def test_one_marker_is_not_two(tmp_path: Path) -> None:
 
 def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path: Path) -> None:
     template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    talk = [*TALK, said("user", "and then?")]
     with chat_of(tmp_path, template) as chat:
-        error = refusal(chat, TALK)
-        assert (
-            "no answer in line 1 of `chats.jsonl` can be separated from its prompt" in error.message
-        )
+        error = refusal(chat, talk)
+        assert "no answer in line 1 of `chats.jsonl` can be separated" in error.message
         assert "{% generation %}" in error.hint
     with chat_of(tmp_path, template, score="all") as chat:
-        assert set(by_role(chat, TALK)) == {"prompt"}
+        assert set(by_role(chat, talk)) == {"prompt"}
+
+
+def test_the_last_answer_begins_where_another_would_differ(tmp_path: Path) -> None:
+    template = "{{ messages | length }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    with chat_of(tmp_path, template) as chat:
+        assert by_role(chat, TALK) == {"answer": f"{TALK[3]['content']}]"}
+        assert encoded(chat, TALK).last_alone
 
 
 def test_a_prompt_that_begins_reasoning_leaves_the_last_answer(tmp_path: Path) -> None:
