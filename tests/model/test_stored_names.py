@@ -36,6 +36,19 @@ def test_experts_in_one_tensor_are_read_one_by_one_and_joined_again(tmp_path: Pa
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_names_are_those_that_the_library_joins(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "qwen3_moe")
+    weights = WeightFolder(folder)
+    one_by_one = [name for name in weights.names() if ".experts." in name]
+    weights_of = {name: weights.read(name) for name in one_by_one}
+    skeleton = build_skeleton(folder, weights, torch.float32)
+    model = skeleton.read(weights, list(skeleton.routes), torch.device("cpu"))
+    save_file({n: t.contiguous() for n, t in model.items()}, folder / "model.safetensors")
+    apart = unfused(folder)
+    assert sorted(name for name in apart.names() if ".experts." in name) == sorted(one_by_one)
+    assert all(torch.equal(apart.read(name), weights_of[name]) for name in one_by_one)
+
+
 @pytest.mark.parametrize("family", ["deepseek_v3", "gemma3"])
 def test_what_is_stored_one_by_one_keeps_its_names(family: str, tmp_path: Path) -> None:
     apart = unfused(released.save(tmp_path, family))
