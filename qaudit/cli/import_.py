@@ -32,7 +32,7 @@ def import_(
         list[str],
         option(
             _ANSWERS,
-            "Of a scheme of the audit, as `gptq-4bit=DIR`. Repeatable.",
+            "Of a scheme of the audit: a file or the folder of a run. Repeatable.",
             "--quantized",
             metavar="SCHEME=PATH",
         ),
@@ -86,7 +86,7 @@ def _by_scheme(texts: Sequence[str]) -> dict[str, list[str | Path]]:
         if not (scheme and place):
             raise UsageError(
                 f"`--quantized {text}` is not SCHEME=PATH",
-                hint="write `--quantized gptq-4bit=FILE`, with a scheme of the audit",
+                hint="write it as `--quantized SCHEME=FILE`, with a scheme of the audit",
             )
         places.setdefault(scheme, []).append(Path(place))
     return places

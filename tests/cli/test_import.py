@@ -130,7 +130,12 @@ def test_what_cannot_be_imported_is_refused_in_words(
     refused(qaudit("import", "nothing", *base, *q3), 2, "no audit", "output folder")
     wrong = qaudit("import", "out", *base, "--quantized", "rtn-2bit=answers/q3")
     refused(wrong, 2, "no measurement of `step10` under `rtn-2bit`", "`rtn-4bit`")
-    refused(qaudit("import", "out", *base, "--quantized", "answers"), 2, "SCHEME=PATH", "gptq-4bit")
+    refused(
+        qaudit("import", "out", *base, "--quantized", "answers"),
+        2,
+        "is not SCHEME=PATH",
+        "a scheme of the audit",
+    )
     refused(qaudit("import", "out", *base, *q3), 2, "marked by", f"--metric {STRICT}")
     missing = qaudit("import", "out", "--base", "answers/none", *q3)
     refused(missing, 2, "there is no `answers/none`", "--log_samples")
