@@ -22,6 +22,8 @@ from qaudit.model.skeleton import Skeleton
 
 _OF_EXPERT = re.compile(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight")
 
+_IN_ROWS = (".experts.mlp.w1", ".experts.mlp.v1", ".experts.mlp.w2")  # of DBRX, one below another
+
 Names = Callable[[int, str], str]
 """Return the stored name of a parameter of a block, "" where it has none."""
 
@@ -85,7 +87,10 @@ class Unfused:
         for parameter, tensor in self.skeleton.model.named_parameters():
             key = self.skeleton.routes.get(parameter)
             ends = parameter.endswith(("gate_up_proj", "up_proj", "down_proj"))
-            if key and ends and tensor.dim() == 3 and parameter not in self.skeleton.joined:
+            if key and parameter.endswith(_IN_ROWS):
+                raise _without_names(self.skeleton.model, key)
+            joined = self.skeleton.joined.get(parameter)
+            if key and ends and tensor.dim() == 3 and (joined is None or len(joined.stored) == 1):
                 self._split(parameter, key)
 
     def names(self) -> Sequence[str]:
@@ -111,7 +116,8 @@ class Unfused:
     def _split(self, parameter: str, key: str) -> None:
         experts, _, stored = parameter.rpartition(".")
         source: Any = self.skeleton.model.get_submodule(experts)
-        patterns = _names_of_parts(self.skeleton.model, parameter, key)
+        is_turned = parameter in self.skeleton.joined
+        patterns = _names_of_parts(self.skeleton.model, parameter, key, is_turned=is_turned)
         for index in range(len(source._parameters[stored])):
             shapes = matrices_of(source, {stored: source._parameters[stored]}, index)
             for (linear, weight), pattern in zip(shapes.items(), patterns, strict=True):
@@ -120,14 +126,19 @@ class Unfused:
                 self._names[f"{experts}.{index}.{linear}.weight"] = name
 
 
-def _names_of_parts(model: Any, parameter: str, key: str) -> list[str]:
+def _names_of_parts(model: Any, parameter: str, key: str, *, is_turned: bool) -> list[str]:
     """Return the names of one expert's linears, with a `*` for its number."""
-    for converter in converters_of(model):
+    # One stored tensor that the library turns (Qwen3-VL-MoE) is read in another order than ours.
+    for converter in () if is_turned else converters_of(model):
         target = converter._original_target_patterns[0].lstrip(".")
         sources = [source.lstrip(".") for source in converter._original_source_patterns]
         if parameter.endswith(target) and key.endswith(target) and "*" in sources[0]:
             return [f"{key.removesuffix(target)}{source}" for source in sources]
-    raise ModelError(
+    raise _without_names(model, key)
+
+
+def _without_names(model: Any, key: str) -> ModelError:
+    return ModelError(
         f"`{key}` holds all experts of a layer, and no runtime has names for the quantized linears "
         f"of one expert of a `{model.config.model_type}`",
         hint="the scan's numbers stand; no file of this model's experts can be written",

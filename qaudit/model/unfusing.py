@@ -11,7 +11,8 @@ llama4    `feed_forward.experts.3.gate_proj`: `SequentialLlama4TextExperts` of t
 Types that are not here are refused. Of gpt-oss, gate and up alternate by row: Defuser 0.0.28 calls
 the first half of these rows `gate_proj`, llm-compressor since its pull request 3100 every second
 one, vLLM's loader (models/gpt_oss.py, September 2026) has names for neither, nor has transformers.
-Granite, Aria and JetMoE experts have names in llm-compressor and Defuser alone.
+Experts of Granite and Qwen3-VL have names in llm-compressor and Defuser; a runtime that loads them
+quantized was not found.
 """
 
 from __future__ import annotations
