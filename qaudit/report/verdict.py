@@ -118,7 +118,8 @@ def _cost(one: ClassVerdict) -> Iterator[str]:
     if one.relative_error is None:
         return
     text = f"{effect(one.relative_error)} its loss"
-    if one.margin is not None and one.unit == "fraction":
+    bounds_loss = one.metric in (None, "relative_error")
+    if one.margin is not None and one.unit == "fraction" and bounds_loss:
         text += f"; the margin is {100 * one.margin:g} %"
     yield text
 

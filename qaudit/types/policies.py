@@ -177,6 +177,7 @@ class ClassVerdict(Row):
     rule: str | None = None  # of the policy, the one that decides
     margin: float | None = None  # of that rule, in its unit
     unit: Unit | None = None  # of the margin
+    metric: str | None = None  # that the margin bounds; None: judged before it was recorded
     runner_up: str | None = None
     runner_up_scheme: str | None = None
     lead: Interval | None = None  # loss minus the runner-up's

@@ -75,6 +75,11 @@ def test_a_cost_has_a_direction_where_its_interval_has_one(error: Interval, word
     assert f"| {words}; the margin is 2 %<br>" in notice(relative_error=error)
 
 
+def test_a_margin_of_another_metric_is_not_set_beside_the_added_loss() -> None:
+    assert "the margin is 2 %" in notice(metric="relative_error")
+    assert "the margin" not in notice(metric="top1_agreement")
+
+
 @pytest.mark.parametrize(
     ("lead", "words"),
     [

@@ -170,6 +170,7 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
         rule=worst.name if worst else None,
         margin=worst.margin if worst else None,
         unit=worst.unit if worst and worst.margin is not None else None,
+        metric=worst.metric if worst and worst.margin is not None else None,
         breaches=tuple(_sentence(c) for c in deciding if c.outcome == "fail"),
         needed_documents=documents,
         needed_draws=draws,
