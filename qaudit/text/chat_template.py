@@ -85,6 +85,9 @@ def template_of(folders: Sequence[Path]) -> ChatTemplate:
         if "default" in named:
             text, tools = named["default"], named.get("tool_use", "")
             name = f"that of {folder.name}"
+            every = [named_templates(each).get("default") for each in folders]
+            if unlike := [other for other in every if other not in (None, text)]:
+                name += f"; {len(unlike)} of {len(folders)} checkpoints have another"
             return ChatTemplate(name, text, tools, _special_tokens([folder, *folders]))
     _no_template(folders)
 

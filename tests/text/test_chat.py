@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from qaudit.errors import CorpusError, QauditError, UsageError
 from qaudit.sandbox import Limits, Templates
 from qaudit.text.chat import Chat
+from qaudit.text.chat_template import template_of
 from qaudit.text.corpus import build_corpus
 from qaudit.text.cutting import Cutter, Encoded
 from qaudit.text.documents import read_documents
@@ -176,6 +177,16 @@ def test_a_file_replaces_the_template(tmp_path: Path) -> None:
         assert dict(fed.sources)["chat_template"] == str(file)
         assert len(dict(fed.sources)["chat_template_sha256"]) == 64
         assert chat.sources == ()  # nothing was rendered with it
+
+
+def test_checkpoints_with_another_template_are_counted_beside_its_name(tmp_path: Path) -> None:
+    for name, text in (("a", "first"), ("b", "first"), ("c", "second")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "chat_template.jinja").write_text(text)
+    template = template_of([tmp_path / name for name in "abc"])
+    assert (template.text, template.name) == (
+        "first", "that of a; 1 of 3 checkpoints have another"
+    )  # fmt: skip
 
 
 def test_plain_text_reads_no_template(tmp_path: Path) -> None:
