@@ -5,27 +5,15 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> AuditRecord -> card
 
 from qaudit.settings import Recipe
 from qaudit.types.audit import (
-    CONFIDENCE_EDGES,
-    SURE,
     AuditRecord,
-    ByConfidence,
-    Evidence,
-    Fidelity,
     Further,
-    ImportedAnswers,
-    Measurement,
     Pass,
     Perturbation,
     Plan,
-    Positions,
     PresetTime,
     Price,
-    Roles,
-    RolloutEvidence,
-    Routing,
     Signature,
     Skipped,
-    TaskEvidence,
     Traffic,
 )
 from qaudit.types.codes import CODES, Code
@@ -74,6 +62,20 @@ from qaudit.types.diagnostics import (
     WeightRow,
 )
 from qaudit.types.differences import Changed, Delta, Difference, Reading, TaskDelta
+from qaudit.types.evidence import (
+    CONFIDENCE_EDGES,
+    SURE,
+    ByConfidence,
+    Evidence,
+    Fidelity,
+    ImportedAnswers,
+    Measurement,
+    Positions,
+    Roles,
+    RolloutEvidence,
+    Routing,
+    TaskEvidence,
+)
 from qaudit.types.experiments import (
     Claim,
     Contrast,
