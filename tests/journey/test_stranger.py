@@ -217,6 +217,13 @@ def test_the_audit_is_published_as_one_pull_request(
     assert "qaudit/audit.json" in files
 
 
+def test_a_site_of_audits_has_the_verdict(machine: Machine, scanned: tuple[str, str]) -> None:
+    out, _ = machine.run("gallery", AUDIT, "--out", "site")
+    assert out == "site/index.html\n"
+    text = re.sub(r"<[^>]+>", "", (machine.home / "site" / "index.html").read_text("utf-8"))
+    assert scanned[0].splitlines()[0] in text
+
+
 @pytest.mark.browser
 @needs_browser
 def test_the_page_shows_the_verdict_and_loads_nothing(
