@@ -9,47 +9,44 @@ Hub are checked where they are fetched.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import torch
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.safetensors import WeightFolder, unread_tensors
+from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.registry import origins, parse_merge
+from qaudit.core.registry import origins
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, shipped_reference
 from qaudit.engine.batches import (
-    TOKENS_PER_BATCH,
-    backwards,
     make_batches,
-    make_rollout_batches,
 )
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
 from qaudit.engine.kept_weights import WeightKeeper
 from qaudit.engine.less_memory import attempts, out_of_memory
 from qaudit.engine.linear_hashes import LinearHashes, rest_names, rest_sha256
+from qaudit.engine.opening import (
+    feed_of,
+    open_weights,
+    opened_states,
+    openers_of,
+    reference_of,
+    route_of,
+)
 from qaudit.engine.reference import NAME as BESIDE
-from qaudit.engine.reference import opener as open_reference
 from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
-from qaudit.engine.route import Route
-from qaudit.engine.shipped import opener, without_reference
+from qaudit.engine.shipped import without_reference
 from qaudit.engine.stored import StoredStream, stored
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import (
-    ROUNDING,
     Machine,
     StoredResults,
     Task,
@@ -57,18 +54,16 @@ from qaudit.engine.tasks import (
     look_up,
     short_of,
 )
-from qaudit.engine.tokens import REFERENCE, Feed, Openers
-from qaudit.formats.weights import QuantizedFolder, quantization_of
-from qaudit.model.blocks import BlockModel, Weights
-from qaudit.model.config import must_be_one_architecture
-from qaudit.model.merged import MergedWeights
+from qaudit.engine.tokens import REFERENCE, Feed
+from qaudit.formats.weights import QuantizedFolder
+from qaudit.model.blocks import Weights
 from qaudit.model.proven import reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.skeleton import build_skeleton
 from qaudit.model.stored_names import names_of
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Measurement
 
 WEIGHTS = "weights"
 """The folder in `evidence/` for quantized weights between rounds of items."""
@@ -172,9 +167,9 @@ def send(
             )
             fed = replace(
                 attempt.feed,
-                shipped=_openers(task, weights),
+                shipped=openers_of(task, weights),
                 column_loop=attempt.machine.column_loop,
-                reference=_reference(task, attempt.machine),
+                reference=reference_of(task, attempt.machine),
             )
             with (
                 opened_states(attempt.machine) as states,
@@ -244,31 +239,6 @@ def _measurements(
     }
 
 
-def _openers(task: Task, weights: Weights) -> Openers:
-    """Return a function that opens each shipped file of a task."""
-    names, base = frozenset(weights.names()), folder_of(task.subject.first)
-    places = {
-        shipped.label: weights_of(shipped, task.folder(shipped)) for shipped in task.pass_.shipped
-    }
-    return {
-        scheme.spec: opener(scheme, places[scheme.file], base, names)
-        for scheme in task.schemes
-        if isinstance(scheme, Shipped)
-    }
-
-
-def _reference(task: Task, machine: Machine) -> Callable[[BlockModel], BlockModel] | None:
-    subject = task.pass_.reference
-    if subject is None:
-        return None
-    return open_reference(
-        subject.label,
-        task.folder(subject.first),
-        partial(open_weights, subject, allow_pickle=machine.allow_pickle, folder=task.folder),
-        trust_remote_code=machine.trust_remote_code,
-    )
-
-
 def quantize_only(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress, watch: Observer
 ) -> None:
@@ -278,74 +248,6 @@ def quantize_only(
     with unchanged_files(task.subject, task.folder):
         feed = Feed(calibration, (), full_precision=False)
         send(task, replace(machine, cross_check=0), progress, watch, feed)
-
-
-def open_weights(
-    subject: Subject, *, allow_pickle: bool, folder: Callable[[Checkpoint], Path] = folder_of
-) -> Weights:
-    """Open a subject's weights: a checkpoint's as they are, a soup's merged as they are read."""
-    places = [folder(checkpoint) for checkpoint, _ in subject.members]
-    if subject.merge is None and quantization_of(places[0]) is not None:
-        return QuantizedFolder(places[0])
-    without = unread_tensors(places, [checkpoint for checkpoint, _ in subject.members])
-    members = [WeightFolder(p, allow_pickle=allow_pickle, without=without) for p in places]
-    if subject.merge is None:
-        return members[0]
-    labels = [checkpoint.label for checkpoint, _ in subject.members]
-    shares = [share for _, share in subject.members]
-    merged = MergedWeights(labels, members, shares, parse_merge(subject.merge))
-    must_be_one_architecture(labels, [folder_of(checkpoint) for checkpoint, _ in subject.members])
-    return merged
-
-
-def route_of(task: Task, weights: Weights, machine: Machine) -> Route:
-    """Return how a task's weights are run."""
-    return Route(
-        folder_of(task.subject.first),
-        weights,
-        machine.dtype,
-        machine.device,
-        trust_remote_code=machine.trust_remote_code,
-        experts=machine.experts,
-    )
-
-
-@contextmanager
-def opened_states(machine: Machine) -> Iterator[HiddenStates]:
-    """Hold hidden states for one pass."""
-    with (
-        tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
-        HiddenStates(
-            Path(spill),
-            machine.stream_limit_nbytes,
-            machine.device,
-            machine.device_stream_limit_nbytes,
-        ) as states,
-    ):
-        yield states
-
-
-def feed_of(task: Task) -> Feed:
-    """Return the batches of a pass; of one that rounds otherwise, smaller and in reverse."""
-    corpus, context = task.corpus, task.corpus.protocol.context
-    scored = corpus.evaluation
-    if task.perturbed != ROUNDING:
-        fed = make_batches(corpus.calibration, context)
-        return Feed(
-            fed,
-            (*make_batches(scored, context), *make_rollout_batches(corpus)),
-            full_precision=task.pass_.full_precision,
-            compared=task.compared,
-            items=corpus.windows_by_part,
-        )
-    half = TOKENS_PER_BATCH // 2
-    return Feed(
-        calibration=backwards(make_batches(corpus.calibration, context, half)),
-        evaluation=make_batches(scored, context, half),
-        full_precision=task.pass_.full_precision,
-        compared=task.compared,
-        perturbed=True,
-    )
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
         )
         return
     from qaudit.engine.machine import open_device
-    from qaudit.engine.measure import open_weights
+    from qaudit.engine.opening import open_weights
     from qaudit.model.device import fits_whole
     from qaudit.model.skeleton import load_whole
     from qaudit.rollouts.generate import generate

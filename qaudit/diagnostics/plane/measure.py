@@ -34,7 +34,7 @@ from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import document_sums
-from qaudit.engine.measure import opened_states, route_of
+from qaudit.engine.opening import opened_states, route_of
 from qaudit.engine.stored_weights import StandIn
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError

@@ -29,7 +29,7 @@ from qaudit.diagnostics.sensitivity.choice import Option, Variant, cheapest_loss
 from qaudit.diagnostics.sensitivity.measure.parts import Storage, run_partly
 from qaudit.diagnostics.sensitivity.parameters import Sensitivity, low_and_high
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.measure import feed_of, opened_states, route_of
+from qaudit.engine.opening import feed_of, opened_states, route_of
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import is_remote
