@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from qaudit.host import NO_LOCKS
 from qaudit.hub.answers import Kind, is_commit
 from qaudit.hub.cache import LOCK_MODE, RepoCache, not_kept, not_read
 from qaudit.hub.records import Ledger
+
+_LOCK_TRIES, _LOCK_SECONDS = 25, 0.02
 
 MOST_CLAIMS = 256
 """Files a process keeps open for this; the one claimed longest ago is released first."""
@@ -79,16 +82,26 @@ class Claims:
             yield not path.parent.is_dir()  # a cache that may not be written is not emptied
             return
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:
-                pass  # a file system without locks
-            yield True
+            yield _locked(handle)
         finally:
             os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Lock a file, unless another process goes on holding it.
+
+    A process that another thread starts has our own locks, too, until it executes its program.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS)
+        except OSError:
+            return True  # a file system without locks
+        else:
+            return True
+    return False
 
 
 def _opened(path: Path) -> int:

@@ -307,6 +307,19 @@ def test_what_another_scan_uses_stays(desk: Desk, hub: Hub) -> None:
     assert desk.fetcher.evict(checkpoint) == NBYTES
 
 
+def test_a_lock_that_a_starting_process_holds_for_a_moment_keeps_nothing(
+    desk: Desk, hub: Hub
+) -> None:
+    checkpoint = desk.checkpoint("step1")
+    other = Desk(hub)
+    desk.fetcher.weights(checkpoint)
+    other.fetcher.weights(checkpoint)
+    moment = threading.Timer(0.05, other.fetcher._claims.release, [_claim(checkpoint)])
+    moment.start()
+    assert desk.fetcher.evict(checkpoint) == NBYTES
+    moment.join()
+
+
 def test_a_blob_that_two_revisions_share_goes_with_the_last(desk: Desk, cache: Path) -> None:
     third, fourth = desk.checkpoint("step3"), desk.checkpoint("step4")
     desk.fetcher.weights(third)
