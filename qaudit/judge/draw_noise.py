@@ -12,11 +12,11 @@ the same text moves two models differently. What a draw does is taken from
 4. otherwise nothing is known, and the interval covers documents alone (`without_draws`).
 
 What a draw moves grows with the damage, more slowly than in proportion: over 15 subjects of the
-demo at gptq-3bit, which adds 0.7 to 7.1 % of their losses, with the power 0.60 +- 0.16 of the added
-loss; from gptq-4bit to gptq-3bit with 0.7. So it is carried over by the ratio of the added losses
-to a cell with more damage, and by its square root to one with less, which is the wider of both
-(`carried`). Of intervals of one draw, widened by those of two others, 94 to 98 % hold; as a
-fraction of the loss 89 % of those with more damage, in proportion alone 81 % of those with less
+demo at gptq-3bit, which adds 0.6 to 6.9 % of their losses, with the power 0.31 +- 0.16 of the added
+loss, and 0.60 +- 0.16 in a recording before it. So it is carried over by the ratio of the added losses
+to a cell with more damage, and by its cube root to one with less, which is the wider of both
+(`carried`). Of intervals of one draw, widened by those of two others, 95 to 99 % hold; as a
+fraction of the loss 90 % of those with more damage, in proportion alone 71 % of those with less
 (`benchmarks.damage`).
 
 A scheme that does not calibrate has no such noise.
@@ -82,7 +82,7 @@ def carried(noise: DrawNoise, damage: float | None, other: float | None) -> Draw
     if not damage or other is None:
         return noise
     ratio = other / damage
-    return noise.times(max(ratio, math.sqrt(ratio)))
+    return noise.times(max(ratio, math.cbrt(ratio)))
 
 
 def noise_of(

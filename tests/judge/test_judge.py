@@ -634,7 +634,7 @@ def test_a_draw_widens_what_was_drawn_once() -> None:
             continue
         assert new.estimate == old.estimate
         # A draw moves the damage of two subjects by 30 %, and they have four degrees of freedom.
-        # It is carried over by the far ends of the intervals, in proportion, and by the square
+        # It is carried over by the far ends of the intervals, in proportion, and by the cube
         # root where the damage is less. Relative errors differ from shares of the loss in the
         # second order.
         sources = [before[one, "gptq-4bit"] for one in subjects]
@@ -723,8 +723,8 @@ def test_the_parts_of_the_noise_are_told_apart() -> None:
 
 
 def wider(noise: float, ratio: float) -> float:
-    """Return a noise at so many times the damage: in proportion, or by the square root."""
-    return noise * max(ratio, math.sqrt(ratio))
+    """Return a noise at so many times the damage: in proportion, or by the cube root."""
+    return noise * max(ratio, math.cbrt(ratio))
 
 
 def test_a_draw_widens_what_has_no_damage_of_its_own() -> None:
