@@ -13,8 +13,8 @@ the same text moves two models differently. What a draw does is taken from
 
 What a draw moves grows with the damage, more slowly than in proportion: over 15 subjects of the
 demo at gptq-3bit, which adds 0.6 to 6.9 % of their losses, with the power 0.31 +- 0.16 of the added
-loss, and 0.60 +- 0.16 in a recording before it. So it is carried over by the ratio of the added losses
-to a cell with more damage, and by its cube root to one with less, which is the wider of both
+loss, and 0.60 +- 0.16 in a recording before it. So it is carried over by the ratio of the added
+losses to a cell with more damage, and by its cube root to one with less, which is the wider of both
 (`carried`). Of intervals of one draw, widened by those of two others, 95 to 99 % hold; as a
 fraction of the loss 90 % of those with more damage, in proportion alone 71 % of those with less
 (`benchmarks.damage`).
