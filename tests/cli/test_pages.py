@@ -62,7 +62,9 @@ def is_run(words: list[str]) -> bool:
     elsewhere = any(
         name not in SERVED and name.startswith(("allenai/", "org/", "recipes/")) for name in names
     )
-    absent = any(re.search(r"^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words)
+    absent = any(
+        re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
+    )
     alone = words[:2] in (["cache", "rm"], ["lab", "train"], ["lab", "demo"]) or "--race" in words
     signed = "--sign" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
     return not (elsewhere or absent or alone or signed)
