@@ -34,7 +34,9 @@ def read(path: Path, content: bytes) -> AnswerFile:
             samplers.add(json.dumps(settings[:1], sort_keys=True))
             greedy.update(map(is_greedy, settings))
             lines.setdefault(str(line["filter"]), []).append(_answer(line, arguments))
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except LookupError as error:
+        raise bad_file(path, f"it is no file of samples: a line has no {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
         raise bad_file(path, f"it is no file of samples: {error}") from error
     if not lines or len(samplers) > 1 or len(greedy) > 1:
         raise bad_file(path, "it has no items" if not lines else "its items differ in the sampler")

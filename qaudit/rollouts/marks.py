@@ -40,7 +40,7 @@ def write_texts(folder: Path, tokenizer: Any) -> None:
 def add_marks(folder: Path, path: Path) -> None:
     """Put the marks of a file into a folder of rollouts; CorpusError names what is wrong."""
     rollouts = read_rollouts(folder)
-    marks = _read(path)
+    marks = read_marks(path)
     keys = {key_of(sample) for sample in rollouts.samples}
     if strange := [key for key in marks if key not in keys]:
         prompt, sample, greedy = strange[0]
@@ -53,7 +53,8 @@ def add_marks(folder: Path, path: Path) -> None:
     write_lines(folder, marked, rollouts.header)
 
 
-def _read(path: Path) -> dict[Key, Mapping[str, Any]]:
+def read_marks(path: Path) -> dict[Key, Mapping[str, Any]]:
+    """Read a file of marks; CorpusError says what is wrong with it."""
     try:
         lines = [line for line in read_regular(path).decode().split("\n") if line.strip()]
         marks = {}
@@ -65,7 +66,10 @@ def _read(path: Path) -> dict[Key, Mapping[str, Any]]:
             if key in marks:
                 raise ValueError(f"line {number} marks a sample again")
             marks[key] = mark
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CorpusError(f"`{path}` cannot be read: {reason}", hint=_FORM) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CorpusError(f"`{path}` cannot be read as marks: {error}", hint=_FORM) from error
     return marks
 

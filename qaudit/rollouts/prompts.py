@@ -32,7 +32,8 @@ def read_prompts(path: Path, tokenizer: Tokenizer, chat: Chat) -> tuple[Prompt, 
     try:
         lines = read_regular(path).decode().split("\n")
     except (OSError, ValueError) as error:
-        raise CorpusError(f"`{path}` cannot be read: {error}", hint=_FORM) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CorpusError(f"`{path}` cannot be read: {reason.lower()}", hint=_FORM) from error
     prompts = []
     for number, line in enumerate(line for line in lines if line.strip()):
         where = f"prompt {number} of `{path}`"

@@ -20,7 +20,7 @@ from qaudit.planning.devices import choose_audited
 from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import resolve, resolve_soup
 from qaudit.rollouts.folder import RolloutFolder
-from qaudit.rollouts.marks import add_marks, write_texts
+from qaudit.rollouts.marks import add_marks, read_marks, write_texts
 from qaudit.rollouts.prompts import Prompt, read_prompts
 from qaudit.rollouts.samples import DrawSettings, DueSample
 from qaudit.rollouts.server import Server, complete
@@ -84,6 +84,8 @@ def write_rollouts(
     recipe: Recipe, out: Path, options: RunOptions, request: RolloutRequest, watch: Watch = SILENT
 ) -> Rollouts:
     """Write what is missing of a folder of rollouts, and return all of it."""
+    if request.marks is not None:
+        read_marks(request.marks)  # what is wrong with it is said before hours go into answers
     source = _source(recipe, options, request, watch)
     device, dtype = choose_audited(recipe.device, recipe.dtype)
     engine = f"transformers {version('transformers')}, {dtype} on {device}"
@@ -235,7 +237,8 @@ def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
         ) from error
     if sampler.temperature <= 0 or not 0 < sampler.top_p <= 1 or (sampler.top_k or 1) < 0:
         raise UsageError(
-            f"a sampler with {asdict(sampler)} draws nothing",
+            f"a sampler with a temperature of {sampler.temperature:g}, a top-k of "
+            f"{sampler.top_k or 'all'} and a top-p of {sampler.top_p:g} draws nothing",
             hint="`--samples 0` writes greedy rollouts alone",
         )
     return sampler

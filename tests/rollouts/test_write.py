@@ -139,6 +139,14 @@ def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) ->
     assert list(rollouts.samples[0].ids) == list(expected)
 
 
+def test_marks_that_cannot_be_read_are_refused_before_anything_is_written(
+    place: Path, qaudit: Run
+) -> None:
+    done = qaudit("rollouts", *COMMAND, "--out", "out", "--marks", "none.jsonl")
+    refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
+    assert not (place / "out").exists()
+
+
 def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
     write(qaudit, "out")
     marks = [
