@@ -102,6 +102,16 @@ class Audit:
         return Table(self.record.diagnostics.rollouts)
 
     @property
+    def rollout_roles(self) -> Table:
+        """One row for each subject, scheme and role of what rollouts wrote."""
+        return Table(self.record.diagnostics.rollout_roles)
+
+    @property
+    def rollout_positions(self) -> Table:
+        """One row for each subject, scheme and bin of positions behind the prompt."""
+        return Table(self.record.diagnostics.rollout_positions)
+
+    @property
     def routing(self) -> Table:
         """One row for each subject, scheme and layer of experts."""
         return Table(self.record.diagnostics.routing)

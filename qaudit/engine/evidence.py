@@ -13,6 +13,8 @@ from torch import Tensor
 
 from qaudit.core import histogram
 from qaudit.engine.batches import Batch
+from qaudit.engine.bins import Floats, Ints, position_edges, sums_by_bin
+from qaudit.engine.rollout_evidence import rollout_evidence
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.types import (
@@ -24,14 +26,10 @@ from qaudit.types import (
     Fidelity,
     Positions,
     Roles,
-    RolloutEvidence,
     Routing,
     TaskEvidence,
     Window,
 )
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def evidence_of(
@@ -43,7 +41,7 @@ def evidence_of(
 ) -> Evidence:
     """Return a stream's results by document; it is compared with `full` and `reference`."""
     whole, documents = tally, slice(sum(not batch.is_rollouts for batch in feed.evaluation))
-    rollouts = _rollouts(corpus, feed.evaluation[documents.stop :], whole, documents.stop)
+    rollouts = rollout_evidence(corpus, feed.evaluation[documents.stop :], whole, documents.stop)
     feed = replace(feed, evaluation=feed.evaluation[documents])
     tally, full = tally.of_batches(documents), full and full.of_batches(documents)
     reference = reference and reference.of_batches(documents)
@@ -72,48 +70,6 @@ def evidence_of(
         output_error=scored.output_error(tally),
         reference=beside,
         rollouts=rollouts,
-    )
-
-
-def _rollouts(
-    corpus: Corpus, batches: Sequence[Batch], tally: Tally, first: int
-) -> RolloutEvidence | None:
-    """Return the sums of each sample; `first` is the place of their batches in the tally."""
-    text = corpus.rollouts
-    if text is None or not batches:
-        return None
-    count, has_kl = len(text.windows), len(tally.kl) == len(tally.nll)
-    nll, kl, agreed = np.zeros(count), np.zeros(count), np.full(count, -1)
-    ends, drawn = np.zeros((count, len(text.ends))), np.zeros(count)
-    read = np.zeros(count, dtype=np.int64) if text.read is None else text.read
-    for k, batch in enumerate(batches):
-        likeliest_BT, ends_BTG, drawn_BT = tally.chosen[k]
-        for row, w in enumerate(batch.windows):
-            s = w - len(corpus.evaluation)
-            written = slice(batch.starts[row], batch.lengths[row])
-            nll[s] = float(tally.nll[first + k][row, written].double().sum())
-            kl[s] = float(tally.kl[first + k][row, written].double().sum()) if has_kl else 0.0
-            ends[s] = ends_BTG[row, written].double().sum(0).numpy()
-            drawn[s] = float(drawn_BT[row, written][: read[s]].double().sum())
-            if text.greedy[s]:
-                agreed[s] = int(likeliest_BT[row, written].long().cumprod(0).sum())
-    finite = all(np.isfinite(values).all() for values in (nll, kl, ends))
-    if not finite or np.isnan(drawn).any():
-        tally.note("rollouts are not scored: the loss or divergence of one is not finite")
-        return None
-    return RolloutEvidence(
-        sha256=text.sha256,
-        prompt=text.prompt,
-        tokens=np.array([window.scored for window in text.windows], dtype=np.int64),
-        nll_sum=nll,
-        agreed=agreed,
-        end_names=tuple(name for name, _ in text.ends),
-        end_sum=ends,
-        kl_sum=kl if has_kl else None,
-        mark=text.mark,
-        drawn_sum=None if text.mark is None or text.unweighed else drawn,
-        weights_sha256=text.weights_sha256,
-        unweighed=text.unweighed,
     )
 
 
@@ -174,14 +130,6 @@ def document_sums(
             sums[windows[w].document] += float(losses_T.double().sum())
             tokens[windows[w].document] += len(losses_T)
     return sums, tokens
-
-
-def position_edges(context: int) -> Ints:
-    """Return the bins of positions in a window: 16, and four times as many each further one."""
-    edges = [0]
-    while 16 * 4 ** (len(edges) - 1) < context:
-        edges.append(16 * 4 ** (len(edges) - 1))
-    return np.array([*edges, context], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,11 +234,10 @@ class _Scored:
         self, tally: Tally, bin_N: Ints, bins: int, compared: bool
     ) -> tuple[Ints, Floats, Floats | None]:
         """Return tokens, losses and divergences of each document by bin."""
-        place_N = self.document_N * bins + bin_N
+        shape = (self.documents, bins)
 
-        def summed(values_N: Floats | None) -> Floats:
-            flat = np.bincount(place_N, values_N, self.documents * bins)
-            return flat.astype(np.float64).reshape(self.documents, bins)
+        def summed(values_N: Floats | None = None) -> Floats:
+            return sums_by_bin(self.document_N, bin_N, shape, values_N)
 
         kl = summed(self.values(tally.kl)) if compared else None
-        return summed(None).astype(np.int64), summed(self.values(tally.nll)), kl
+        return summed().astype(np.int64), summed(self.values(tally.nll)), kl

@@ -276,6 +276,7 @@ class _Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         ends = (tokenizer.token_to_id(name) for name in ("<|endoftext|>", "</s>", "<s>"))
+        self.added_tokens_decoder = tokenizer.get_added_tokens_decoder()
         self.bos_token_id = self.eos_token_id = next((id for id in ends if id is not None), 0)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,11 @@ from qaudit.types import (
 
 Array = np.ndarray[Any, Any]
 Tokens = npt.NDArray[np.int64]
+_Binned = TypeVar("_Binned", Positions, Roles)
 
 _FIDELITY = ("kl_sum", "kl_max", "kl_counts", "same_top", "squared_dp_sum")
 _CONFIDENCE = ("confidence_tokens", "confidence_kl_sum", "confidence_flips")
-_REFERENCE = "reference_"
+_REFERENCE, _ROLLOUT = "reference_", "rollout_"
 _POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
 _ROLES = ("role_names", "role_tokens", "role_nll_sum")
 _ROUTING = ("routing_blocks", "routing_same", "routing_moved")
@@ -63,8 +65,11 @@ def arrays_of(evidence: Evidence) -> dict[str, Array]:
         roles = {f"role_{name}": value for name, value in vars(evidence.roles).items()}
         arrays |= {name: np.array(value) for name, value in roles.items() if value is not None}
     if evidence.rollouts is not None:
-        rollouts = {f"rollout_{name}": value for name, value in vars(evidence.rollouts).items()}
-        arrays |= {name: np.array(value) for name, value in rollouts.items() if value is not None}
+        rollouts = dict(vars(evidence.rollouts))
+        for kind in ("position", "role"):
+            binned = rollouts.pop(f"{kind}s")
+            rollouts |= {f"{kind}_{n}": v for n, v in vars(binned).items()} if binned else {}
+        arrays |= {f"{_ROLLOUT}{n}": np.array(v) for n, v in rollouts.items() if v is not None}
     return arrays | _sums(evidence.fidelity, evidence.positions)
 
 
@@ -110,7 +115,7 @@ def evidence_in(arrays: Mapping[str, Array]) -> Evidence:
         output_error=_amounts(arrays, "output_error", tokens.shape)
         if "output_error" in arrays
         else None,
-        reference=_fidelity(_of_reference(arrays), tokens),
+        reference=_fidelity(_behind(_REFERENCE, arrays), tokens),
         roles=_roles(arrays, tokens, compared=fidelity is not None),
         rollouts=_rollouts(arrays) if "rollout_prompt" in arrays else None,
     )
@@ -236,9 +241,8 @@ def _by_confidence(
     )
 
 
-def _of_reference(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    names = [name for name in arrays if name.startswith(_REFERENCE)]
-    return {name.removeprefix(_REFERENCE): arrays[name] for name in names}
+def _behind(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {n.removeprefix(prefix): arrays[n] for n in arrays if n.startswith(prefix)}
 
 
 def _positions(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> Positions | None:
@@ -280,6 +284,9 @@ def _rollouts(arrays: Mapping[str, Array]) -> RolloutEvidence:
         if name not in arrays:
             raise ValueError(f"it lacks `{name}`")
     has_kl = "rollout_kl_sum" in arrays
+    of_rollouts = _behind(_ROLLOUT, arrays)
+    positions = _positions(of_rollouts, tokens, compared=has_kl)
+    roles = _roles(of_rollouts, tokens, compared=has_kl)
     return RolloutEvidence(
         _text(arrays, "rollout_sha256"),
         prompt.astype(np.int64),
@@ -292,7 +299,17 @@ def _rollouts(arrays: Mapping[str, Array]) -> RolloutEvidence:
         *_marks(arrays, count),
         _text(arrays, "rollout_weights_sha256"),
         _text(arrays, "rollout_unweighed"),
+        positions and _with_ends(positions, "position", of_rollouts, len(names)),
+        roles and _with_ends(roles, "role", of_rollouts, len(names)),
     )
+
+
+def _with_ends(binned: _Binned, kind: str, arrays: Mapping[str, Array], groups: int) -> _Binned:
+    """Return sums by bin with those of ends."""
+    name = f"{kind}_end_sum"
+    if name not in arrays:
+        raise ValueError(f"it lacks `{_ROLLOUT}{name}`")
+    return replace(binned, end_sum=_amounts(arrays, name, (*binned.tokens.shape, groups)))
 
 
 def _marks(arrays: Mapping[str, Array], count: int) -> tuple[Array | None, Array | None]:

@@ -31,6 +31,7 @@ from qaudit.text.chat_template import (
     template_of,
 )
 from qaudit.text.cutting import Tokenizer
+from qaudit.text.rollout_roles import TokenMarker
 from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
 
 MESSAGES = "messages"
@@ -98,13 +99,14 @@ class Chat:
         return replace(self, with_spans=False)
 
     @property
-    def reasoning_ends(self) -> tuple[int, ...]:
-        """The tokens that end reasoning; none without a template, or where more than one does."""
+    def token_markers(self) -> tuple[TokenMarker, ...]:
+        """The markers as tokens; none without a template."""
         if self.file is None and not any(map(named_templates, self.folders)):
             return ()
-        ends = [end for role, _, end in self.markers if role == REASONING]
-        ids = [self.ids(end) for end in ends]
-        return tuple(token for tokens in ids if len(tokens) == 1 for token in tokens)
+        return tuple(
+            TokenMarker(role, tuple(self.ids(begin)), tuple(self.ids(end)))
+            for role, begin, end in self.markers
+        )
 
     def ids(self, text: str) -> list[int]:
         encoded = self.tokenizer(text, add_special_tokens=False, verbose=False)

@@ -12,7 +12,7 @@ counted once, and the bytes of scored tokens are exactly those of the scored tex
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from typing import Protocol as Interface
@@ -48,6 +48,7 @@ class Tokenizer(Interface):
     is_fast: bool
     bos_token_id: int | None
     eos_token_id: int | None
+    added_tokens_decoder: Mapping[int, Any]
 
     def __call__(self, text: str, **options: Any) -> Any: ...
 

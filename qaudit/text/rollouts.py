@@ -18,7 +18,8 @@ import numpy as np
 
 from qaudit.errors import AuditError, CorpusError
 from qaudit.saved.codec import decode, encode, parse
-from qaudit.types import RolloutText, Window
+from qaudit.text.rollout_roles import TokenMarker, roles_of
+from qaudit.types import UNSCORED, RolloutText, Window
 from qaudit.whole import read_regular
 
 FORMAT = 1
@@ -95,14 +96,15 @@ class Rollouts:
     samples: tuple[Rollout, ...]
 
 
-def rollout_text(rollouts: Rollouts, ends: Mapping[str, Sequence[int]]) -> RolloutText:
-    """Return rollouts as windows; `ends` are tokens that end something, by its name."""
-    windows = tuple(
-        Window(k, np.array((*sample.ids, *sample.new_ids), dtype=np.int32), len(sample.ids))
-        for k, sample in enumerate(rollouts.samples)
-    )
+def rollout_text(
+    rollouts: Rollouts, ends: Mapping[str, Sequence[int]], markers: Sequence[TokenMarker] = ()
+) -> RolloutText:
+    """Return rollouts as windows; `ends` are tokens that end something, by its name.
+
+    `markers` tell the role of what was written.
+    """
     return RolloutText(
-        windows,
+        tuple(_window(k, sample, markers) for k, sample in enumerate(rollouts.samples)),
         prompt=np.array([sample.prompt for sample in rollouts.samples], dtype=np.int64),
         greedy=np.array([sample.greedy for sample in rollouts.samples], dtype=np.bool_),
         ends=tuple((name, tuple(ids)) for name, ids in ends.items() if ids),
@@ -111,6 +113,15 @@ def rollout_text(rollouts: Rollouts, ends: Mapping[str, Sequence[int]]) -> Rollo
         weights_sha256=rollouts.header.weights_sha256,
         **_marks(rollouts),
     )
+
+
+def _window(k: int, sample: Rollout, markers: Sequence[TokenMarker]) -> Window:
+    tokens = np.array((*sample.ids, *sample.new_ids), dtype=np.int32)
+    if not markers:
+        return Window(k, tokens, len(sample.ids))
+    roles = np.full(len(tokens), UNSCORED, dtype=np.int8)
+    roles[len(sample.ids) :] = roles_of(sample.ids, sample.new_ids, markers)
+    return Window(k, tokens, len(sample.ids), roles)
 
 
 def _marks(rollouts: Rollouts) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.cutting import Tokenizer
 from qaudit.text.documents import KINDS, is_text, split_field, text_of
+from qaudit.text.rollout_roles import separable
 from qaudit.text.rollouts import must_be_new, must_read_alike, read_rollouts, rollout_text
 from qaudit.text.tokenizer import (
     borrowed_tokenizer,
@@ -40,7 +41,7 @@ from qaudit.text.tokenizer import (
     tokenizer_of,
     tokenizer_sha256,
 )
-from qaudit.types import Corpus, Plan, Protocol, Recipe, TextFile
+from qaudit.types import REASONING, Corpus, Plan, Protocol, Recipe, TextFile
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -288,10 +289,13 @@ def cut_texts(
         for draw in corpus.draws:
             must_be_new(rollouts, recipe.rollouts, draw.calibration)
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        ends = {"turn": rollouts.header.end_ids or eos, "reasoning": chat.reasoning_ends}
+        markers = chat.token_markers
+        thought = [m.end[0] for m in markers if m.role == REASONING and len(m.end) == 1]
+        ends = {"turn": rollouts.header.end_ids or eos, "reasoning": thought}
         sources.append(("rollouts", recipe.rollouts))
         sources.append(("rollouts_sha256", rollouts.header.rollouts_sha256))
-        return replace(corpus, rollouts=rollout_text(rollouts, ends)), sources
+        markers = separable(markers, tokenizer.added_tokens_decoder)
+        return replace(corpus, rollouts=rollout_text(rollouts, ends, markers)), sources
 
 
 def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError]) -> Corpus:

@@ -32,7 +32,9 @@ class StratumRow(Row):
 class PositionRow(Row):
     """Loss and errors of tokens by where in their window they are, over all draws.
 
-    The intervals of one subject under one scheme hold at once. None is not measured.
+    The intervals of one subject under one scheme hold at once. None is not measured. Of rollouts,
+    positions count from the prompt's end, prompts take the place of documents, and ends are as in
+    `RolloutRow`.
     """
 
     subject: str
@@ -46,13 +48,16 @@ class PositionRow(Row):
     relative_error: Interval | None
     absolute_change: Interval | None  # nats per token
     kl: Interval | None = None  # divergence to full precision, nats per token
+    end_of_turn: Interval | None = None
+    end_of_reasoning: Interval | None = None
 
 
 @dataclass(frozen=True)
 class RoleRow(Row):
     """Loss and errors of tokens by their role in a conversation, over all draws.
 
-    The intervals of one subject under one scheme hold at once. None is not measured.
+    The intervals of one subject under one scheme hold at once. None is not measured. Of rollouts,
+    prompts take the place of documents, and ends are as in `RolloutRow`.
     """
 
     subject: str
@@ -65,6 +70,8 @@ class RoleRow(Row):
     relative_error: Interval | None
     absolute_change: Interval | None  # nats per token
     kl: Interval | None = None  # divergence to full precision, nats per token
+    end_of_turn: Interval | None = None
+    end_of_reasoning: Interval | None = None
 
 
 @dataclass(frozen=True)

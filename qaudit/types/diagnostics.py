@@ -235,6 +235,8 @@ class Diagnostics:
     positions: tuple[PositionRow, ...] = ()
     roles: tuple[RoleRow, ...] = ()
     rollouts: tuple[RolloutRow, ...] = ()
+    rollout_roles: tuple[RoleRow, ...] = ()
+    rollout_positions: tuple[PositionRow, ...] = ()
     routing: tuple[RoutingRow, ...] = ()
     shipped: tuple[ShippedRow, ...] = ()
     others: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)

@@ -43,26 +43,30 @@ class Fidelity:
 class Positions:
     """Sums by where in its window a token is: long context has bins of its own.
 
-    Shapes: D documents, P bins.
+    Of rollouts, D are samples and a place is that behind the prompt.
+
+    Shapes: D documents, P bins, G groups of tokens that end something.
     """
 
     edges: npt.NDArray[np.int64]  # (P + 1,) first position of each bin, and the end
     tokens: npt.NDArray[np.int64]  # (D, P)
     nll_sum: npt.NDArray[np.float64]  # (D, P)
     kl_sum: npt.NDArray[np.float64] | None = None  # (D, P); None for full precision
+    end_sum: npt.NDArray[np.float64] | None = None  # (D, P, G); None but of rollouts
 
 
 @dataclass(frozen=True, eq=False)
 class Roles:
     """Sums by what a token is in its conversation.
 
-    Shapes: D documents, P roles.
+    Shapes: D documents, or samples of rollouts, P roles, G groups of tokens that end something.
     """
 
     names: tuple[str, ...]  # (P,)
     tokens: npt.NDArray[np.int64]  # (D, P)
     nll_sum: npt.NDArray[np.float64]  # (D, P)
     kl_sum: npt.NDArray[np.float64] | None = None  # (D, P); None for full precision
+    end_sum: npt.NDArray[np.float64] | None = None  # (D, P, G); None but of rollouts
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +89,8 @@ class RolloutEvidence:
     drawn_sum: npt.NDArray[np.float64] | None = None  # (S,) log-probability of what the mark reads
     weights_sha256: str = ""  # `Subject.content` of what wrote them
     unweighed: str = ""  # why marks give no expected score
+    positions: Positions | None = None  # None: measured before it was recorded
+    roles: Roles | None = None  # None: the template has no markers
 
 
 @dataclass(frozen=True, eq=False)

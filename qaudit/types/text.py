@@ -237,7 +237,10 @@ class Corpus:
         windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
         cut = [[_identity(window) for window in part] for part in windows]
         if self.rollouts is not None:
-            cut.append([(self.rollouts.sha256, self.rollouts.ends, self.rollouts.choices.sampler)])
+            rollouts = self.rollouts
+            roles = b"".join(w.roles.tobytes() for w in rollouts.windows if w.roles is not None)
+            parts = hashlib.sha256(roles).hexdigest()
+            cut.append([(rollouts.sha256, rollouts.ends, rollouts.choices.sampler, parts)])
         return digest([cut, [document.split for document in self.documents]])
 
     @cached_property

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from qaudit.text.rollout_roles import TokenMarker, roles_of
 from qaudit.text.rollouts import Rollout, read_rollouts
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support.cli import Run, audit_of, refused
@@ -74,6 +75,28 @@ def test_rollouts_are_scored_beside_documents(place: Path, scan: Run) -> None:
     assert sources["rollouts"] == "rolls"
     assert len(sources["rollouts_sha256"]) == 64
     assert any("whose weights are none of those" in note for note in protocol["notes"])
+
+
+def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: Run) -> None:
+    (place / "chat.jinja").write_text("{{ messages[0].content }}", "utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(place / "series" / "step10")
+    samples = read_rollouts(rolls).samples
+    texts = (tokenizer.decode([token]) for sample in samples for token in sample.new_ids[:-1])
+    end = next(t for t in texts if t.isalpha() and len(tokenizer.encode(t)) == 1)
+    run = scan(*ROLLOUTS, "--chat-template", "chat.jinja", "--reasoning", f"@ {end}")
+    assert run.code == 0, run.err
+    tables = audit_of(place / "out")["diagnostics"]
+    places = {row["scheme"]: row for row in tables["rollout_positions"]}
+    assert [places[s]["first"] for s in ("fp", "rtn-4bit")] == [0, 0]
+    assert places["rtn-4bit"]["kl"] == tables["rollouts"][1]["kl"]
+    roles = [row for row in tables["rollout_roles"] if row["scheme"] == "rtn-4bit"]
+    ids = (tuple(tokenizer.encode(text)) for text in ("@", end))
+    marker = TokenMarker("reasoning", *ids)
+    thought = sum(int((roles_of(s.ids, s.new_ids, [marker]) == 1).sum()) for s in samples)
+    assert [(r["role"], r["tokens"]) for r in roles] == [
+        ("reasoning", thought),
+        ("answer", 12 * WRITTEN - thought),
+    ]
 
 
 def test_marks_of_written_rollouts_become_expected_scores(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 from qaudit.core import statistics
 from qaudit.diagnostics.rollouts.judge import judge
 from qaudit.judge.table import Measurements
-from qaudit.types import Diagnostics, RolloutEvidence, RolloutRow
+from qaudit.report.card import render
+from qaudit.saved.audits import from_json, to_json
+from qaudit.types import Diagnostics, Positions, Roles, RolloutEvidence, RolloutRow
 from tests.support import sample
+from tests.support.cards import section
+from tests.support.schemas import violations
 
 CELL = ("soup", "gptq-3bit")
 
@@ -92,6 +97,62 @@ def test_ends_are_relative_to_full_precision() -> None:
     assert found.end_of_turn.low == pytest.approx(0.25, abs=1e-9)
     assert found.end_of_reasoning is None
     assert row(evidence(), replace(full, sha256="other")).end_of_turn is None
+
+
+def binned(tokens: Any, ends: Any) -> dict[str, Any]:
+    """Return sums of 24 samples by bin, from tokens (S, P) and ends (S, P, 1)."""
+    return {"tokens": tokens, "nll_sum": tokens * 1.5, "kl_sum": tokens * 0.1, "end_sum": ends}
+
+
+def parts(factors: Any) -> RolloutEvidence:
+    """Return rollouts whose ends are so much likelier in each of two roles and two bins."""
+    tokens = np.stack([evidence().tokens - 5, np.where(np.arange(24) % 4 < 2, 5, 0)], 1)
+    ends = np.random.default_rng(1).gamma(9, 0.1, (24, 2, 1)) * np.array(factors)[:, None]
+    columns = binned(tokens, ends)
+    names = ("reasoning", "answer")
+    return evidence(
+        roles=Roles(names, **columns), positions=Positions(np.array([0, 16, 40]), **columns)
+    )
+
+
+def test_ends_are_told_by_role_and_by_place_in_the_answer() -> None:
+    quantized, full = parts((1.5, 0.9)), parts((1.0, 1.0))
+    rows = judge(table(quantized, full), Diagnostics())[0]
+    found = [r for r in rows.rollout_roles if (r.subject, r.scheme) == CELL]
+    places = [r for r in rows.rollout_positions if (r.subject, r.scheme) == CELL]
+    assert [(r.role, r.documents) for r in found] == [("reasoning", 12), ("answer", 6)]
+    assert [(r.first, r.last, r.documents) for r in places] == [(0, 15, 12), (16, 39, 6)]
+    for reasoning, answer in (found, places):
+        assert reasoning.end_of_turn is not None
+        assert answer.end_of_turn is not None
+        assert reasoning.end_of_turn.estimate == pytest.approx(0.5)
+        assert answer.end_of_turn.estimate == pytest.approx(-0.1)
+        assert reasoning.end_of_reasoning is None
+        assert reasoning.kl is not None
+        assert reasoning.kl.estimate == pytest.approx(0.1)
+    of_full = [r for r in rows.rollout_roles if r.scheme == "fp"]
+    assert of_full
+    assert all(row.end_of_turn is None for row in of_full)
+
+
+def test_ends_that_nothing_expects_have_no_change() -> None:
+    rows = judge(table(parts((1e-3, 1)), parts((1e-4, 1))), Diagnostics())[0].rollout_roles
+    reasoning, answer = (r for r in rows if (r.subject, r.scheme) == CELL)
+    assert reasoning.end_of_turn is None
+    assert answer.end_of_turn is not None
+
+
+def test_the_card_has_ends_by_role_and_place() -> None:
+    rows = judge(table(parts((1.5, 0.9)), parts((1.0, 1.0))), Diagnostics())[0]
+    audit = replace(sample.audit(), diagnostics=rows)
+    assert violations(json.loads(to_json(audit))) == []
+    assert from_json(to_json(audit)).diagnostics.rollout_roles == rows.rollout_roles
+    pick = audit.pick
+    assert pick is not None
+    text = section(render(audit), "Rollouts")
+    assert f"{pick.subject} at {pick.scheme}, by role and by place in the answer" in text
+    assert "| reasoning | " in text
+    assert "| tokens 16 to 39 | " in text
 
 
 def test_text_without_rollouts_has_no_rows() -> None:

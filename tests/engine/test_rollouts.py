@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -27,6 +28,8 @@ from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
 from qaudit.types import (
     FULL_PRECISION,
+    ROLES,
+    UNSCORED,
     Corpus,
     EvaluationDocument,
     Evidence,
@@ -81,8 +84,17 @@ class Scored:
     evidence: dict[str, Evidence]
 
 
+def roles_of_row(k: int) -> npt.NDArray[np.int8]:
+    """Return roles of a rollout whose reasoning ends behind 5 tokens and its number."""
+    roles = np.full(9 + WRITTEN, ROLES.index("answer"), dtype=np.int8)
+    roles[:9], roles[9 : 14 + k] = UNSCORED, ROLES.index("reasoning")
+    return roles
+
+
 def corpus_of(rows_BT: torch.Tensor) -> Corpus:
-    windows = tuple(Window(k, r.numpy().astype(np.int32), 9) for k, r in enumerate(rows_BT))
+    windows = tuple(
+        Window(k, r.numpy().astype(np.int32), 9, roles_of_row(k)) for k, r in enumerate(rows_BT)
+    )
     half = len(rows_BT) // 2
     rollouts = RolloutText(
         windows,
@@ -145,6 +157,30 @@ def test_sums_of_samples_are_those_of_plain_logits(checkpoint: Path, scored: Sco
         ends_S = q_STV[..., list(ids)].exp().sum((1, 2))
         np.testing.assert_allclose(rollouts.end_sum[:, g], ends_S, rtol=1e-4)
     assert rollouts.tokens.tolist() == [WRITTEN] * len(scored.rows)
+
+
+def test_ends_by_role_and_position_are_those_of_plain_logits(
+    checkpoint: Path, scored: Scored
+) -> None:
+    rollouts = scored.evidence[SCHEME.spec].rollouts
+    assert rollouts is not None
+    assert rollouts.roles is not None
+    assert rollouts.positions is not None
+    q_STV = log_probabilities(whole(checkpoint, SCHEME), scored.rows)
+    nll_ST = -q_STV.gather(-1, scored.rows[:, 9:, None])[..., 0]
+    ends_STG = torch.stack([q_STV[..., list(ids)].exp().sum(-1) for _, ids in ENDS], -1)
+    in_role = [torch.tensor(roles_of_row(k)[9:].astype(int)) for k in range(len(scored.rows))]
+    assert rollouts.positions.edges.tolist() == [0, 16, 20]
+    place = torch.arange(WRITTEN).expand(len(in_role), WRITTEN) // 16
+    for part, bin_ST in ((rollouts.roles, torch.stack(in_role)), (rollouts.positions, place)):
+        assert part.end_sum is not None
+        for b in range(part.tokens.shape[1]):
+            inside_ST = bin_ST == b
+            assert part.tokens[:, b].tolist() == inside_ST.sum(1).tolist()
+            nll_S = (nll_ST * inside_ST).sum(1)
+            np.testing.assert_allclose(part.nll_sum[:, b], nll_S, rtol=1e-4)
+            ends_SG = (ends_STG * inside_ST[..., None]).sum(1)
+            np.testing.assert_allclose(part.end_sum[:, b], ends_SG, rtol=1e-4)
 
 
 def test_what_was_drawn_has_its_probability_under_the_sampler(

@@ -73,7 +73,7 @@ def _columns(
         noise_in(noise_of(table, cell, sums=divergences)),
     )
     for b in map(int, bins):
-        yield draws[0], b, _of_bin(measured, b, draws, against, noises, level)
+        yield draws[0], b, of_bin(measured, b, draws, against, noises, level)
 
 
 def _recorded(draws: Sequence[Measurement], name: str, kind: type[Binned]) -> list[Binned]:
@@ -83,7 +83,7 @@ def _recorded(draws: Sequence[Measurement], name: str, kind: type[Binned]) -> li
     return sums if len(sums) == len(draws) else []
 
 
-def _of_bin(
+def of_bin(
     measured: Measurement,
     b: int,
     draws: Sequence[Binned],
@@ -91,6 +91,7 @@ def _of_bin(
     noises: tuple[DrawNoise | None, DrawNoise | None],
     level: float,
 ) -> dict[str, Any]:
+    """Return the columns of a bin; each draw has the sums of its documents."""
     tokens = draws[0].tokens[:, b]
     inside = tokens > 0
     count = tokens[inside].astype(np.float64)

@@ -10,6 +10,7 @@ a stream by importance weights (`core/weighted.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
+from qaudit.diagnostics.positions.judge import Binned, of_bin
 from qaudit.judge.rollouts import (
     REASONING,
     TURN,
@@ -32,17 +34,78 @@ from qaudit.types import (
     Diagnostics,
     Finding,
     Interval,
+    PositionRow,
+    Positions,
+    RoleRow,
+    Roles,
     RolloutEvidence,
     RolloutRow,
 )
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 
+LEAST_ENDS = 1.0
+"""Of a role or of positions: where fewer ends are expected, a change of them decides nothing."""
+
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics with a row for each stream that scored rollouts, and no finding."""
     rows = (_row(table, cell) for cell in table.cells)
-    return replace(diagnostics, rollouts=tuple(row for row in rows if row is not None)), ()
+    return replace(
+        diagnostics,
+        rollouts=tuple(row for row in rows if row is not None),
+        rollout_roles=tuple(
+            RoleRow(role=roles.names[b], **columns)
+            for roles, b, columns in _parts(table, "roles", Roles)
+        ),
+        rollout_positions=tuple(
+            PositionRow(first=int(bins.edges[b]), last=int(bins.edges[b + 1]) - 1, **columns)
+            for bins, b, columns in _parts(table, "positions", Positions)
+        ),
+    ), ()
+
+
+def _parts(
+    table: Measurements, name: str, kind: type[Binned]
+) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
+    """Yield each role or bin of positions that has tokens, of every stream, and its columns."""
+    for cell in table.cells:
+        measured = table.draws(*cell)[0]
+        evidence, of_full = measured.evidence.rollouts, _of_full(table, cell)
+        samples = getattr(evidence, name, None)
+        if evidence is None or not isinstance(samples, kind):
+            continue
+        by_prompt = _ByPrompt.of(evidence)
+        part = by_prompt.sums_of(samples)
+        full = getattr(of_full, name, None)
+        if of_full is None or not isinstance(full, kind) or not _are_alike(evidence, of_full, name):
+            full = None
+        against: list[Any] = [] if full is None else [by_prompt.sums_of(full)]
+        bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
+        level = statistics.simultaneous(table.confidence, len(bins))
+        for b in map(int, bins):
+            columns = of_bin(measured, b, [part], against, (None, None), level)
+            for end in {TURN, REASONING}.intersection(evidence.end_names):
+                number = evidence.end_names.index(end)
+                ends = [each.end_sum for each in (part, *against)]
+                sums = [end_DPG[:, b, number] for end_DPG in ends if end_DPG is not None]
+                columns[f"end_of_{end}"] = _end(sums, level)
+            yield part, b, columns
+
+
+def _are_alike(evidence: RolloutEvidence, full: RolloutEvidence, name: str) -> bool:
+    """Return whether two streams scored the same samples in the same bins."""
+    shapes = (getattr(e, name).end_sum.shape for e in (evidence, full))
+    return evidence.sha256 == full.sha256 and len(set(shapes)) == 1
+
+
+def _end(sums: Sequence[Array], confidence: float) -> Interval | None:
+    """Return by how much an end is likelier; None where not even one is expected."""
+    if len(sums) < 2 or max(float(column.sum()) for column in sums) < LEAST_ENDS:
+        return None
+    return statistics.within(
+        statistics.interval(tuple(sums), statistics.excess, confidence), -1.0, np.inf
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +124,17 @@ class _ByPrompt:
         sums: Array = np.bincount(self.place, values, self.count).astype(np.float64)
         return sums
 
+    def sums_of(self, part: Binned) -> Binned:
+        """Return sums of samples by bin as sums of prompts."""
+
+        sums: dict[str, Any] = {}
+        for name in ("tokens", "nll_sum", "kl_sum", "end_sum"):
+            values: Any = getattr(part, name)
+            if values is not None:
+                sums[name] = np.zeros((self.count, *values.shape[1:]), values.dtype)
+                np.add.at(sums[name], self.place, values)
+        return replace(part, **sums)
+
 
 def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
     measured = table.draws(*cell)[0]
@@ -70,8 +144,7 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
     by_prompt, level = _ByPrompt.of(evidence), table.confidence
     tokens, samples = by_prompt.sums(evidence.tokens), by_prompt.sums()
     kl = None if evidence.kl_sum is None else by_prompt.sums(evidence.kl_sum)
-    full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
-    of_full = full.evidence.rollouts if full else None
+    of_full = _of_full(table, cell)
     return RolloutRow(
         subject=cell[0],
         scheme=cell[1],
@@ -85,8 +158,14 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
         **_divergence(evidence, level),
         end_of_turn=change_of_end(evidence, of_full, TURN, level),
         end_of_reasoning=change_of_end(evidence, of_full, REASONING, level),
-        **_score(evidence, of_full if full else evidence, table, cell),
+        **_score(evidence, evidence if cell[1] == FULL_PRECISION else of_full, table, cell),
     )
+
+
+def _of_full(table: Measurements, cell: Cell) -> RolloutEvidence | None:
+    """Return what a stream is compared with; full precision itself with nothing."""
+    full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
+    return full.evidence.rollouts if full else None
 
 
 def _ratio(sums: Array, counts: Array, confidence: float) -> Interval:

@@ -8,7 +8,14 @@ from qaudit.diagnostics.strata.section import interval_of, shipped
 from qaudit.report import document as doc
 from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Interval, RolloutRow
+from qaudit.types import (
+    FULL_PRECISION,
+    Diagnostics,
+    Interval,
+    PositionRow,
+    RoleRow,
+    RolloutRow,
+)
 
 TITLE = "Rollouts"
 COLUMNS = doc.columns(
@@ -20,6 +27,7 @@ COLUMNS = doc.columns(
     "end of turn, %",
     "end of reasoning, %",
 )
+PARTS = doc.columns("part", "tokens", "KL, nats", "end of turn, %", "end of reasoning, %")
 SCORES = doc.columns("subject", "scheme", "expected score", "change", "effective samples")
 
 
@@ -40,7 +48,28 @@ def section(view: View) -> doc.Section:
     )
     shown_rows = [rows[cell] for cell in dict.fromkeys(cells) if cell in rows]
     scores = _scores(shown_rows)
-    return doc.Section(TITLE, (doc.paragraph(about), doc.TableBlock(COLUMNS, table), *scores), 6)
+    parts = [_parts(cell, view.audit.diagnostics) for cell in shipped(view)]
+    blocks = (doc.paragraph(about), doc.TableBlock(COLUMNS, table), *scores)
+    return doc.Section(TITLE, (*blocks, *(fold for fold in parts if fold is not None)), 6)
+
+
+def _parts(cell: tuple[str, str], diagnostics: Diagnostics) -> doc.Block | None:
+    """Return a folded table by role and by position behind the prompt."""
+    rows: list[tuple[str, RoleRow | PositionRow]] = [(r.role, r) for r in diagnostics.rollout_roles]
+    rows += [(f"tokens {r.first:,} to {r.last:,}", r) for r in diagnostics.rollout_positions]
+    table = tuple(
+        doc.row(
+            name,
+            f"{row.tokens:,}",
+            interval_of(row.kl, spread),
+            interval_of(row.end_of_turn, percent),
+            interval_of(row.end_of_reasoning, percent),
+        )
+        for name, row in rows
+        if (row.subject, row.scheme) == cell
+    )
+    title = f"{cell[0]} at {cell[1]}, by role and by place in the answer"
+    return doc.fold(title, doc.TableBlock(PARTS, table)) if table else None
 
 
 def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
