@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,9 +198,14 @@ def pick(
 
 
 def decide(
-    saved: SavedAudit, policy: str, objective: str = "loss", bits: Sequence[str] = ()
+    saved: SavedAudit,
+    policy: str,
+    objective: str = "loss",
+    bits: Sequence[str] = (),
+    *,
+    today: date | None = None,
 ) -> Verdict:
-    """Return the verdict on each bit class, by evidence and under a policy."""
+    """Return the verdict on each bit class, by evidence and under a policy, as of a day."""
     from qaudit.judge.gate import GateInput, verdict_of
     from qaudit.judge.gate import gate as judged
     from qaudit.judge.objectives import parse_objective
@@ -209,7 +214,7 @@ def decide(
 
     wanted, rules = parse_objective(objective), policy_named(policy)
     held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
-    judgement = judged(rules, held, today=datetime.now(UTC).date())
+    judgement = judged(rules, held, today=today or datetime.now(UTC).date())
     verdict = verdict_of(judgement, str(wanted), held.claim)
     return replace(verdict, next_step=next_step(saved.audit, verdict.classes))
 

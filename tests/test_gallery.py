@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
 
-from qaudit import load
+from qaudit import gate, load
+from qaudit.audit import decide
+from qaudit.saved.audits import to_json
+from qaudit.saved.evidence import read_saved
+from qaudit.version import __version__
 from tests.support.cli import Run, refused
 from tests.support.saved_audits import save
 
@@ -19,8 +26,11 @@ from tests.support.saved_audits import save
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audits")
-    save(folder / "one")
-    save(folder / "two", seed=1)
+    for seed, name in enumerate(("one", "two")):
+        record = save(folder / name, seed=seed)
+        verdict = decide(read_saved(folder / name), "release")
+        judged = replace(record, verdict=verdict, qaudit=__version__)
+        (folder / name / "audit.json").write_text(to_json(judged), encoding="utf-8")
     return folder
 
 
@@ -43,29 +53,75 @@ def test_every_row_of_every_audit_is_on_the_site_and_in_the_table(
     assert index.count("<tr") >= len(rows) + len(tidy)
 
 
-def test_a_forged_number_is_refused_by_the_name_of_its_audit(
+def forge(folder: Path, original: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Copy an audit and change what its audit.json says."""
+    shutil.copytree(original, folder)
+    audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    change(audit)
+    (folder / "audit.json").write_text(json.dumps(audit), encoding="utf-8")
+    return folder
+
+
+def halve_the_error(audit: dict[str, Any]) -> None:
+    next(row for row in audit["measurements"] if row["relative_error"])["relative_error"] /= 2
+
+
+def ship_it(audit: dict[str, Any]) -> None:
+    decision = audit["verdict"]["classes"][0]
+    decision["status"] = "hold" if decision["status"] == "ship" else "ship"
+
+
+def prefer_the_soup(audit: dict[str, Any]) -> None:
+    audit["comparisons"][0] |= {"estimate": -1.0, "low": -1.5, "high": -0.5}
+
+
+@pytest.mark.parametrize("change", [halve_the_error, ship_it, prefer_the_soup])
+def test_a_forged_audit_is_refused_by_its_name_and_the_others_go_on(
+    saved: Path, tmp_path: Path, qaudit: Run, change: Callable[[dict[str, Any]], None]
+) -> None:
+    forged = forge(tmp_path / "forged", saved / "one", change)
+    done = qaudit("gallery", forged, saved / "two", "--out", tmp_path / "site")
+    refused(done, 2, "forged` is left out: ", "it was edited after it was written")
+    assert done.out == f"{tmp_path / 'site' / 'index.html'}\n"
+    assert {path.name for path in (tmp_path / "site").iterdir()} == {
+        "two",
+        "index.html",
+        "gallery.parquet",
+    }
+
+
+def test_a_site_of_forged_audits_alone_is_not_written(
     saved: Path, tmp_path: Path, qaudit: Run
 ) -> None:
-    forged = tmp_path / "forged"
-    shutil.copytree(saved / "one", forged)
-    audit = json.loads((forged / "audit.json").read_text(encoding="utf-8"))
-    row = next(row for row in audit["measurements"] if row["relative_error"])
-    row["relative_error"] /= 2
-    (forged / "audit.json").write_text(json.dumps(audit), encoding="utf-8")
-    done = qaudit("gallery", saved / "one", forged, "--out", tmp_path / "site")
-    refused(done, 2, "forged", "")
+    forged = forge(tmp_path / "forged", saved / "one", halve_the_error)
+    refused(qaudit("gallery", forged, "--out", tmp_path / "site"), 2, "forged", "")
     assert not (tmp_path / "site").exists()
 
 
 def test_every_verdict_is_that_of_the_gate(saved: Path, tmp_path: Path, qaudit: Run) -> None:
     site = tmp_path / "site"
     assert qaudit("gallery", saved / "one", "--out", site).code == 0
-    headline = qaudit("gate", saved / "one", "-q").out.strip()
-    index = unescape(re.sub(r"<[^>]+>", "", (site / "index.html").read_text(encoding="utf-8")))
-    assert headline in index
+    index = (site / "index.html").read_text(encoding="utf-8")
+    table = index.partition('id="verdicts"')[2].partition("</section>")[0]
+    rows = [unescape(re.sub(r"<[^>]+>", "|", row)) for row in table.split("<tr")[2:]]
+    for row, decision in zip(rows, gate(saved / "one").classes, strict=True):
+        assert decision.status.upper() in row
+        assert f"{decision.subject}|" in row
+        assert f"{decision.scheme}|" in row
 
 
-def test_two_audits_of_one_name_are_refused(saved: Path, tmp_path: Path, qaudit: Run) -> None:
+def test_audits_of_one_name_are_told_by_the_folders_above_them(
+    saved: Path, tmp_path: Path, qaudit: Run
+) -> None:
     shutil.copytree(saved / "one", tmp_path / "x" / "one")
-    done = qaudit("gallery", saved / "one", tmp_path / "x" / "one", "--out", tmp_path / "site")
-    refused(done, 2, "two audits would have the page `one`", "rename")
+    shutil.copytree(saved / "one", tmp_path / "y" / "one")
+    audits = (tmp_path / "x" / "one", tmp_path / "y" / "one" / "audit.json", saved / "two")
+    assert qaudit("gallery", *audits, "--out", tmp_path / "site").code == 0
+    pages = {path.parent.name for path in (tmp_path / "site").glob("*/report.html")}
+    assert pages == {"x-one", "y-one", "two"}
+
+
+def test_an_audit_is_shown_once(saved: Path, tmp_path: Path, qaudit: Run) -> None:
+    twice = (saved / "one", saved / "one" / "audit.json")
+    done = qaudit("gallery", *twice, "--out", tmp_path / "site")
+    refused(done, 2, "two audits would have the page ", "name each audit once")

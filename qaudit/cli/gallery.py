@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from qaudit.cli.options import audit_at, option
-from qaudit.cli.terminal import print_result
+from qaudit.cli.terminal import complain, print_result
 from qaudit.settings import OUTPUT
 
 
@@ -23,12 +23,17 @@ def gallery(
 ) -> int:
     """Write a site of many audits, and a Parquet table of all their rows.
 
-    Every number is recomputed from evidence; an audit that disagrees with its own is refused.
+    Every number is recomputed from evidence. An audit that disagrees with its own is left out,
+    and the exit code is that of its error.
 
     Example: qaudit gallery qaudit-out/demo --out site
     """
     from qaudit.gallery import read_audits, write_gallery
 
-    write_gallery(read_audits([audit_at(name) for name in audits]), out)
-    print_result(str(out / "index.html"))
-    return 0
+    exhibits, refused = read_audits({name: audit_at(name) for name in audits})
+    for error in refused:
+        complain(error)
+    if exhibits:
+        write_gallery(exhibits, out)
+        print_result(str(out / "index.html"))
+    return max((error.code for error in refused), default=0)

@@ -2,8 +2,8 @@
 
 Every number that a reader may act on is computed again from the per-document sums. Estimates are
 sums and quotients that every version computes alike, so they must agree in any audit. The bounds
-of intervals and the pick come from methods that may improve, so they must agree only in an audit
-of the same version.
+of intervals, comparisons, the pick and the verdict come from methods that may improve, so they
+must agree only in an audit of the same version.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from typing import Any
 from qaudit.errors import AuditError
 from qaudit.judge.pick import choose
 from qaudit.judge.pooling import pooled_scores
-from qaudit.judge.scores import score
+from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
 from qaudit.judge.verdict import choices
 from qaudit.types import (
     AuditRecord,
     ClassVerdict,
+    Comparison,
     Interval,
     MeasurementRow,
     Pick,
     PooledRow,
     TaskRow,
+    Verdict,
     reference_in,
 )
+
+EDITED = "it was edited after it was written: scan again, or restore it"
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """Sums of doubles in another order differ by less, and no report prints as many digits."""
@@ -56,10 +60,25 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
         for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(
                 f"`{name}` of {where} disagrees with its evidence",
-                hint="it was edited after it was written: scan again, or restore it",
+                hint=EDITED,
             )
     if same:
+        _refuse_other_comparisons(audit, claimed)
         _refuse_another_pick(audit, claimed)
+
+
+def refuse_another_verdict(saved: Verdict, computed: Verdict) -> None:
+    """Raise AuditError if an audit says that something else ships than its numbers do."""
+    says, gives = map(_decision, (saved, computed))
+    if says != gives:
+        raise AuditError(f"its verdict is {says}, and its numbers give {gives}", hint=EDITED)
+
+
+def _decision(verdict: Verdict) -> str:
+    classes = [
+        f"{row.bit_class} {row.status} (`{row.subject}` at {row.scheme})" for row in verdict.classes
+    ]
+    return f"{verdict.status} by `{verdict.policy}`: {', '.join(classes)}"
 
 
 def _rows(
@@ -127,6 +146,23 @@ def _same(saved: float, computed: Any) -> bool:
     return saved == computed or math.isclose(saved, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
+def _refuse_other_comparisons(audit: AuditRecord, table: Measurements) -> None:
+    searched = [soup.label for soup in audit.diagnostics.greedy]
+    computed = {_pair(row): row for row in compare(table, searched)}
+    for row in audit.comparisons:
+        again = computed.get(_pair(row))
+        if (
+            again is None
+            or row.verdict != again.verdict
+            or not _same_interval(row.interval, again.interval, bounds=True)
+        ):
+            raise AuditError(f"{_pair(row)} disagrees with its evidence", hint=EDITED)
+
+
+def _pair(row: Comparison) -> str:
+    return f"`{row.kind}` of `{row.a}` and `{row.b}` under {row.scheme}"
+
+
 def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
     bits = audit.plan.recipe.bits
     saved, computed = _place_of(audit.pick), _place_of(choose(table, classes=bits))
@@ -136,7 +172,7 @@ def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
     if saved != computed:
         raise AuditError(
             f"the audit picks {saved}, and its evidence {computed}",
-            hint="it was edited after it was written: scan again, or restore it",
+            hint=EDITED,
         )
 
 

@@ -217,11 +217,17 @@ def test_the_audit_is_published_as_one_pull_request(
     assert "qaudit/audit.json" in files
 
 
-def test_a_site_of_audits_has_the_verdict(machine: Machine, scanned: tuple[str, str]) -> None:
+def test_a_site_of_audits_has_the_verdict(
+    machine: Machine, scanned: tuple[str, str], ships: Shipped
+) -> None:
     out, _ = machine.run("gallery", AUDIT, "--out", "site")
     assert out == "site/index.html\n"
-    text = re.sub(r"<[^>]+>", "", (machine.home / "site" / "index.html").read_text("utf-8"))
-    assert scanned[0].splitlines()[0] in text
+    index, page = (
+        re.sub(r"<[^>]+>", " ", (machine.home / "site" / name).read_text("utf-8"))
+        for name in ("index.html", "demo/report.html")
+    )
+    assert re.search(rf"4\s+SHIP\s+{ships.subject}\s+{ships.scheme}\s", index)
+    assert scanned[0].splitlines()[0] in " ".join(page.split())
 
 
 @pytest.mark.browser
