@@ -99,6 +99,7 @@ def judge(
         bits=recipe.bits,
         claim=plan.claim,
         reference=reference.label if reference else None,
+        protocol=records[0].document.protocol,
     )
     differences = [(event.release, event.difference) for event in compared]
     diagnostics, advice = _derived(

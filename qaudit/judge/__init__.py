@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from types import MappingProxyType
+from typing import Any
 
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
@@ -69,6 +70,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     bits: Sequence[str] = (),
     claim: ClaimKind = "method",
     reference: str | None = None,
+    protocol: Mapping[str, Any] = MappingProxyType({}),
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
@@ -93,6 +95,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         searched=frozenset(searched),
         objective=objective or LOSS,
         claim=claim,
+        protocol=protocol,
     )
     answer = gate(policy, held, today=today) if policy else None
     over, made_of = pooled_scores(all_draws), noise(all_draws, floor, other_dtype, claim)

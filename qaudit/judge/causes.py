@@ -37,7 +37,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{key}.")
-        elif key != "notes":  # each says again what another key says
+        elif key not in ("notes", "has_chat_template"):  # they repeat others, or change nothing
             yield f"{before}{key}", str(value)
 
 

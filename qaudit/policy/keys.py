@@ -177,6 +177,12 @@ class RequiredKeys(_Keys):
         _Texts | None, Field(description="Of every gated subject, these schemes.")
     ] = None
     subjects: Annotated[_Texts | None, Field(description="At least one subject for each.")] = None
+    answers: Annotated[
+        Literal["off", "warn"] | None,
+        BeforeValidator(_as_level),
+        WithJsonSchema({"enum": ["off", "warn", False]}),
+        Field(description="Tasks or rollouts of a chat model, where KL divergence ranks nothing."),
+    ] = None
 
 
 class VerifyKeys(_Keys):

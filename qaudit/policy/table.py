@@ -90,6 +90,7 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         "claim": keys.claim,
         "required_schemes": file.schemes(required.schemes, ("required", "schemes"), None),
         "required_subjects": file.subjects(required.subjects, ("required", "subjects")),
+        "required_answers": required.answers,
     }
     policy = replace(policy, **{key: value for key, value in others.items() if value is not None})
     if not (policy.required_schemes or policy.required_subjects):

@@ -100,6 +100,14 @@ def _no_template(folders: Sequence[Path]) -> NoReturn:
     )
 
 
+def has_template(folders: Sequence[Path]) -> bool:
+    """Return whether a folder has a chat template, even one that cannot be read."""
+    try:
+        return any(map(named_templates, folders))
+    except CorpusError:
+        return True
+
+
 def named_templates(folder: Path) -> dict[str, str]:
     """Return the templates of a folder by their names, as transformers takes them."""
     files = {"default": folder / _TEMPLATE}

@@ -29,6 +29,7 @@ from qaudit.items.prepare import TASK_CODE, Reading, code_of, read_items
 from qaudit.items.tokens import ItemText
 from qaudit.sandbox import Templates
 from qaudit.text.chat import Chat
+from qaudit.text.chat_template import has_template
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.cutting import Tokenizer
@@ -226,7 +227,12 @@ def read_corpus(
         sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
     recorded = (pair for role, name in sources for pair in _record(role, name, on_hub.get(name)))
     notes = (*corpus.notes, *notes, *_rollout_notes(corpus, plan))
-    corpus = replace(corpus, notes=notes, sources=tuple(recorded))
+    corpus = replace(
+        corpus,
+        notes=notes,
+        sources=tuple(recorded),
+        has_chat_template=recipe.chat_template is not None or has_template([*folders.values()]),
+    )
     if not recipe.tasks:
         return corpus
     key = tokenizer_sha256(list(folders.values()))

@@ -64,6 +64,7 @@ class Policy:
     minimum_documents: int = 10
     required_schemes: tuple[str, ...] = ()  # every gated subject must have been measured under it
     required_subjects: tuple[str, ...] = ()
+    required_answers: Literal["off", "warn"] = "off"  # where KL divergence ranks nothing
     confidence: float = 0.95
     known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
     classes: Mapping[str, Level] = field(default_factory=dict)  # bit classes that may ship

@@ -188,6 +188,7 @@ class Corpus:
     failed_tasks: tuple[tuple[str, str], ...] = ()  # and why
     available: int | None = None  # evaluation documents of the text, some thousands at most
     rollouts: RolloutText | None = None
+    has_chat_template: bool | None = None  # the tokenizer; None: not looked at
 
     @property
     def draws(self) -> tuple[Corpus, ...]:

@@ -56,6 +56,18 @@ def test_conversations_are_scored_by_role(talks: Path, qaudit: Run) -> None:
     assert "by role in the conversation" in (talks / "out" / "card.md").read_text()
 
 
+def test_strict_warns_of_a_chat_model_that_kl_does_not_rank(talks: Path, qaudit: Run) -> None:
+    done = qaudit(*SCAN[:6], "--schemes", "rtn-8bit", "--policy", "strict", "--out", "out")
+    assert done.code == 0, done.err
+    audit: Any = audit_of(talks / "out")
+    assert audit["plan"]["protocol"]["has_chat_template"] is True
+    (decision,) = audit["verdict"]["classes"]
+    assert any("neither tasks nor rollouts were measured" in w for w in decision["warnings"])
+    gated = qaudit("gate", "out", "--policy", "strict")
+    assert "neither tasks nor rollouts were measured" in gated.out
+    assert "neither tasks nor rollouts" not in qaudit("gate", "out").out
+
+
 def test_all_tokens_are_scored_on_request(talks: Path, qaudit: Run) -> None:
     assert qaudit(*SCAN, "--score", "all").code == 0
     audit: Any = audit_of(talks / "out")

@@ -71,6 +71,7 @@ def test_rollouts_are_scored_beside_documents(place: Path, scan: Run) -> None:
             b.get("kl"),
         )
     protocol = audit["plan"]["protocol"]
+    assert protocol["has_chat_template"] is False
     sources = protocol["sources"]
     assert sources["rollouts"] == "rolls"
     assert len(sources["rollouts_sha256"]) == 64

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -531,6 +531,51 @@ def test_required_schemes_and_subjects_are_asked_of_everybody_gated() -> None:
     ]
     assert {c.line for c in found.checks if c.rule == "QA025"} == {9}
     assert found.exit_code == 3
+
+
+def of_a_chat_model(kl: float = 0.001, template: bool | None = True, **more: Any) -> GateInput:
+    """Return an audit whose predictions change by so much, with more evidence of the soup."""
+
+    def beside(m: Any) -> Any:
+        tokens_D = m.evidence.tokens
+        document_N = np.repeat(np.arange(len(tokens_D)), tokens_D)
+        counts_DB = counts_of(np.full(len(document_N), kl), document_N, len(tokens_D))
+        kl_D = np.full(len(tokens_D), kl)
+        fidelity = Fidelity(kl * tokens_D, kl_D, counts_DB, tokens_D, 0 * kl_D)
+        further = more if m.subject == SOUP else {}
+        return replace(m, evidence=replace(m.evidence, fidelity=fidelity, **further))
+
+    found = held({(label, GPTQ): 0.01 for label in (A, B, SOUP)}).table.measurements
+    protocol = {**PROTOCOL, "has_chat_template": template}
+    return of([beside(m) if m.scheme == GPTQ else m for m in found], protocol=protocol)
+
+
+def warnings_of(audit: GateInput, answers: Literal["off", "warn"] = "warn") -> list[str]:
+    asked = policy(rule(subjects=("@ships",)), required_answers=answers)
+    found = judged(asked, audit)
+    assert found.exit_code == judged(replace(asked, required_answers="off"), audit).exit_code
+    assert [c.status for c in found.classes] == ["ship"]
+    return [warning for c in found.classes for warning in c.warnings]
+
+
+def test_strict_warns_where_kl_ranks_nothing_and_no_answers_were_measured() -> None:
+    (warning,) = warnings_of(of_a_chat_model())
+    assert "`soup` at gptq-4bit is below 0.005 nats" in warning
+    assert "neither tasks nor rollouts were measured (rule `required`)" in warning
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"template": False},
+        {"template": None},  # an older audit does not say
+        {"kl": 0.02},
+        {"tasks": (items_of(np.ones(8), options=2),)},
+    ],
+)
+def test_there_is_no_warning_where_kl_ranks_or_answers_were_measured(changes: Any) -> None:
+    assert warnings_of(of_a_chat_model(**changes)) == []
+    assert warnings_of(of_a_chat_model(), "off") == []
 
 
 def ignore(**changes: Any) -> Ignore:

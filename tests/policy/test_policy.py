@@ -104,6 +104,15 @@ def test_tolerances_that_are_not_written_are_inherited(tmp_path: Path) -> None:
     assert preset("release").verify == Tolerances(plain=1e-6, loss=2e-3, kl=2e-3)
 
 
+def test_answers_are_required_by_strict_and_what_extends_it(tmp_path: Path) -> None:
+    assert [preset(name).required_answers for name in PRESETS] == ["off", "off", "warn"]
+    assert read_policy(written(tmp_path, "extends: strict\n")).required_answers == "warn"
+    text = "extends: strict\nrequired: {answers: off}\n"
+    assert read_policy(written(tmp_path, text)).required_answers == "off"
+    with pytest.raises(PolicyError, match=r"line 2: `required\.answers` is `error`"):
+        read_policy(written(tmp_path, "extends: strict\nrequired: {answers: error}\n"))
+
+
 def test_schemes_are_kept_by_their_short_forms(tmp_path: Path) -> None:
     found = read(tmp_path, one_rule(schemes="[gptq:bits=4, 'gptq-4bit:group=64']"))
     assert found.rules[0].schemes == ("gptq-4bit", "gptq-4bit:group=64")

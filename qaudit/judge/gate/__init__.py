@@ -29,7 +29,14 @@ from qaudit.core import statistics
 from qaudit.core.keys import first_of
 from qaudit.judge.gate.answers import answer, least_documents
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches, matches_scheme
-from qaudit.judge.gate.classes import UNANSWERED, class_verdicts, unanswered, verdict_of
+from qaudit.judge.gate.classes import (
+    REQUIRED,
+    UNANSWERED,
+    class_verdicts,
+    unanswered,
+    verdict_of,
+    without_answers,
+)
 from qaudit.judge.gate.known import mark_known
 from qaudit.judge.gate.questions import Question, questions
 from qaudit.types import Check, Finding, Gate, Ignore, Level, Policy
@@ -37,7 +44,7 @@ from qaudit.types import Check, Finding, Gate, Ignore, Level, Policy
 __all__ = ["GateInput", "findings_of", "gate", "verdict_of"]
 
 _AGAIN = "scan again: what is missing is measured again"
-REQUIRED, TOO_FEW, ROTTEN = "QA025", "QA026", "QA027"
+TOO_FEW, ROTTEN = "QA026", "QA027"
 
 
 def gate(
@@ -56,6 +63,7 @@ def gate(
         at_once[question.rule.level] += question.intervals
     checks = tuple(_checks(policy, audit, pair, every, at_once))
     checks = (*checks, *unanswered(policy, audit, checks))
+    checks = (*checks, *without_answers(policy, audit, checks))
     checks = (*checks, *_too_few(policy, checks, audit), *_coverage(policy, audit))
     checks, rotten = _ignore(checks, policy.ignores, today)
     return Gate(

@@ -12,9 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from qaudit.judge.gate.audits import SHIPS, GateInput
-from qaudit.types import Check, ClaimKind, ClassVerdict, Gate, Level, Policy, Status, Verdict
+from qaudit.types import (
+    NEAR_BASELINE,
+    Check,
+    ClaimKind,
+    ClassVerdict,
+    Gate,
+    Level,
+    Policy,
+    Status,
+    Verdict,
+)
 
-UNANSWERED = "QA040"
+UNANSWERED, REQUIRED = "QA040", "QA025"
 _STATUS: dict[str, Status] = {
     "pass": "ship",
     "fail": "hold",
@@ -60,6 +70,32 @@ def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Ite
         yield from _without_classes(policy, sorted(measured), checks)
 
 
+def without_answers(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Iterator[Check]:
+    """QA025: of a chat model, what ships where KL divergence ranks nothing and no answers do."""
+    if policy.required_answers == "off" or audit.protocol.get("has_chat_template") is not True:
+        return
+    for chosen in audit.choices:
+        measured = audit.table.find(chosen.subject or "", chosen.scheme or "")
+        if measured is None or chosen.kl is None or chosen.kl.estimate >= NEAR_BASELINE:
+            continue
+        evidence = measured.evidence
+        if not evidence.tasks and not evidence.rollouts and _covering(chosen, checks):
+            yield Check(
+                rule=REQUIRED,
+                name="required",
+                level="warn",
+                metric="coverage",
+                subject=measured.subject,
+                scheme=measured.scheme,
+                outcome="missing",
+                message=f"`{measured.subject}` at {measured.scheme} is below {NEAR_BASELINE} nats, "
+                "where KL divergence ranks nothing, and neither tasks nor rollouts were measured",
+                hint="scan with `--tasks` or `--rollouts`, or `qaudit import` answers of both",
+                bit_class=chosen.bit_class,
+                line=policy.line_of_required,
+            )
+
+
 def _is_named(policy: Policy, name: str) -> bool:
     return policy.classes.get(name, "off") != "off"
 
@@ -79,6 +115,8 @@ def _without_classes(
 
 def _answers(check: Check) -> bool:
     """Whether a check alone may cover a class; a warning about predictions is beside a rule."""
+    if check.rule == REQUIRED:  # only that something was not measured
+        return False
     return check.level == "error" or check.record is None or not check.record.of_fidelity
 
 
