@@ -13,6 +13,7 @@ Reasoning and calls are separated from answers by markers that the template itse
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from qaudit.text.cutting import Tokenizer
 from qaudit.text.rollout_roles import TokenMarker
 from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
 
-MESSAGES = "messages"
+MESSAGES, TOOLS = "messages", "tools"
 _FORM = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on each line'
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of a message, first the usual
 
@@ -79,7 +80,7 @@ class Chat:
         self, name: str, where: str, value: Mapping[str, Any], key: str, stratum: str = ""
     ) -> Document:
         """Return a conversation as a document; CorpusError names what is wrong with it."""
-        messages, tools = _messages(value.get(key), key, where), _tools(value.get("tools"), where)
+        messages, tools = _messages(value.get(key), key, where), _tools(value.get(TOOLS), where)
         if not self.tokenizer.is_fast:
             raise CorpusError(
                 f"{where} is a conversation, and this tokenizer does not say where its tokens are",
@@ -92,7 +93,7 @@ class Chat:
     def prompt(self, where: str, value: Mapping[str, Any]) -> str:
         """Return messages as the prompt of the next answer."""
         messages = _messages(value.get(MESSAGES), MESSAGES, where)
-        tools = _tools(value.get("tools"), where)
+        tools = _tools(value.get(TOOLS), where)
         return _Conversation(self, messages, tools, where)._render(messages, prompt=True)[0]
 
     def without_spans(self) -> Chat:
@@ -277,6 +278,11 @@ def _messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
 
 
 def _tools(value: Any, where: str) -> list[Any] | None:
+    if isinstance(value, str):  # tables often have them as text
+        try:
+            value = json.loads(value.strip() or "null")
+        except (ValueError, RecursionError):
+            value = {}
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):

@@ -3,8 +3,8 @@
 A plain text file is one document, a folder is all the files in it, a line of JSON is a
 document, and so is a row of Parquet. Files are read lazily, because published text comes in
 files a thousand times longer than what an audit needs. The text of an object is its `text`,
-its `content`, or what the source names: `file.jsonl::body`. One of JSON lines that has none, and
-`messages`, is a conversation (`text.chat`).
+its `content`, or what the source names: `file.jsonl::body`. One that has none, and `messages`, is
+a conversation (`text.chat`).
 
 Whatever cannot be read as text stops the audit and is named by its line: skipping it would change
 which document is the hundredth. A file from the Hub is named as in the recipe, and not by its
@@ -25,7 +25,7 @@ from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import CorpusError, MachineError
-from qaudit.text.chat import MESSAGES, Chat
+from qaudit.text.chat import MESSAGES, TOOLS, Chat
 from qaudit.text.python_text import Part, calibration_text, python_part
 from qaudit.text.strata import no_strata, stratum_of
 from qaudit.types import Document
@@ -124,6 +124,23 @@ class Fields:
         """Return the field that is read; '' if there is none."""
         fields = (*FIELDS, MESSAGES) if self.chat else FIELDS
         return self.text or next((f for f in fields if f in names), "")
+
+    def document(self, name: str, where: str, value: dict[str, Any], key: str) -> Document:
+        """Return an object as a document: its text, or its conversation."""
+        text = value.get(key)
+        if self.chat and (key == MESSAGES or (isinstance(text, list) and key not in FIELDS)):
+            stratum = stratum_of(where, self.strata, value)
+            return self.chat.document(name, where, value, key, stratum)
+        if not isinstance(text, str):
+            raise _no_text(where, self.text, list(value), text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CorpusError(
+                f"the text in {where} holds half a character",
+                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
+            ) from error
+        return Document(name, text, stratum_of(where, self.strata, value))
 
 
 Reader = Callable[[TextPath, Fields], Iterator[Document]]
@@ -234,23 +251,8 @@ def _lines(file: TextPath) -> Iterator[tuple[int, bytes]]:
 
 def _from_lines(file: TextPath, fields: Fields) -> Iterator[Document]:
     for number, value in read_objects(file):
-        where = f"line {number} of `{file}`"
-        name, key = f"{file.path.name}:{number}", fields.key(value)
-        text = value.get(key)
-        if fields.chat and (key == MESSAGES or (isinstance(text, list) and key not in FIELDS)):
-            stratum = stratum_of(where, fields.strata, value)
-            yield fields.chat.document(name, where, value, key, stratum)
-            continue
-        if not isinstance(text, str):
-            raise _no_text(where, fields.text, list(value), text)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise CorpusError(
-                f"the text in line {number} of `{file}` holds half a character",
-                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
-            ) from error
-        yield Document(name, text, stratum_of(where, fields.strata, value))
+        where, name = f"line {number} of `{file}`", f"{file.path.name}:{number}"
+        yield fields.document(name, where, value, fields.key(value))
 
 
 def _no_text(where: str, field: str | None, fields: list[str], value: object) -> CorpusError:
@@ -262,6 +264,13 @@ def _no_text(where: str, field: str | None, fields: list[str], value: object) ->
     return CorpusError(
         message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
     )
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without null fields: a struct of Parquet has the fields of every row."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
@@ -276,19 +285,18 @@ def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
     try:
         table = pyarrow.parquet.ParquetFile(file.path)
         names = list(table.schema_arrow.names)
-        column = fields.text or next((f for f in FIELDS if f in names), None)
+        column = fields.key(names)
         if column not in names:
             raise _no_text(f"`{file}`", fields.text, names, None)
-        read = [column, *({fields.strata} & set(names) - {column})]
+        further = {fields.strata, *([TOOLS] if fields.chat else [])}
+        read = [column, *(further & set(names) - {column})]
         batches = table.iter_batches(batch_size=64, columns=read)
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, value in enumerate(rows, 1):
-            where, text = f"row {number} of `{file}`", value[column]
-            if not isinstance(text, str):
-                raise _no_text(where, column, names, text)
-            stratum = stratum_of(where, fields.strata, dict.fromkeys(names) | value)
-            yield Document(f"{file.path.name}:{number}", text, stratum)
-    except (pyarrow.ArrowException, OSError) as error:
+            where, name = f"row {number} of `{file}`", f"{file.path.name}:{number}"
+            present = {key: _without_nulls(part) for key, part in value.items()}
+            yield fields.document(name, where, dict.fromkeys(names) | present, column)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"`{file}` cannot be read as Parquet: {' '.join(str(error).split())[:120]}",
             hint=file.damage_hint,

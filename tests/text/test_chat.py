@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -217,6 +219,8 @@ def refusal(chat: Chat, messages: Any, **value: Any) -> QauditError:
         ([said("user", "a"), "b"], {}, "message 2 in line 1 of `chats.jsonl` has no `role`"),
         (TALK, {"tools": {"name": "look"}}, "`tools` in line 1 of `chats.jsonl` is no list"),
         (TALK, {"tools": ["look"]}, "`tools` in line 1 of `chats.jsonl` is no list"),
+        (TALK, {"tools": "look"}, "`tools` in line 1 of `chats.jsonl` is no list"),
+        (TALK, {"tools": '{"name": "look"}'}, "`tools` in line 1 of `chats.jsonl` is no list"),
         ([said("user", "a")], {}, "no token of line 1 of `chats.jsonl` is scored"),
         ([said("user", "\ud800"), said("assistant", "b")], {}, "holds half a character"),
     ],
@@ -323,6 +327,41 @@ def test_a_hostile_template_is_refused_within_bounds(
 def written(path: Path, *conversations: list[Message]) -> str:
     path.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
     return str(path)
+
+
+def spoken(file: str, chat: Chat) -> list[tuple[str, Any]]:
+    documents = [*read_documents(file, chat=chat)]
+    assert all(document.spans for document in documents)
+    return [(d.text, d.spans()) for d in documents if d.spans is not None]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_rows_of_parquet_are_the_conversations_of_lines(tmp_path: Path, as_text: bool) -> None:
+    other = json.loads(json.dumps(CALLED))
+    other[1]["tool_calls"][0]["function"]["arguments"] = {"on": "the dog", "deep": {"yes": True}}
+    rows = [{"messages": m, "tools": t} for m, t in ((TALK, None), (CALLED, [TOOL]), (other, []))]
+    lines = tmp_path / "talks.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tools = [json.dumps(row["tools"]) if as_text else row["tools"] for row in rows]
+    table = pyarrow.table({"messages": [row["messages"] for row in rows], "tools": tools})
+    pyarrow.parquet.write_table(table, tmp_path / "talks.parquet")
+    with chat_of(tmp_path, CHATML) as chat:
+        wanted = spoken(str(lines), chat)
+        assert "<tool_call>" in wanted[1][0]
+        assert "Tools: " in wanted[1][0]
+        assert spoken(str(tmp_path / "talks.parquet"), chat) == wanted
+
+
+def test_a_row_of_parquet_that_is_no_conversation_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "talks.parquet"
+    table = pyarrow.table({"messages": [[said("user", "a")], [{"role": None, "content": "b"}]]})
+    pyarrow.parquet.write_table(table, file)
+    with chat_of(tmp_path, CHATML) as chat:
+        with pytest.raises(CorpusError, match=r"message 1 in row 2 of `.*talks.parquet` has no"):
+            list(read_documents(str(file), chat=chat))
+        pyarrow.parquet.write_table(pyarrow.table({"messages": ["a"]}), file)
+        with pytest.raises(CorpusError, match=r"`messages` in row 1 of .* is no list of messages"):
+            list(read_documents(str(file), chat=chat))
 
 
 def asked(number: int) -> list[Message]:

@@ -23,6 +23,7 @@ from qaudit.text.choices import read_choices
 from qaudit.text.documents import read_documents
 from qaudit.text.texts import find_text, is_hub_text, parse_source, pinned
 from qaudit.types import TextFile
+from tests.support.chats import CHATML, chat_of
 from tests.support.hub import Hub
 
 C4 = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
@@ -50,6 +51,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         pyarrow.parquet.write_table(
             pyarrow.table({"text": ["", " = Title = \n", "words\n"]}), folder / "rows.parquet"
         )
+        talks = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": word}]]
+        pyarrow.parquet.write_table(pyarrow.table({"messages": talks}), folder / "talks.parquet")
     gated = root / "datasets" / "acme" / "gated"
     (gated / "v1").mkdir(parents=True)
     (gated / "v1" / "a.jsonl").write_bytes(lines("secret"))
@@ -91,6 +94,15 @@ def refusal(source: str) -> UsageError:
     assert caught.value.code == 2
     assert caught.value.hint
     return caught.value
+
+
+def test_conversations_in_parquet_are_read_from_a_dataset(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/text@v1/en/talks.parquet"
+    _, path = fetched(hub, tmp_path, source)
+    with chat_of(tmp_path / "model", CHATML) as chat:
+        (talk,) = read_documents(source, path, chat=chat)
+        assert talk.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nold<|im_end|>\n"
+        assert talk.spans is not None
 
 
 # ------------------------------------------------------------------------------------- sources
