@@ -37,12 +37,13 @@ Tags = tuple[tuple[str, Callable[[str], Any]], ...]
 # ------------------------------------------------------------------------------------------ JSON
 
 
-def json_of(text: str) -> Any:
+def json_of(text: str, *, of_python: bool = False) -> Any:
+    """Parse JSON; `of_python` has NaN and infinities, as Python writes them."""
     try:
         return json.loads(
             text.removeprefix("\ufeff"),
             object_pairs_hook=_without_duplicates,
-            parse_constant=_no_number,
+            parse_constant=float if of_python else _no_number,
             parse_float=_finite,
         )
     except RecursionError as error:

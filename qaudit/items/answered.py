@@ -240,17 +240,17 @@ def _evidence(file: AnswerFile, answers: Sequence[AnsweredItem], metric: str) ->
         np.full(count, np.nan),
         np.arange(count),
         np.ones(count, dtype=np.bool_),
-        np.array([_is_right(mark, metric, file) for mark in marks], dtype=np.bool_),
+        np.array([_is_right(n, mark, metric, file) for n, mark in enumerate(marks, 1)], np.bool_),
         imported,
     )
 
 
-def _is_right(mark: AnswerMark, metric: str, file: AnswerFile) -> bool:
+def _is_right(number: int, mark: AnswerMark, metric: str, file: AnswerFile) -> bool:
     if isinstance(mark.value, bool | int | float) and mark.value in (0, 1):
         return bool(mark.value)
     raise UsageError(
-        f"`{metric}` of an item of `{file.task}` in `{file.path}` is {mark.value!r:.60}, and a "
-        "mark is 0 or 1",
+        f"`{metric}` of item {number} of `{file.task}` in `{file.path}` is {mark.value!r:.60}, and "
+        "a mark is 0 or 1",
         hint="choose marks that are right or wrong, with `--metric NAME`",
     )
 

@@ -2,12 +2,14 @@
 
 A line is an item under one filter. Its prompt is in `arguments`, for each option where options
 are scored; the last part of `arguments` of text that is generated has the settings of the sampler.
+lm-eval writes NaN and infinities as Python does: they are read, and refused where they decide.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +30,11 @@ def read(path: Path, content: bytes) -> AnswerFile:
     samplers: set[str] = set()
     greedy: set[bool] = set()
     try:
-        for line in _objects(content):
+        for number, line in enumerate(_objects(content), 1):
             arguments = _arguments(line)
             settings = [last for *_, last in arguments if isinstance(last, dict)]
+            for field in _not_finite(line, settings):
+                raise bad_file(path, f"`{field}` of item {number} has no finite number")
             samplers.add(json.dumps(settings[:1], sort_keys=True))
             greedy.update(map(is_greedy, settings))
             lines.setdefault(str(line["filter"]), []).append(_answer(line, arguments))
@@ -55,7 +59,22 @@ def read(path: Path, content: bytes) -> AnswerFile:
 def _objects(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.decode().split("\n"):
         if line.strip():
-            yield json_of(line)
+            yield json_of(line, of_python=True)
+
+
+def _not_finite(line: dict[str, Any], settings: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the fields that are read of an item and have NaN, or an infinite setting."""
+    values = [value for setting in settings for value in setting.values()]
+    if not all(math.isfinite(value) for value in values if isinstance(value, float)):
+        yield "arguments"
+    # An option may have a probability of 0, but NaN does not say which is likeliest.
+    if "acc" in line["metrics"] and any(str(loss).lower() == "nan" for loss in _losses(line)):
+        yield "filtered_resps"
+
+
+def _losses(line: dict[str, Any]) -> list[Any]:
+    """Return the log-likelihoods of options, as texts or numbers; none of generated text."""
+    return [r[0] for r in line["filtered_resps"] if isinstance(r, list) and len(r) == 2]
 
 
 def _arguments(line: dict[str, Any]) -> list[list[Any]]:
@@ -73,17 +92,16 @@ def is_greedy(settings: dict[str, Any]) -> bool:
 
 def _answer(line: dict[str, Any], arguments: list[list[Any]]) -> AnsweredItem:
     asked = [[part for part in parts if not isinstance(part, dict)] for parts in arguments]
-    responses = line["filtered_resps"]
     marks = {
-        f"{metric},{line['filter']}": AnswerMark(line[metric], _picked(responses, metric))
+        f"{metric},{line['filter']}": AnswerMark(line[metric], _picked(line, metric))
         for metric in line["metrics"]
     }
     return AnsweredItem(digest([line["doc"], asked]), marks)
 
 
-def _picked(responses: list[Any], metric: str) -> str | int | None:
+def _picked(line: dict[str, Any], metric: str) -> str | int | None:
     """Return the option that a metric takes for the answer, or the text behind the filter."""
-    losses = [r[0] for r in responses if isinstance(r, list) and len(r) == 2]
+    responses, losses = line["filtered_resps"], _losses(line)
     if not losses or len(losses) != len(responses):
         return json.dumps(responses)
     if metric != "acc":
@@ -105,12 +123,16 @@ def _joined(path: Path, lines: dict[str, list[AnsweredItem]]) -> tuple[AnsweredI
     return first
 
 
+def _results(path: Path) -> Any:
+    return json_of(read_regular(path, _MOST_RESULTS_NBYTES).decode(), of_python=True)
+
+
 def _version(path: Path, date: str) -> str:
     """Return the version that is in the results beside the samples, which do not have it."""
     beside = path.with_name(f"results_{date}.json")
     if not date or not beside.is_file():
         return "of an unknown version"
     try:
-        return str(json_of(read_regular(beside, _MOST_RESULTS_NBYTES).decode())["lm_eval_version"])
+        return str(_results(beside)["lm_eval_version"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise bad_file(beside, f"it has no version of lm-eval: {error}") from error

@@ -137,6 +137,56 @@ def test_several_metrics_must_be_named_and_marks_are_right_or_wrong(files: Path)
     assert "is 0.5, and a mark is 0 or 1" in refusal(files / "base", files / "q3")
 
 
+NOT_A_NUMBER, NEVER = float("nan"), float("-inf")
+
+
+def test_numbers_that_decide_nothing_may_be_no_numbers(files: Path) -> None:
+    """lm-eval writes NaN and infinities as Python does."""
+    before = tasks(files / "base", files / "q3")
+
+    def unread(line: dict[str, Any]) -> None:
+        line["doc"]["weight"] = NOT_A_NUMBER
+        line["resps"] = [[[NEVER, False]]]
+        line["metrics"].append("perplexity")
+        line["perplexity"] = NOT_A_NUMBER
+
+    for side in ("base", "q3"):
+        edited(files / side / SAMPLES, unread)
+        (results,) = (files / side).glob("results_*.json")
+        table = json.loads(results.read_text("utf-8"))
+        results.write_text(json.dumps(table | {"stderr": NOT_A_NUMBER}), "utf-8")
+    after = tasks(files / "base", files / "q3")
+    assert {name: flips(pair) for name, pair in after.items()} == {
+        name: flips(pair) for name, pair in before.items()
+    }
+
+
+def test_numbers_that_decide_are_named_by_item_and_field(files: Path) -> None:
+    path = files / "q3" / SAMPLES
+    original = path.read_text("utf-8")
+
+    def hot(line: dict[str, Any]) -> None:
+        line["arguments"]["gen_args_0"]["arg_1"]["temperature"] = NOT_A_NUMBER
+
+    edited(path, lambda line: line["doc_id"] == 1 and line.update(exact_match=NOT_A_NUMBER))
+    assert "`exact_match,strict` of item 2 of `arguments`" in refusal(files / "base", files / "q3")
+    path.write_text(original, "utf-8")
+    edited(path, lambda line: line["doc_id"] == 2 and hot(line))
+    assert "`arguments` of item 3 has no finite number" in refusal(files / "base", files / "q3")
+    path.write_text(original, "utf-8")
+    (choice,) = (files / "q3").glob("samples_choice_*")
+
+    def second_is(loss: Any) -> Callable[[dict[str, Any]], object]:
+        return lambda line: line["filtered_resps"][1].__setitem__(0, loss)
+
+    for loss in (NEVER, "-inf"):  # lm-eval 0.4.13 writes texts
+        edited(choice, second_is(loss))
+        assert (tasks(files / "base", files / "q3")["choice"][1].imported.picked_N >= 0).all()
+    for loss in (NOT_A_NUMBER, "nan"):
+        edited(choice, second_is(loss))
+        assert "`filtered_resps` of item 1 has no finite" in refusal(files / "base", files / "q3")
+
+
 def test_other_versions_other_tasks_and_two_runs_are_refused(files: Path) -> None:
     results = next((files / "q3").glob("results_*"))
     table = json.loads(results.read_text("utf-8"))
