@@ -23,6 +23,7 @@ class DiagnosticWork:
     passes: int = 0
     documents: int | None = None  # of the evaluation text; None: all
     schemes: tuple[Scheme, ...] = ()  # that quantize once more
+    watches: bool = False  # reads what the pass itself quantizes
 
 
 @dataclass(frozen=True, kw_only=True)

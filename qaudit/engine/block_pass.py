@@ -17,7 +17,6 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
-from qaudit.engine.kept_pass import NOT_KEPT
 from qaudit.engine.read_out import read_out
 from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.routing import REPLAYED, RoutingWatch
@@ -63,9 +62,8 @@ def run_blocks(
     if Calibration.WHOLE_BLOCK in kinds:
         tokens.embed_mini_batches()
     by_name = {stream.name: stream.tally for stream in streams}
-    kept = feed.kept if feed.kept.fits(model) else NOT_KEPT
-    if first := kept.resume(states, by_name):
-        tokens.drop_embedded()
+    if first := feed.kept.resume(states, streams, model):
+        _enter_later(streams, tokens)
     for block in model.blocks(first):
         for stream in streams:
             progress(block.index, model.num_blocks, stream.label)
@@ -76,7 +74,7 @@ def run_blocks(
         routes.forget()
         if block.index == 0:
             tokens.drop_embedded()
-        kept.keep(block.index + 1, states, by_name)
+        feed.kept.keep(block.index + 1, states, streams, model)
     states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])
@@ -128,6 +126,15 @@ def _opened(
             else:
                 streams.append(ShippedStream(scheme, opened, feed, states, routes))
     return streams, unopened
+
+
+def _enter_later(streams: Sequence[Stream], tokens: Tokens) -> None:
+    """Let every model note what its blocks are called with, and begin behind the first of them."""
+    tokens.drop_embedded()
+    for stream in streams:
+        if (beside := stream.tokens(tokens)) is not tokens:
+            beside.embed(calibration=False)
+            beside.drop_embedded()
 
 
 def _through(stream: Stream, block: Block, tokens: Tokens) -> None:

@@ -81,7 +81,7 @@ def _routing(corpus: Corpus, tally: Tally) -> Routing | None:
     for layer, windows in enumerate(tally.routing.values()):
         count = len(corpus.evaluation)  # windows of rollouts come behind
         ids = np.array([w for some, _ in windows for w in some], dtype=np.int64)
-        of_windows = torch.cat([sums_2B for _, sums_2B in windows], dim=1).cpu().numpy()
+        of_windows = torch.cat([sums_2B.cpu() for _, sums_2B in windows], dim=1).numpy()
         of_windows, ids = of_windows[:, ids < count], ids[ids < count]
         documents = [corpus.evaluation[w].document for w in ids]
         for total_D, of_window in zip(sums[layer], of_windows, strict=True):

@@ -2,11 +2,15 @@
 
     header (JSON, one line)  the hidden states, in order  sha256 of all before
 
-A subject of a large model takes hours. Every few minutes the hidden states of all streams, what
-streams have counted and the hashes of linears go to one file of `evidence/passes`, which replaces
-the one before: twice the hidden states is what it takes of the disk at most. The clock decides
-when to write and nothing else: a pass that goes on has the numbers of one that was never stopped.
-A file of another pass, or a damaged one, is as none; a full disk ends the keeping, not the audit.
+A subject of a large model takes hours. Every few minutes the hidden states of all streams, items
+included, what streams have counted and the hashes of linears go to one file of `evidence/passes`,
+which replaces the one before: twice the hidden states is what it takes of the disk at most. The
+clock decides when to write and nothing else: a pass that goes on has the numbers of one that was
+never stopped. A file of another pass, or a damaged one, is as none; a full disk ends the keeping,
+not the audit.
+
+Given up: passes whose items go through in several rounds, those whose quantized weights a
+diagnostic sees, and models that run whole. They begin again.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +27,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.linear_hashes import LinearHashes
-from qaudit.engine.tally import Tally
 from qaudit.saved.results import slug_of
 from qaudit.types import digest
 from qaudit.whole import partial_name
 
 if TYPE_CHECKING:
-    from qaudit.engine.tasks import Machine, Task
+    from qaudit.engine.streams import Stream
+    from qaudit.engine.tasks import Machine, StoredResults, Task
     from qaudit.engine.tokens import Feed
     from qaudit.model.blocks import BlockModel
 
@@ -41,7 +44,6 @@ FOLDER = "passes"
 """In `evidence/`."""
 
 _OF_A_BLOCK = "inputs/"  # what groups of one block read: the next block drops it
-_COUNTED = ("bits", "weights", "notes")
 
 
 class KeptPass:
@@ -53,11 +55,7 @@ class KeptPass:
         self._written = time.monotonic()
         self._keeps = keeps
 
-    def fits(self, model: BlockModel) -> bool:
-        """Return whether the file holds all of a pass: routes of experts are in none."""
-        return self._keeps and not model.has_experts
-
-    def resume(self, states: HiddenStates, tallies: Mapping[str, Tally]) -> int:
+    def resume(self, states: HiddenStates, streams: Sequence[Stream], model: BlockModel) -> int:
         """Read what was kept; return the block to go on at, 0 where nothing was."""
         if not self._keeps:
             return 0
@@ -66,14 +64,12 @@ class KeptPass:
                 header = self._read(_Hashed(file), states)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return 0
-        if header is None or header["tallies"].keys() != tallies.keys():
+        if header is None or header["streams"].keys() != {stream.name for stream in streams}:
             return 0
-        for name, counted in header["tallies"].items():
-            tally = tallies[name]
-            tally.host_seconds, tally.linears = counted["seconds"], set(counted["linears"])
-            for field in _COUNTED:
-                setattr(tally, field, counted[field])
+        for stream in streams:
+            stream.restore(header["streams"][stream.name])
         self._hashes.restore(header["hashes"])
+        model.left.update(header["left"])
         return int(header["block"])
 
     def _read(self, file: _Hashed, states: HiddenStates) -> dict[str, Any] | None:
@@ -95,10 +91,14 @@ class KeptPass:
             states.drop(stream)
         return None
 
-    def keep(self, block: int, states: HiddenStates, tallies: Mapping[str, Tally]) -> None:
+    def keep(
+        self, block: int, states: HiddenStates, streams: Sequence[Stream], model: BlockModel
+    ) -> None:
         """Write the state at the entrance of a block, if the last time is long ago."""
         if not self._keeps or time.monotonic() - self._written < EVERY_SECONDS:
             return
+        if any(stream.tally.error is not None for stream in streams):
+            return  # a file that cannot be read fails at its block again
         listed = [entry for entry in states.listed() if not entry[0].startswith(_OF_A_BLOCK)]
         header = {
             "key": self._key,
@@ -107,14 +107,8 @@ class KeptPass:
                 [stream, batch, list(shape), str(dtype).removeprefix("torch.")]
                 for stream, batch, shape, dtype in listed
             ],
-            "tallies": {
-                name: {
-                    "seconds": tally.seconds,
-                    "linears": sorted(tally.linears),
-                    **{field: getattr(tally, field) for field in _COUNTED},
-                }
-                for name, tally in tallies.items()
-            },
+            "streams": {stream.name: stream.kept() for stream in streams},
+            "left": model.left,
             "hashes": self._hashes.kept(),
         }
         partial = partial_name(self._path)
@@ -143,17 +137,16 @@ class KeptPass:
 NOT_KEPT = KeptPass(Path(), "", LinearHashes(), keeps=False)
 
 
-def place_of(task: Task, keys: Mapping[str, str], folder: Path) -> tuple[Path, str] | None:
-    """Return where a pass is kept, and what decides its results; None: it is not kept.
-
-    What files, other models and items carry between blocks is not in it.
-    """
-    is_plain = not (task.pass_.beside or task.pass_.reference or task.corpus.parts)
-    if not is_plain or any(isinstance(scheme, Shipped) for scheme in task.schemes):
-        return None
+def place_of(task: Task, there: StoredResults, folder: Path) -> tuple[Path, str]:
+    """Return where a pass is kept, and what decides its results."""
     name = f"{slug_of(task.subject.label)}--{task.perturbed or 'plain'}-{task.pass_.draw}.kept"
-    decides = [{spec: keys[spec] for spec in sorted(task.streams)}, task.compared]
-    return folder / FOLDER / name, digest([*decides, task.perturbed, task.pass_.draw])
+    items = sorted({part for part, _ in task.corpus.parts})
+    decides = {
+        spec: [there.keys[spec], *(there.task_identities[spec][item].key for item in items)]
+        for spec in sorted(task.streams)
+    }
+    rest = [task.compared, task.perturbed, task.pass_.draw, list(map(list, task.corpus.parts))]
+    return folder / FOLDER / name, digest([decides, *rest])
 
 
 def kept_pass(task: Task, machine: Machine, feed: Feed, hashes: LinearHashes) -> KeptPass:

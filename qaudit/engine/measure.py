@@ -100,7 +100,7 @@ def measure(
         reads = not observed and round_task.keeper is None
         round_task = weights.used_by(round_task, read=reads, write=number + 1 < len(rounds))
         if len(rounds) == 1 and not observed and machine.keeps_passes:
-            round_task = replace(round_task, kept=place_of(round_task, there.keys, folder.folder))
+            round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
             if number == 0:
                 measurements = send(round_task, machine, progress, watch)

@@ -9,10 +9,11 @@ of the base take no memory of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -201,6 +202,16 @@ class ShippedStream(Stream):
 
     def tokens(self, shared: Tokens) -> Tokens:
         return self._tokens
+
+    def kept(self) -> dict[str, Any]:
+        compared = [[asdict(departure), where] for departure, where in self._far]
+        rest = {"linears_read": self._linears, "far": compared, "rounded": sorted(self._rounded)}
+        return super().kept() | rest
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        super().restore(kept)
+        self._linears, self._rounded = kept["linears_read"], set(kept["rounded"])
+        self._far = [(RuntimeDeparture(**values), where) for values, where in kept["far"]]
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         """Read the file's own block at the place of the base's."""

@@ -7,9 +7,10 @@ for it; the walk over blocks and the read-out treat all streams alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -51,6 +52,14 @@ class Stream:
     def tokens(self, shared: Tokens) -> Tokens:
         """Return where its hidden states are; those of the base are shared."""
         return shared
+
+    def kept(self) -> dict[str, Any]:
+        """Return what goes from block to block beside hidden states, as JSON takes it."""
+        return self.tally.kept()
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take what was kept between two blocks."""
+        self.tally.restore(kept)
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         """Return the block as it is for this stream."""

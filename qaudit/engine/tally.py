@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
 from qaudit.model.experts import ExpertPart
 from qaudit.model.groups import ExpertOptions
+
+_COUNTED = ("bits", "weights", "notes")
 
 
 @dataclass(eq=False)
@@ -71,6 +74,37 @@ class Tally:
     def saw(self, block: int, expert: ExpertPart, tokens: int) -> None:
         """Count the calibration tokens of an expert."""
         self.expert_tokens.setdefault((block, expert.module), {})[expert.index] = tokens
+
+    def kept(self) -> dict[str, Any]:
+        """Return what blocks have added, as JSON takes it; what the head adds is not in it."""
+        return {
+            "seconds": self.seconds,
+            "linears": sorted(self.linears),
+            **{name: getattr(self, name) for name in _COUNTED},
+            "expert_tokens": [
+                [*layer, list(counts.items())] for layer, counts in self.expert_tokens.items()
+            ],
+            "routing": [
+                [*layer, [[windows, sums_2B.tolist()] for windows, sums_2B in batches]]
+                for layer, batches in self.routing.items()
+            ],
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take what blocks had added before."""
+        self.host_seconds, self.linears = kept["seconds"], set(kept["linears"])
+        for name in _COUNTED:
+            setattr(self, name, kept[name])
+        self.expert_tokens = {
+            (block, module): {int(index): tokens for index, tokens in counts}
+            for block, module, counts in kept["expert_tokens"]
+        }
+        self.routing = {
+            (block, module): [
+                (tuple(windows), torch.tensor(sums, dtype=torch.float64)) for windows, sums in some
+            ]
+            for block, module, some in kept["routing"]
+        }
 
     def note_experts(self, options: ExpertOptions) -> None:
         """Note the experts that too few calibration tokens reached."""

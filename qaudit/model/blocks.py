@@ -92,9 +92,13 @@ class BlockModel:
         return any(is_fused(module) for block in self._blocks for module in block.modules())
 
     @property
+    def left(self) -> dict[str, str]:
+        """The linears of the blocks that were read which stay as they are, and why."""
+        return self._inspector.left
+
+    @property
     def notes_of_left(self) -> tuple[str, ...]:
-        """Return notes on the linears that are left as they are, of the blocks that were read."""
-        return notes_of_left(self._inspector.left)
+        return notes_of_left(self.left)
 
     @property
     def num_blocks(self) -> int:

@@ -1,13 +1,14 @@
-"""The weights that `--keep` writes while a scan measures: of which schemes, and how many bytes."""
+"""What a scan keeps while it measures: weights by `--keep`, and subjects within themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.core.sizes import size
+from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.errors import UsageError
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Subject
@@ -46,3 +47,15 @@ def keeping_notes(specs: Sequence[str], nbytes: int) -> tuple[str, ...]:
         f"`--keep` writes up to {size(nbytes)} of quantized weights beside downloads; those that "
         "ship stay, the others are removed with the verdict",
     )
+
+
+def begins_again_notes(
+    rounds: int, diagnoses: Iterable[DiagnosticWork], cross_check: int
+) -> tuple[str, ...]:
+    """Note why a subject that is interrupted does not go on at a block."""
+    reasons = [f"the items of tasks go through in about {rounds} rounds"] * (rounds > 1)
+    reasons += ["`--diagnose weights` reads what is quantized"] * any(w.watches for w in diagnoses)
+    reasons += ["`--cross-check` quantizes twice"] * (cross_check > 0)
+    if not reasons:
+        return ()
+    return (f"a subject that is interrupted begins again, because {' and '.join(reasons)}",)

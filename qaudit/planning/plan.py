@@ -25,7 +25,12 @@ from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.experts import expert_notes
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import fits_rounding, price_further, price_otherwise
-from qaudit.planning.keeping import keeping_notes, kept_specs, nbytes_to_keep
+from qaudit.planning.keeping import (
+    begins_again_notes,
+    keeping_notes,
+    kept_specs,
+    nbytes_to_keep,
+)
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
@@ -311,7 +316,8 @@ def _work(
     if recipe.arithmetic and fits_rounding(chosen.subjects, schemes, pricing, passes):
         perturbations = ("rounding", *perturbations)
     longest = max(seconds_range(step.price.flops, device, dtype)[1] for step in passes)
-    keeps = longest > KEPT_SECONDS and not options.no_checkpoints
+    is_long = longest > KEPT_SECONDS and not options.no_checkpoints
+    whole_notes = begins_again_notes(footprint.rounds, diagnoses, options.cross_check)
     more = drawn.repeats is None and text.draws != 1
     idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
     repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()
@@ -323,7 +329,7 @@ def _work(
         footprint=footprint,
         nbytes_memory=max(footprint_of.memory_nbytes for footprint_of in (footprint, *beside)),
         nbytes_memory_available=available,
-        nbytes_kept=2 * footprint.streams_nbytes if keeps else 0,
+        nbytes_kept=2 * footprint.streams_nbytes if is_long and not whole_notes else 0,
         items=text.items,
         passes=tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes),
         further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
@@ -341,6 +347,7 @@ def _work(
             *([column_note] if column_note else ()),
             *footprint.notes,
             *repeats_note,
+            *(whole_notes if is_long else ()),
         ),
         presets=tuple(preset_times(recipe, chosen.subjects, schemes, pricing, (device, dtype))),
     )

@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from qaudit.model.blocks import Block, BlockModel
+from qaudit.text.rollouts import Rollout
+from qaudit.text.tokenizer import tokenizer_sha256
+from tests.support import released, toys
 from tests.support.cli import QUICK, Run, audit_of
+from tests.support.quantized import quantized_copy
+from tests.support.rollouts import written
 
 # Keeps its pass at every block, says so at the entrance of the second, and waits to be killed.
 STOPS = """
@@ -34,9 +39,9 @@ main()
 """
 
 
-def killed_in_the_middle(place: Path, *more: str) -> None:
+def killed_in_the_middle(place: Path, *arguments: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", STOPS, "scan", "series/step10", *QUICK, *more],
+        [sys.executable, "-c", STOPS, "scan", *QUICK, *arguments],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
@@ -44,7 +49,7 @@ def killed_in_the_middle(place: Path, *more: str) -> None:
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "in the middle\n"
+    assert process.stdout.readline() == "in the middle\n", process.communicate()[1]
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
 
@@ -65,26 +70,65 @@ def firsts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     other = ("seconds", "evidence_sha256")
-    rows: Any = audit_of(folder)["measurements"]
+    audit: Any = audit_of(folder)
+    rows = audit["measurements"] + audit["tasks"]
+    rows += [
+        each for name in ("rollouts", "routing") for each in audit["diagnostics"].get(name, ())
+    ]
     return [{name: value for name, value in row.items() if name not in other} for row in rows]
 
 
-def test_a_killed_subject_goes_on_at_its_block(
-    place: Path, scan: Run, qaudit: Run, firsts: list[int]
-) -> None:
-    killed_in_the_middle(place)
+def goes_on(place: Path, qaudit: Run, firsts: list[int], *arguments: str) -> None:
+    """Assert that a scan which was killed goes on at its block, and equals one that was not."""
+    killed_in_the_middle(place, *arguments)
     passes = place / "out" / "evidence" / "passes"
     assert [path.suffix for path in passes.iterdir()] == [".kept"]
-    assert scan("series/step10").code == 0
-    assert firsts == [1]
+    done = qaudit("scan", *QUICK, *arguments)
+    assert done.code == 0, done.err
+    assert firsts[0] == 1
     assert not passes.exists()
-    assert qaudit("scan", "series/step10", *QUICK[:-1], "whole").code == 0
+    assert qaudit("scan", *QUICK[:-1], "whole", *arguments).code == 0
     assert numbers(place / "out") == numbers(place / "whole")
+
+
+def test_a_killed_subject_goes_on_at_its_block(place: Path, qaudit: Run, firsts: list[int]) -> None:
+    goes_on(place, qaudit, firsts, "series/step10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "beside",
+    [("--shipped", "model-GPTQ"), ("series/step10", "--reference", "series/step10")],
+    ids=["file", "reference"],
+)
+def test_what_is_beside_a_subject_goes_on_with_it(
+    place: Path, qaudit: Run, firsts: list[int], beside: tuple[str, ...]
+) -> None:
+    quantized_copy(place / "series" / "step200", place / "model-GPTQ", "gptq")
+    goes_on(place, qaudit, firsts, "series/step200", *beside)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # lm-eval's own
+def test_experts_tasks_and_rollouts_go_on_with_their_subject(
+    place: Path, qaudit: Run, firsts: list[int]
+) -> None:
+    model = released.save(place / "model", "olmoe", max_position_embeddings=1024)
+    toys.tokenizer(adds_bos=False).save_pretrained(model)
+    toys.write(place / "data", ("anatomy",), documents=6)
+    samples = [
+        Rollout(prompt=k, prompt_sha256=f"{k}", ids=(1, 2, 3), new_ids=(4 + k, 5, 6), greedy=True)
+        for k in range(4)
+    ]
+    written(place / "rolls", samples, tokenizer_sha256=tokenizer_sha256([model]))
+    items = ("--tasks", "arc_easy,piqa", "--task-data", "data", "--task-items", "4")
+    goes_on(place, qaudit, firsts, "model", *items, "--rollouts", "rolls")
+    assert len(numbers(place / "out")) > 2 + 4  # two streams, two tasks of each, and the rest
 
 
 @pytest.mark.slow
 def test_without_checkpoints_nothing_is_kept(place: Path, scan: Run, firsts: list[int]) -> None:
-    killed_in_the_middle(place, "--no-checkpoints")
+    killed_in_the_middle(place, "series/step10", "--no-checkpoints")
     assert not (place / "out" / "evidence" / "passes").exists()
     assert scan("series/step10").code == 0
     assert firsts == [0]

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.core.shipped import Shipped
 from qaudit.engine import kept_pass
+from qaudit.engine.batches import make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.kept_pass import KeptPass
 from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.shipped import opener
+from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
+from qaudit.errors import SourceError
 from qaudit.model.blocks import BlockModel
-from tests.support.passes import CPU, feed
+from qaudit.types import Corpus, Protocol, RolloutText
+from tests.support import released
+from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, windows
+from tests.support.quantized import quantized_copy
 
 SCHEMES = "rtn-4bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,gptaq-3bit:group=32"
 
@@ -51,6 +63,8 @@ def go(
     stop_at: int = 99,
     key: str = "k",
     limit: int = 10**9,
+    given: Feed | None = None,
+    files: Sequence[Scheme] = (),
 ) -> tuple[dict[str, Tally], dict[str, dict[str, str]], list[int]]:
     """Run a pass that is kept at `path`; return its tallies, its hashes and the blocks it ran."""
     ran: list[int] = []
@@ -65,22 +79,105 @@ def go(
         def observe(scheme: Any, linears: Any, quantized: Any) -> None:
             hashes.observe(scheme, linears, quantized)
 
-        fed = replace(feed(), kept=KeptPass(path, key, hashes))
-        tallies = run_blocks(model, fed, parse_schemes([SCHEMES]), states, progress, observe)
+        fed = replace(given or feed(), kept=KeptPass(path, key, hashes))
+        schemes = [*parse_schemes([SCHEMES]), *files]
+        tallies = run_blocks(model, fed, schemes, states, progress, observe)
         return dict(tallies), hashes.kept(), sorted(set(ran))
 
 
-def numbers(tallies: dict[str, Tally]) -> dict[str, tuple[Any, ...]]:
+def numbers(tallies: dict[str, Tally]) -> dict[str, dict[str, Any]]:
+    """Return all that a pass has measured, but for seconds."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor | np.ndarray):
+            return value.tolist()
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        if isinstance(value, dict):
+            return [[plain(key), plain(each)] for key, each in value.items()]
+        return sorted(value) if isinstance(value, set) else value
+
+    apart = ("host_seconds", "spans")
     return {
-        name: (
-            [row.tolist() for row in (*tally.nll, *tally.kl, *tally.same_top)],
-            tally.bits,
-            tally.weights,
-            sorted(tally.linears),
-            tally.notes,
-        )
+        name: {field: plain(value) for field, value in vars(tally).items() if field not in apart}
         for name, tally in tallies.items()
     }
+
+
+def stops_and_goes_on(folder: Path, place: Path, **fed: Any) -> dict[str, Tally]:
+    """Assert that a pass which was stopped at a block equals one that was not; return it."""
+    whole, hashes, _ = go(folder, place / "a", place / "other.kept", **fed)
+    with pytest.raises(StoppedError):
+        go(folder, place / "b", place / "step.kept", stop_at=1, **fed)
+    after, hashes_after, ran = go(folder, place / "c", place / "step.kept", **fed)
+    assert ran[0] == 1
+    assert numbers(after) == numbers(whole)
+    assert hashes_after == hashes
+    return after
+
+
+def test_experts_go_on_with_what_was_routed(tmp_path: Path) -> None:
+    wide = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
+    folder = released.save(tmp_path / "model", "olmoe", **wide)
+    after = stops_and_goes_on(folder, tmp_path)
+    gptq = next(tally for name, tally in after.items() if name.startswith("gptq"))
+    assert {block for block, _ in gptq.expert_tokens} == {block for block, _ in gptq.routing}
+    assert {block for block, _ in gptq.routing} == {0, 1}
+    assert any("left as they are" in note for note in gptq.notes)  # the routers of all blocks
+
+
+def test_items_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
+    items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
+    given = replace(feed(), items=(items[:4], items[4:]))
+    after = stops_and_goes_on(checkpoint, tmp_path, given=given)
+    assert all(tally.options is not None for tally in after.values())
+
+
+def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
+    written = tuple(replace(window, scored_from=3) for window in windows(4, 4))
+    rollouts = RolloutText(
+        written,
+        prompt=np.arange(4),
+        greedy=np.ones(4, dtype=bool),
+        ends=(("turn", (2, 17)),),
+        sha256="rollouts",
+        mark=np.full(4, np.nan),
+        read=np.full(4, 3),
+        sampler=(0.8, 40, 0.95),
+    )
+    corpus = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), (), rollouts=rollouts)
+    given = replace(feed(), evaluation=(*feed().evaluation, *make_rollout_batches(corpus)))
+    after = stops_and_goes_on(checkpoint, tmp_path, given=given)
+    assert all(tally.chosen for tally in after.values())
+
+
+def test_a_quantized_file_goes_on_with_what_was_compared(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    quantized_copy(checkpoint, folder, "gptq")
+    with safe_open(checkpoint / "model.safetensors", "pt") as weights:
+        names = frozenset(weights.keys())
+    file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
+    given = replace(feed(), shipped={file.spec: opener(file, folder, checkpoint, names)})
+    after = stops_and_goes_on(checkpoint, tmp_path, given=given, files=[file])
+    assert after[file.spec].nbytes
+
+
+def test_a_reference_goes_on_beside_its_subject(checkpoint: Path, tmp_path: Path) -> None:
+    def opened(base: BlockModel) -> BlockModel:
+        weights = WeightFolder(checkpoint)
+        return BlockModel(checkpoint, weights, dtype=base.dtype, device=base.device)
+
+    after = stops_and_goes_on(checkpoint, tmp_path, given=replace(feed(), reference=opened))
+    assert all(tally.beside for name, tally in after.items() if name != "reference")
+
+
+def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint: Path, tmp_path: Path) -> None:
+    tally = Tally(error=SourceError("cut"))
+    stream = Stream()
+    stream.name, stream.tally = "file", tally
+    with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
+        KeptPass(tmp_path / "step.kept", "k", hashes).keep(1, states, [stream], model)
+    assert not (tmp_path / "step.kept").exists()
 
 
 @pytest.mark.parametrize("limit", [10**9, 0])

@@ -26,4 +26,5 @@ class WeightStatistics(Diagnostic):
         return schemes
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        return DiagnosticWork("weights: read while schemes quantize them; no stream of their own")
+        text = "weights: read while schemes quantize them; no stream of their own"
+        return DiagnosticWork(text, watches=True)
