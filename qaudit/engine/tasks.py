@@ -74,9 +74,10 @@ class Task:
     def of(cls, planned: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[planned.draw]
-        if planned.draw or planned.perturbed is not None or planned.device is not None:
+        again = planned.draw or planned.perturbed is not None or planned.device is not None
+        if again or planned.is_candidate:
             # Items are marked, and rollouts scored, on the first draw alone.
-            draw = replace(draw.of_tasks(()), rollouts=None)
+            draw = draw.of_documents()
         schemes = parse_schemes(planned.schemes) if planned.schemes else ()
         return cls(planned, draw, schemes, compared=not planned.is_quantized)
 

@@ -106,6 +106,7 @@ def protocol_of(corpus: Corpus) -> dict[str, Any]:
             if task != CHOICES
         },
         "corpus_sha256": corpus.sha256,
+        **({"documents_sha256": corpus.of_documents().sha256} if corpus.rollouts else {}),
         "has_chat_template": corpus.has_chat_template,
         "sources": dict(corpus.sources),
         "notes": list(corpus.notes),

@@ -125,7 +125,11 @@ def search(
     tasks: Sequence[Task], machine: Machine, store: ResultStore, progress: Progress
 ) -> SearchResult:
     """Search, measuring what is not on disk; the soup is then measured by every task."""
-    return _search(tasks, lambda trial: measure(trial, machine, store, _named(trial, progress)))
+    return _search(
+        tasks,
+        lambda trial: measure(trial, machine, store, _named(trial, progress)),
+        lambda trial: _on_disk(trial, machine, store),
+    )
 
 
 def search_stored(
@@ -133,7 +137,11 @@ def search_stored(
 ) -> SearchResult | None:
     """Return the result of a search whose measurements are all on disk."""
     try:
-        return _search(tasks, lambda trial: _stored(trial, machine, store))
+        return _search(
+            tasks,
+            lambda trial: _stored(trial, machine, store),
+            lambda trial: _on_disk(trial, machine, store),
+        )
     except _NotMeasuredError:
         return None
 
@@ -154,7 +162,18 @@ def _named(trial: Task, progress: Progress) -> Progress:
     return lambda done, total, what: progress(done, total, f"{members}: {what}")
 
 
-def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
+def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
+    """Return the result of a subject's own pass, which may have scored rollouts, too."""
+    return look_up(replace(trial, corpus=trial.corpus.of_tasks(())), machine, store).results
+
+
+def _of_documents(trial: Task) -> Task:
+    """Return a trial without what it does not choose by: the soup alone is measured on that."""
+    return replace(trial, corpus=trial.corpus.of_documents())
+
+
+def _search(tasks: Sequence[Task], measured: Measure, on_disk: Measure) -> SearchResult:
+    """Search; a trial that is not `on_disk` is `measured`, and so is the soup."""
     task = tasks[0]
     search = task.subject
     scheme = scheme_of(search, task.schemes)
@@ -165,7 +184,7 @@ def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
         label = f"mean({'+'.join(c.label for c in members)})"
         trial = Task.unplanned(_mean(label, members), task.corpus, (scheme,), full_precision=False)
         trial = replace(trial, folder=task.folder)
-        *_, quantized = measured(trial)
+        *_, quantized = on_disk(trial) or measured(_of_documents(trial))
         evidence = quantized.measurement.evidence
         documents = int(evidence.scored(SELECTION).sum())
         return selection_loss(evidence)

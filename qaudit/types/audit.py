@@ -81,6 +81,11 @@ class Pass:
         return (*self.shipped, *(checkpoint for checkpoint, _ in members))
 
     @property
+    def is_candidate(self) -> bool:
+        """Return whether a search alone reads its loss."""
+        return not (self.full_precision or self.is_quantized)
+
+    @property
     def is_quantized(self) -> bool:
         """Return whether the subject is such a file itself: there is no full precision."""
         first = self.subject.first

@@ -263,6 +263,10 @@ class Corpus:
         """Return the corpus with its calibration text and its items alone."""
         return replace(self, evaluation=(), documents=(), rollouts=None)
 
+    def of_documents(self) -> Corpus:
+        """Return the corpus without items and rollouts."""
+        return replace(self.of_tasks(()), rollouts=None)
+
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
         """Return the corpus with the items of some tasks."""
         return self._chosen(lambda item: item.task in tasks)

@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import qaudit.engine.measure
 from qaudit.report.soups import searches_of
 from qaudit.saved.audits import from_json
+from qaudit.text.rollouts import Rollout
+from qaudit.text.tokenizer import tokenizer_sha256
+from tests.support import rollouts
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text
 
@@ -135,6 +138,40 @@ def test_another_scheme_does_not_search_again(scan: Run, trained: Path, passes: 
     more = ("--schemes", "rtn-3bit", "--soup", "best=greedy:scheme=rtn-4bit(series-*)")
     assert scan("ends", *more).code == 0
     assert passes == ["a alone", "b alone", "c alone", "a+b alone"]
+
+
+def test_trials_read_neither_rollouts_nor_items(
+    scan: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They choose by the loss of documents; subjects and the soup are measured on everything."""
+    answers: list[tuple[str, bool, int]] = []
+    real = qaudit.engine.measure.send
+
+    def counted(task: Any, *rest: Any) -> Any:
+        members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
+        answers.append((members, task.corpus.rollouts is not None, len(task.corpus.items)))
+        return real(task, *rest)
+
+    monkeypatch.setattr(qaudit.engine.measure, "send", counted)
+    folder = trained / "ends" / "series-c"
+    rollout = Rollout(prompt=0, prompt_sha256="a", ids=(1, 2), new_ids=(3, 4, 5))
+    rollouts.written(trained / "rolls", (rollout,), tokenizer_sha256=tokenizer_sha256([folder]))
+    item = {"question": "which", "choices": ["fox", "dog", "night"], "answer": 0}
+    (trained / "items.jsonl").write_text(7 * f"{json.dumps(item)}\n", "utf-8")
+    more = ("--rollouts", "rolls", "--choices", "items.jsonl")
+    done = scan("ends", *GREEDY, "--checkpoints", "series-c", *more)
+    assert done.code == 0, done.err
+    whole, bare = (True, 7), (False, 0)
+    assert [(m, (r, n)) for m, r, n in answers] == [
+        ("c", whole), ("a", bare), ("b", bare), ("a+b", bare), ("a+b+c", bare), ("a+b", whole),
+    ]  # fmt: skip
+    audit = audit_of(trained / "out")
+    assert {(r["subject"], r["scheme"]) for r in audit["diagnostics"]["rollouts"]} == {
+        (subject, scheme) for subject in ("series-c", "best") for scheme in ("fp", "rtn-4bit")
+    }
+    answers.clear()
+    assert scan("ends", *GREEDY, "--checkpoints", "series-c", *more).code == 0
+    assert answers == []
 
 
 def test_the_same_soup_by_its_members_is_the_same_measurement(

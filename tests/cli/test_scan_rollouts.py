@@ -141,6 +141,29 @@ def test_the_same_scan_measures_no_rollout_again(place: Path, scan: Run) -> None
     assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.npz")} == before
 
 
+@pytest.mark.usefixtures("rolls")
+def test_arithmetic_is_measured_of_documents_beside_rollouts(place: Path, scan: Run) -> None:
+    done = scan(*ROLLOUTS, "--compare-dtype", "bfloat16")
+    assert done.code == 0, done.err
+    rows = {row["scheme"]: row for row in audit_of(place / "out")["diagnostics"]["noise"]}
+    assert rows["rtn-4bit"]["other_dtype_nats"] > 0
+
+
+def test_a_release_with_rollouts_is_gated_by_one_with_others(
+    place: Path, rolls: Path, scan: Run, qaudit: Run
+) -> None:
+    (place / "policy.yaml").write_text(
+        "rules: [{name: a, metric: loss_against_baseline, margin: 1 nats, subjects: '@last'}]\n"
+    )
+    assert scan(*ROLLOUTS).code == 0
+    folder = place / "series" / "step10"
+    written(rolls, greedy(folder)[:6], tokenizer_sha256=tokenizer_sha256([folder]))
+    assert scan(*ROLLOUTS, "--out", "later").code == 0
+    gate = ("--policy", "policy.yaml", "--baseline", "out")
+    gated = qaudit("gate", "later", *gate)
+    assert gated.code in (0, 3), gated.err  # few documents
+
+
 def test_a_folder_that_is_not_there_ends_the_plan(scan: Run) -> None:
     refused(scan(*ROLLOUTS), 2, "there is no folder `rolls`", "`qaudit rollouts`")
 

@@ -272,7 +272,11 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
                 audit, baseline, [f"with {text.format(_value_text(value))}" for value in values]
             )
     _refuse_other_documents(audit, baseline)
-    ours, theirs = (side.protocol.get("corpus_sha256") for side in sides)
+    # Each release writes rollouts of its own: no rule compares them with a baseline's.
+    ours, theirs = (
+        side.protocol.get("documents_sha256") or side.protocol.get("corpus_sha256")
+        for side in sides
+    )
     if ours and theirs and ours != theirs:
         raise UsageError(
             f"`{audit.name}` and `{baseline.name}` were measured on other tokens of the same "
