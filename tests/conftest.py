@@ -66,6 +66,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """Take libraries and collected tests out of every later search for garbage."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # what a test leaves is small, what it loaded is large
     gc.enable()
 
 

@@ -104,6 +104,25 @@ def numbers(tallies: dict[str, Tally]) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.fixture(scope="module")
+def whole(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Tally], dict[str, dict[str, str]]]:
+    """Return tallies and hashes of a pass that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    return go(checkpoint, folder / "spill", folder / "step.kept")[:2]
+
+
+@pytest.fixture(scope="module")
+def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return what is kept of a pass that was stopped at its last block."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(StoppedError):
+        monkeypatch.setattr(kept_pass, "EVERY_SECONDS", 0.0)
+        go(checkpoint, folder / "spill", folder / "step.kept", stop_at=2)
+    return (folder / "step.kept").read_bytes()
+
+
 def stops_and_goes_on(folder: Path, place: Path, **fed: Any) -> dict[str, Tally]:
     """Assert that a pass which was stopped at a block equals one that was not; return it."""
     whole, hashes, _ = go(folder, place / "a", place / "other.kept", **fed)
@@ -182,48 +201,45 @@ def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint: Path, tmp_pa
 
 @pytest.mark.parametrize("limit", [10**9, 0])
 def test_a_pass_goes_on_at_the_block_and_equals_one_that_was_never_stopped(
-    checkpoint: Path, tmp_path: Path, limit: int
+    checkpoint: Path, whole: Any, tmp_path: Path, limit: int
 ) -> None:
     path = tmp_path / "passes" / "step.kept"
-    whole, hashes, _ = go(checkpoint, tmp_path / "a", tmp_path / "other.kept")
     with pytest.raises(StoppedError):
         go(checkpoint, tmp_path / "b", path, stop_at=2, limit=limit)
     after, hashes_after, ran = go(checkpoint, tmp_path / "c", path, limit=limit)
     assert ran == [2, 3]  # the last block, and the head
-    assert numbers(after) == numbers(whole)
-    assert hashes_after == hashes
+    assert numbers(after) == numbers(whole[0])
+    assert hashes_after == whole[1]
     assert [file.name for file in path.parent.iterdir()] == ["step.kept"]
 
 
 def test_a_pass_that_was_stopped_in_the_head_only_reads_out(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, whole: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "step.kept"
     with pytest.raises(StoppedError):
         go(checkpoint, tmp_path / "b", path, stop_at=3)
     after, _, ran = go(checkpoint, tmp_path / "c", path)
     assert ran == [3]
-    assert numbers(after) == numbers(go(checkpoint, tmp_path / "d", tmp_path / "e")[0])
+    assert numbers(after) == numbers(whole[0])
 
 
 @pytest.mark.parametrize("damage", ["another key", "cut", "flipped", "no header"])
 def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(
-    checkpoint: Path, tmp_path: Path, damage: str
+    checkpoint: Path, whole: Any, stopped: bytes, tmp_path: Path, damage: str
 ) -> None:
     path = tmp_path / "step.kept"
-    with pytest.raises(StoppedError):
-        go(checkpoint, tmp_path / "b", path, stop_at=2)
-    raw = path.read_bytes()
     if damage == "cut":
-        path.write_bytes(raw[:-100])
+        stopped = stopped[:-100]
     elif damage == "flipped":
-        path.write_bytes(raw[:-1000] + bytes([raw[-1000] ^ 1]) + raw[-999:])
+        stopped = stopped[:-1000] + bytes([stopped[-1000] ^ 1]) + stopped[-999:]
     elif damage == "no header":
-        path.write_bytes(b"\x00\n")
+        stopped = b"\x00\n"
+    path.write_bytes(stopped)
     key = "other" if damage == "another key" else "k"
     after, _, ran = go(checkpoint, tmp_path / "c", path, key=key)
     assert ran[0] == 0
-    assert numbers(after) == numbers(go(checkpoint, tmp_path / "d", tmp_path / "e")[0])
+    assert numbers(after) == numbers(whole[0])
 
 
 def test_a_full_disk_ends_the_keeping_and_not_the_pass(

@@ -50,7 +50,7 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return _parse(self.text)
+        return parsed(self.text)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Import:
 
 
 @cache
-def _parse(text: str) -> ast.Module:
+def parsed(text: str) -> ast.Module:
+    """Parse a file once for all tests that look at it: the package takes a second."""
     return ast.parse(text)
 
 
@@ -81,9 +82,10 @@ def _dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(tree: ast.Module) -> Iterator[Import]:
-    """Yield what a module imports, wherever in it the import stands."""
-    yield from _imports(tree, deferred=False, typing=False)
+@cache
+def imports(tree: ast.Module) -> tuple[Import, ...]:
+    """Return what a module imports, wherever in it the import stands."""
+    return tuple(_imports(tree, deferred=False, typing=False))
 
 
 def _imports(node: ast.AST, *, deferred: bool, typing: bool) -> Iterator[Import]:
@@ -94,7 +96,7 @@ def _imports(node: ast.AST, *, deferred: bool, typing: bool) -> Iterator[Import]
         elif isinstance(child, ast.ImportFrom):
             for alias in child.names:
                 yield Import(f"{child.module}.{alias.name}", child.lineno, deferred, typing)
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
             for statement in child.body:
                 wrapped = ast.Module(body=[statement], type_ignores=[])
                 yield from _imports(wrapped, deferred=deferred, typing=True)

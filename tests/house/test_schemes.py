@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.core.registry import schemes
-from tests.house.source import PACKAGE
+from tests.house.source import PACKAGE, parsed
 
 SETS = {"settings.py", "core/scheme_sets.py"}
 """Default sets, and hints for names of other projects."""
@@ -44,8 +44,8 @@ def mentions(path: str, tree: ast.AST) -> Iterator[str]:
             modules = [getattr(node, "module", None) or "", *(one.name for one in node.names)]
             if any(module.startswith("qaudit.core.schemes.") for module in modules):
                 yield f"{where} imports a scheme"
-        elif isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in CLASSES:
-            yield f"{where} has `{ast.unparse(node)}`"
+        elif isinstance(node, ast.Name) and node.id in CLASSES:
+            yield f"{where} has `{node.id}`"
         elif isinstance(node, ast.Compare | ast.Match) and any(
             isinstance(side, ast.Attribute) and ast.unparse(side).endswith("scheme.name")
             for side in (
@@ -79,5 +79,5 @@ def test_no_scheme_is_named_outside_its_file() -> None:
     for file in sorted(Path(PACKAGE).rglob("*.py")):
         path = file.relative_to(PACKAGE).as_posix()
         if not path.startswith("core/schemes/") and path not in SETS:
-            seen += mentions(path, ast.parse(file.read_text(encoding="utf-8")))
+            seen += mentions(path, parsed(file.read_text(encoding="utf-8")))
     assert seen == []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import PACKAGE, ROOT
+from tests.house.source import PACKAGE, ROOT, parsed
 
 PHRASES = re.compile(
     r"""\b(?:
@@ -45,7 +45,7 @@ def strings(path: Path) -> Iterator[str]:
     if path.suffix != ".py":
         yield re.sub(r"^\| before \|.*?\n\n", "", text, flags=re.M | re.S)  # examples of both
         return
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 

@@ -152,7 +152,11 @@ def _shard(folder: Path) -> None:
 
 @pytest.fixture
 def place(
-    shelf: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shelf: Path,
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without_pictures: None,
 ) -> Iterator[Place]:
     cache = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
