@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, NoReturn
@@ -101,6 +102,7 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
     return policy
 
 
+@cache
 def shipped(name: str) -> Policy:
     """Return a policy that ships."""
     text = PRESETS[name].read_text(encoding="utf-8")

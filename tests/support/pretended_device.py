@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 WAITS = {  # what tells the host a value, so that it must wait for the device
     "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__format__",
@@ -128,11 +128,16 @@ class Device(TorchFunctionMode):
         return torch.device(self.type, device.index or 0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
-        owner = getattr(getattr(func, "__self__", None), "__name__", "")
-        if name in ("__get__", "__set__") and owner not in TENSOR_PROPERTIES:
-            return func(*args, **kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            owner = getattr(getattr(func, "__self__", None), "__name__", "")
+            if owner not in TENSOR_PROPERTIES:
+                return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._call(func, name, args, dict(kwargs or {}))
+
+    def _call(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        tensors = [*tensors_in((args, kwargs))]
         here = [t for t in tensors if isinstance(t, DeviceTensor)]
         if name == "_has_compatible_shallow_copy_type" and here:  # modules then make new parameters
             return len(here) == len(tensors)
@@ -148,9 +153,12 @@ class Device(TorchFunctionMode):
             return (
                 _plain(out).clone() if isinstance(out, DeviceTensor) and name != "__set__" else out
             )
-        made = tree_map_only(torch.Tensor, lambda t: self._wrap(t, target, tensors), out)
-        results = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
-        self._must_be_written(name, here, results)
+        if isinstance(out, torch.Tensor):
+            made = self._wrap(out, target, tensors)
+        else:
+            made = tree_map_only(torch.Tensor, lambda t: self._wrap(t, target, tensors), out)
+        if self.pending:
+            self._must_be_written(name, here, [*tensors_in(made)])
         return made
 
     def _compute(self, func: Any, name: str, args: Any, kwargs: Any, *, widen: bool) -> Any:
@@ -163,10 +171,9 @@ class Device(TorchFunctionMode):
             kwargs["device"] = "cpu"
         if name == "to":
             args = (args[0], *("cpu" if self.place(value) else value for value in args[1:]))
-        with torch._C.DisableTorchFunctionSubclass():
-            if type(func).__module__ == "torch._ops":  # operators of other libraries
-                args, kwargs = tree_map_only(DeviceTensor, _plain, (args, kwargs))
-            return func(*args, **kwargs) if name != "cuda" else args[0].clone()
+        if type(func).__module__ == "torch._ops":  # operators of other libraries
+            args, kwargs = tree_map_only(DeviceTensor, _plain, (args, kwargs))
+        return func(*args, **kwargs) if name != "cuda" else args[0].clone()
 
     def _target(self, name: str, args: Any, kwargs: Any, here: Any) -> torch.device | None:
         """Return where the result is; None: on the host, or as it comes."""
@@ -245,8 +252,6 @@ class Device(TorchFunctionMode):
 
     def _must_be_written(self, name: str, here: Any, made: Any) -> None:
         """Refuse to compute with what another stream may still write; views and shapes may be."""
-        if not self.pending:
-            return
         read = {t.untyped_storage().data_ptr() for t in here}
         fresh = {t.untyped_storage().data_ptr() for t in made} - read
         late = [k for k in read if self.pending.get(k) not in (None, current_stream())]
@@ -256,6 +261,18 @@ class Device(TorchFunctionMode):
     def synchronize(self, device: Any = None) -> None:
         self.synchronized += 1
         self.pending.clear()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of what a function is given; `tree_leaves` takes several times as long."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
 
 
 def _plain(t: torch.Tensor) -> torch.Tensor:
