@@ -70,7 +70,7 @@ kernels: .peers/kernels/.done ## the tests of Triton kernels, in Triton's interp
 
 # Each peer pins libraries that we do not, so each has an environment of its own, in which its
 # file of tests/peers runs. A peer that cannot be imported is a failure, never a skip.
-peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done .peers/autoround/.done ## hold our arithmetic against the peers'
+peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/llamacpp/converter .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done .peers/autoround/.done ## hold our arithmetic against the peers'
 	.peers/llmcompressor/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_llmcompressor.py $(PYTEST)
 	GPTQMODEL_CPU_WORKERS=2 .peers/gptqmodel/bin/python -m pytest -o filterwarnings=default \
@@ -120,6 +120,16 @@ $(VENV)/.dev: pyproject.toml requirements/run.lock requirements/dev.lock
 	    .Path().glob('*.whl'))).extract('llama/_llama_cpp_cpu.cpython-311-x86_64-linux-gnu.so')"
 	mv $@.wheel/llama $@
 	rm -rf $@.wheel
+	@touch $@
+
+# llama.cpp's converter, of the source that the wheel of its library was built from.
+.peers/llamacpp/converter: .peers/llamacpp/.done
+	rm -rf $@ $@.sdist && mkdir -p $@
+	.peers/llamacpp/bin/python -m pip download -qq --no-deps --no-binary xllamacpp --dest $@.sdist \
+	    "$$(grep '^xllamacpp==' requirements/peer-llamacpp.lock)"
+	tar -xzf $@.sdist/*.tar.gz -C $@ --strip-components 3 --wildcards \
+	    '*/thirdparty/llama.cpp/conversion/*' '*/thirdparty/llama.cpp/gguf-py/gguf/*'
+	rm -rf $@.sdist
 	@touch $@
 
 .docs/.done: requirements/docs.lock

@@ -131,8 +131,8 @@ def test_an_architecture_that_is_not_known_is_refused_by_name(
     folders: dict[str, Path], file: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(file.replace(b"llama", b"bloom", 1))
-    assert "architecture `bloom`" in reason(path)
+    path.write_bytes(file.replace(b"llama", b"rwkv6", 1))
+    assert "architecture `rwkv6`" in reason(path)
 
 
 def test_a_part_of_a_split_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -352,6 +352,13 @@ def test_defaults_of_configurations_are_those_of_transformers(
     short |= {key: usual[key] for key in sizes}
     wanted = {key: one for key, _, one in differences(header, usual)}
     assert wanted == {key: one for key, _, one in differences(header, short)}
+
+
+def test_written_defaults_are_those_of_the_installed_transformers() -> None:
+    from tests.support import gguf_defaults
+
+    written = (gguf_defaults.FOLDER / "defaults.json").read_text("utf-8")
+    assert written == gguf_defaults.text(), "python -m tests.support.gguf_defaults"
 
 
 @pytest.mark.parametrize(("kind", "is_same"), [(4, True), (1, False)])

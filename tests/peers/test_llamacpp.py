@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -42,8 +43,11 @@ from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
 from tests.support import released
-from tests.support.gguf import HASHES, importance, permuted, weight, write_gguf
-from tests.support.tiny import FOR_LLAMA_CPP, make
+from tests.support.converter import TOKENS, Converter
+from tests.support.converter import TYPES as MODEL_TYPES
+from tests.support.converter import make as make_converted
+from tests.support.gguf import HASHES, importance, permuted, rewrite, weight, write_gguf
+from tests.support.tiny import make
 
 pytestmark = pytest.mark.peers
 
@@ -242,38 +246,67 @@ def _logits_in_a_child(path: Path) -> np.ndarray | None:
     child = os.fork()
     if not child:
         with suppress(BaseException):
-            np.save(answer, logits_of(path, [list(range(40))])[0])
+            np.save(answer, logits_of(path, [TOKENS])[0])
         os._exit(0)
     os.waitpid(child, 0)
     return np.load(answer) if answer.is_file() else None
 
 
-GELU = ("gemma", "gemma2", "gemma3_text", "starcoder2")  # llama.cpp reads it in a table of fp16
-FAMILIES = (
-    "llama", "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3",
-    "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *GELU,
-    "granite", "phi3", "nemotron", "stablelm", "cohere", "cohere2",
-)  # fmt: skip
 _KEYS = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
 KEYS = sorted(k[7:] for k in _KEYS if isinstance(k, str) and k.startswith("{arch}."))
 OBEYED = [key for key in KEYS if re.match(r"attention\.|rope\.|(block|expert|feed)_", key)]
 
 
+@dataclass(frozen=True)
+class Converted:
+    """A tiny model, the file that llama.cpp's converter makes of it, and what both compute."""
+
+    folder: Path
+    path: Path
+    theirs: np.ndarray  # logits of llama.cpp
+    plain: np.ndarray
+
+    @property
+    def apart(self) -> float:
+        return float(np.abs(self.theirs - self.plain).max() / np.abs(self.plain).max())
+
+
+@pytest.fixture(scope="session")
+def convert() -> Iterator[Converter]:
+    converter = Converter()
+    yield converter
+    converter.close()
+
+
 @cache
-def base_of(family: str, folder: Path) -> tuple[Path, str, np.ndarray]:
-    """Make a base; return it, the architecture of its files, and the logits of a plain one."""
-    base = make(folder / family, family, **FOR_LLAMA_CPP.get(family, {}))
-    path = folder / f"{family}.gguf"
-    write_gguf(base, path, words=False)
-    must_match("m", path, base)
-    logits = _logits_in_a_child(path)
-    assert logits is not None
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+def base_of(model_type: str, place: Path, convert: Converter) -> Converted:
+    folder, path = place / model_type, place / f"{model_type}.gguf"
+    model = make_converted(folder, model_type)
+    convert(folder, path)
+    theirs = _logits_in_a_child(path)
+    assert theirs is not None
     with torch.no_grad():
-        theirs = model(torch.arange(40)[None]).logits[0].numpy()
-    within = 1e-3 if family in GELU else 1e-4
-    assert np.abs(logits - theirs).max() <= within * np.abs(theirs).max()
-    return base, read_header(path).architecture, logits
+        plain = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    return Converted(folder, path, theirs, plain)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_files_of_the_converter_are_read_as_llama_cpp_reads_them(
+    model_type: str, folder: Path, convert: Converter
+) -> None:
+    """Two things hold: llama.cpp computes the logits, and the file means the model's tensors."""
+    base = base_of(model_type, folder, convert)
+    assert base.apart <= MODEL_TYPES[model_type].get("within", 1e-5)
+    must_match("m", base.path, base.folder)
+    stored = WeightFolder(base.folder)
+    weights = GgufFile(base.path, base=stored.names())
+    tied = set(stored.names()) - set(weights.names())
+    assert tied <= {"lm_head.weight"}
+    for name in weights.names():
+        dense = stored.read(name).float()
+        assert weights.shape(name) == tuple(dense.shape), name
+        # Logarithms of what a file stores are not the ones that were there, to the bit.
+        assert torch.allclose(weights.read(name), dense, rtol=1e-5, atol=2e-6), name
 
 
 @pytest.fixture(scope="module")
@@ -283,41 +316,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield tmp_path_factory.mktemp("keys")
 
 
-def _is_refused_or_the_same(family: str, metadata: dict[str, object], folder: Path) -> bool:
+def _is_refused_or_the_same(base: Converted, metadata: dict[str, object], folder: Path) -> bool:
     """Return whether llama.cpp obeys metadata; fail where it does, and they are accepted."""
-    base, architecture, plain = base_of(family, folder)
     path = folder / "changed.gguf"
+    architecture = read_header(base.path).architecture
     own = {f"{architecture}.{key}": value for key, value in metadata.items()}
-    write_gguf(base, path, words=False, metadata=own)
+    rewrite(base.path, path, own)
     try:
-        must_match("m", path, base)
+        must_match("m", path, base.folder)
     except UsageError:
         return True
     other = _logits_in_a_child(path)
-    return other is None or bool(np.abs(other - plain).max() <= 1e-6 * np.abs(plain).max())
+    largest = np.abs(base.theirs).max()
+    return other is None or bool(np.abs(other - base.theirs).max() <= 1e-6 * largest)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_metadata_that_changes_logits_is_refused(family: str, folder: Path) -> None:
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_metadata_that_changes_logits_is_refused(
+    model_type: str, folder: Path, convert: Converter
+) -> None:
     """Try every key of an architecture that the `gguf` package knows."""
+    base = base_of(model_type, folder, convert)
     obeyed = [
         (key, value)
         for key in KEYS
         for value in _metadata_values(key)
-        if not _is_refused_or_the_same(family, {key: value}, folder)
+        if not _is_refused_or_the_same(base, {key: value}, folder)
     ]
     assert not obeyed
-    base, architecture, plain = base_of(family, folder)
-    path = folder / "changed.gguf"
-    write_gguf(base, path, words=False, metadata={f"{architecture}.rope.freq_base": 2.0})
-    other = _logits_in_a_child(path)
-    assert other is not None and np.abs(other - plain).max() > 1e-3  # it obeys what it is given
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_any_metadata_are_refused_or_change_no_logits(data: st.DataObject, folder: Path) -> None:
-    family = data.draw(st.sampled_from(FAMILIES))
+def test_any_metadata_are_refused_or_change_no_logits(
+    data: st.DataObject, folder: Path, convert: Converter
+) -> None:
+    model_type = data.draw(st.sampled_from(list(MODEL_TYPES)))
     numbers = st.integers(0, 64) | st.floats(0, 1e6, width=32) | st.booleans()
     layers = st.lists(st.integers(0, 4), min_size=3, max_size=4) | st.lists(
         st.booleans(), min_size=3
@@ -325,7 +359,7 @@ def test_any_metadata_are_refused_or_change_no_logits(data: st.DataObject, folde
     texts = st.sampled_from(["yarn", "linear", "none", "longrope"])
     keys = st.sampled_from(OBEYED) | st.sampled_from(KEYS)
     metadata = data.draw(st.dictionaries(keys, numbers | layers | texts, min_size=1, max_size=3))
-    assert _is_refused_or_the_same(family, metadata, folder)
+    assert _is_refused_or_the_same(base_of(model_type, folder, convert), metadata, folder)
 
 
 def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> None:
@@ -336,5 +370,5 @@ def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> Non
     logits = _logits_in_a_child(path)
     assert logits is not None
     with torch.no_grad():
-        plain = released.plain(wrapper, "gemma3")(torch.arange(40)[None]).logits[0].numpy()
+        plain = released.plain(wrapper, "gemma3")(torch.tensor([TOKENS])).logits[0].numpy()
     assert np.abs(logits - plain).max() <= 1e-3 * np.abs(plain).max()

@@ -121,9 +121,7 @@ def write_gguf(
         writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
-        add = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
-        add[list] = writer.add_array
-        add.get(type(value), writer.add_uint32)(key, value)
+        _add(writer, {key: value})
     stored = WeightFolder(folder)
     tensors = dense or {name: stored.read(name).float() for name in stored.names()}
     if architecture == "olmo2" and "lm_head.weight" not in tensors:
@@ -238,3 +236,30 @@ def _describe_more(writer: Any, config: Mapping[str, Any], architecture: str) ->
         writer.add_logit_scale(config["logit_scale"])
     if architecture == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
+
+
+def rewrite(path: Path, out: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a file again with other metadata."""
+    source = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, source.fields["general.architecture"].contents())
+    for field in source.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in (
+            *metadata,
+            "general.architecture",
+        ):
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    _add(writer, metadata)
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, metadata: Mapping[str, Any]) -> None:
+    add = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
+    add[list] = writer.add_array
+    for key, value in metadata.items():
+        add.get(type(value), writer.add_uint32)(key, value)

@@ -37,14 +37,14 @@ def wrappers() -> list[str]:
     return sorted(set(named) - set(decoders()))
 
 
-def config_of(model_type: str) -> Any:
+def config_of(model_type: str, changes: Mapping[str, Any] | None = None) -> Any:
     """Return a tiny configuration of a type, those inside it included."""
     kind: Any = CONFIG_MAPPING[model_type]
     parts = {k: v for k, v in (kind.sub_configs or {}).items() if k in _names(kind)}
     usual = dict(TABLES["text"])
     if parts:  # widths belong to the parts
         usual = {k: v for k, v in usual.items() if k not in ("hidden_size", "intermediate_size")}
-    return kind(**{**_inner(kind, parts), **_changed(kind, usual)})
+    return kind(**{**_inner(kind, parts), **_changed(kind, usual), **(changes or {})})
 
 
 def _inner(kind: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def class_of(config: Any) -> Any:
     raise ValueError("no class for it")
 
 
-def save(folder: Path, model_type: str) -> Any:
+def save(folder: Path, model_type: str, changes: Mapping[str, Any] | None = None) -> Any:
     """Save a random model as the library saves it; return its class."""
-    config = config_of(model_type)
+    config = config_of(model_type, changes)
     kind = class_of(config)
     with torch.device("meta"):
         count = sum(p.numel() for p in kind._from_config(config).parameters())

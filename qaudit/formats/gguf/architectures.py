@@ -6,9 +6,29 @@ those of the classes in `convert_hf_to_gguf.py` and of `src/models/*.cpp` (b1154
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-_SILU, _TANH = ("silu", "swish"), ("gelu_pytorch_tanh",)
+from qaudit.formats.gguf import moves
+from qaudit.formats.gguf.moves import Move
+
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
+"""How llama.cpp makes weights of a router's logits (`expert_gating_func`)."""
+_SILU, _TANH = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
+
+_MULTIPLIERS = {
+    "attention.scale": (0, "attention_multiplier"),
+    "embedding_scale": (1.0, "embedding_multiplier"),
+    "residual_scale": (1.0, "residual_multiplier"),
+    "logit_scale": (None, "logits_scaling"),
+}
+_FREE_OF_LATENTS = (
+    "attention.key_length", "attention.value_length", "attention.head_count_kv",
+)  # fmt: skip
+_EXPERTS_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
+    "mlp_only_layers": (None, []), "decoder_sparse_step": (None, 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,25 +40,44 @@ class Architecture:
     adds_one: bool = False  # to the weights of norms, which are stored without it
     epsilon: str = "rms_norm_eps"
     layer_norms: bool = False
-    activations: tuple[str, ...] = _SILU
+    activations: tuple[str, ...] = _SILU  # none where a configuration has no name of one
     period: int = 0  # the last of so many layers attends without a window, the others with one
     normalizes: bool | None = None  # whether the weights of a token's experts sum to 1
+    gating: int = SOFTMAX  # where a file does not tell
+    moves: tuple[Move, ...] = ()
+    needs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """What the code has, by names of a configuration; None where it may have none."""
+    keys: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Further keys: what llama.cpp takes without one, and names of a configuration."""
+    free: tuple[str, ...] = ()  # sizes, which llama.cpp holds against the tensors
+    layered: bool = False  # blocks of several kinds: in some, counts of heads are 0
 
 
 ARCHITECTURES = {
-    "llama": Architecture(("llama", "mistral", "mixtral"), interleaved=True, normalizes=True),
+    "llama": Architecture(
+        ("llama", "mistral", "mixtral", "internlm3", "iquestcoder"),
+        interleaved=True, normalizes=True,
+    ),
     "olmo": Architecture(("olmo",), interleaved=True, layer_norms=True, epsilon=""),
     "olmo2": Architecture(("olmo2", "olmo3")),
-    "olmoe": Architecture(("olmoe",), normalizes=False),
+    "olmoe": Architecture(
+        ("olmoe",), normalizes=False, needs={**_EXPERTS_EVERYWHERE, "clip_qkv": (None,)}
+    ),
     "qwen2": Architecture(("qwen2",)),
-    "qwen2moe": Architecture(("qwen2_moe",), normalizes=False),
+    "qwen2moe": Architecture(("qwen2_moe",), normalizes=False, needs=_EXPERTS_EVERYWHERE),
     "qwen3": Architecture(("qwen3",)),
-    "qwen3moe": Architecture(("qwen3_moe",), normalizes=True),
+    "qwen3moe": Architecture(("qwen3_moe",), normalizes=True, needs=_EXPERTS_EVERYWHERE),
     "smollm3": Architecture(("smollm3",), interleaved=True),
     "gemma": Architecture(("gemma",), adds_one=True, activations=_TANH),
     "gemma2": Architecture(("gemma2",), adds_one=True, activations=_TANH, period=2),
     "gemma3": Architecture(("gemma3_text",), adds_one=True, activations=_TANH, period=6),
-    "granite": Architecture(("granite",), interleaved=True),
+    "granite": Architecture(
+        ("granite",), interleaved=True, keys=_MULTIPLIERS
+    ),
+    "granitemoe": Architecture(
+        ("granitemoe", "granitemoeshared"), interleaved=True, keys=_MULTIPLIERS,
+        moves=moves.GRANITE,
+    ),
     "phi3": Architecture(("phi3",)),
     "starcoder2": Architecture(
         ("starcoder2",), layer_norms=True, epsilon="norm_epsilon", activations=_TANH
@@ -49,4 +88,42 @@ ARCHITECTURES = {
     "stablelm": Architecture(("stablelm",), layer_norms=True, epsilon="layer_norm_eps"),
     "command-r": Architecture(("cohere",), layer_norms=True, epsilon="layer_norm_eps"),
     "cohere2": Architecture(("cohere2",), layer_norms=True, epsilon="layer_norm_eps", period=4),
-}
+    "gpt-oss": Architecture(
+        ("gpt_oss",), period=2, gating=SOFTMAX_OF_CHOSEN, moves=moves.GPT_OSS,
+        needs={"swiglu_limit": (None, 7.0)},
+    ),
+    "arcee": Architecture(("arcee",), interleaved=True, activations=("relu2",)),
+    "seed_oss": Architecture(("seed_oss",)),
+    "glm4": Architecture(("glm4",)),
+    "glm4moe": Architecture(("glm4_moe",), gating=SIGMOID),
+    "ernie4_5": Architecture(("ernie4_5",)),
+    "ernie4_5-moe": Architecture(("ernie4_5_moe",), normalizes=True),
+    "hunyuan-dense": Architecture(("hunyuan_v1_dense",)),
+    "lfm2": Architecture(
+        ("lfm2",), epsilon="norm_eps", free=("feed_forward_length",), layered=True
+    ),
+    "lfm2moe": Architecture(
+        ("lfm2_moe",), epsilon="norm_eps", normalizes=True, layered=True, moves=moves.LFM2_MOE
+    ),
+    "deepseek2": Architecture(
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), free=_FREE_OF_LATENTS,
+    ),
+    "falcon": Architecture(
+        ("falcon",), layer_norms=True, epsilon="layer_norm_epsilon", activations=("gelu",),
+        moves=moves.BY_GROUPS,
+        needs={"alibi": (None, False), "parallel_attn": (None, True), "bias": (None, False)},
+    ),
+    "bloom": Architecture(
+        ("bloom",), layer_norms=True, epsilon="layer_norm_epsilon", activations=(),
+        moves=moves.BY_GROUPS, needs={"apply_residual_connection_post_layernorm": (None, False)},
+    ),
+    "dbrx": Architecture(
+        ("dbrx",), layer_norms=True, epsilon="", normalizes=True, moves=moves.DBRX
+    ),
+    "gpt2": Architecture(
+        ("gpt2",), layer_norms=True, epsilon="layer_norm_epsilon", activations=_TANH,
+        moves=moves.GPT2,
+        needs={"scale_attn_weights": (None, True), "add_cross_attention": (None, False),
+               "scale_attn_by_inverse_layer_idx": (None, False)},
+    ),
+}  # fmt: skip

@@ -1,8 +1,8 @@
 """A GGUF file beside the model that it was made from: its names, order of rows and vocabulary.
 
 `gguf` knows the names; which rows llama.cpp's converter puts in another order, and what it adds to
-norms, is in `architectures.py`. Matrices of experts that a release stores one by one are one
-tensor.
+norms, is in `architectures.py`; which tensors it joins, splits or turns, in `moves.py`. Matrices of
+experts that a release stores one by one are one tensor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
 from qaudit.formats.gguf.keys import UNKNOWN, differences, rope_factors
+from qaudit.formats.gguf.moves import EVERYWHERE, Dense, place_of
 from qaudit.formats.reading import refused
 from qaudit.formats.tokenizers import (
     VOCABULARY,
@@ -34,6 +36,7 @@ _WORD_MARK = "\u2581"  # in place of spaces in the vocabulary of Gemma
 _EXPERT = re.compile(r"(\.experts)\.(\d+)\.")
 _INSIDE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.*)")
 ROPE_FACTORS = "rope_freqs.weight"
+_NORM_OF_STATE = "ssm_norm.weight"
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 
 
@@ -53,23 +56,37 @@ def _turned(rows: Any, heads: int, outer: int) -> Any:
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def heads_of(header: GgufHeader, own: str) -> int | None:
+def heads_of(header: GgufHeader, tensor: str) -> int | None:
     """Return the heads of q and k whose rows are interleaved."""
-    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", own)
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", tensor)
     if match is None or not ARCHITECTURES[header.architecture].interleaved:
         return None
     every = header.number("attention.head_count")
     shared = header.number("attention.head_count_kv")
     heads = every if match[1] == "q" or shared is None else shared
-    rows = header.tensors[own].shape[0]
+    rows = header.tensors[tensor].shape[0]
     if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
-        raise refused(own, f"has {rows} rows, which {heads} heads do not divide in halves")
+        raise refused(tensor, f"has {rows} rows, which {heads} heads do not divide in halves")
     return heads
 
 
-def adds_one(header: GgufHeader, own: str) -> bool:
+def adds_one(header: GgufHeader, tensor: str) -> bool:
     """Return whether a tensor is a norm whose weights are stored with one added."""
-    return ARCHITECTURES[header.architecture].adds_one and own.endswith("norm.weight")
+    is_norm = tensor.endswith("norm.weight") and not tensor.endswith(_NORM_OF_STATE)
+    return ARCHITECTURES[header.architecture].adds_one and is_norm
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """The tensors of a file that a dense tensor is made of."""
+
+    tensors: tuple[str, ...]
+    expert: int | None = None  # of the first
+    dense: Dense | None = None  # makes it of them, if it is not the first
+
+    @property
+    def first(self) -> str:
+        return self.tensors[0]
 
 
 def expert_in(name: str) -> int | None:
@@ -90,18 +107,25 @@ def of_text(base: Collection[str]) -> dict[str, str]:
     return {name: f"model.{plain}" for name, plain in inside.items()} | heads
 
 
-def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, str]:
-    """Return the name in a file of each tensor that it has of a model; experts share one."""
+def dense_places(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, FilePlace]:
+    """Return where a file has each tensor that it has of a model; experts share one."""
     kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     blocks = header.number("block_count") or 0
     if not 0 < blocks <= _MOST_BLOCKS:
         raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=DAMAGED)
     table = gguf.get_tensor_name_map(kinds[header.architecture], int(blocks))
-    places = {
-        name: table.get_name(_EXPERT.sub(r"\1.", plain), try_suffixes=(".weight", ".bias"))
-        for name, plain in of_text(base).items()
-    }
-    return {name: place for name, place in places.items() if place in header.tensors}
+    moves = (*ARCHITECTURES[header.architecture].moves, *EVERYWHERE)
+    places = {}
+    for name, plain in of_text(base).items():
+        merged = _EXPERT.sub(r"\1.", plain)
+        moved = place_of(moves, merged)
+        if moved is None or not set(moved[0]) <= set(header.tensors):
+            parts = (merged, merged.removeprefix("transformer."))
+            usual = [table.get_name(part, try_suffixes=(".weight", ".bias")) for part in parts]
+            moved = next((((tensor,), None) for tensor in usual if tensor in header.tensors), None)
+        if moved is not None:
+            places[name] = FilePlace(moved[0], expert_in(plain), moved[1])
+    return places
 
 
 def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = None) -> None:

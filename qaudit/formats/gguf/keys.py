@@ -15,7 +15,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.architectures import ARCHITECTURES, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
+from qaudit.formats.gguf.configuration import Values
 from qaudit.formats.gguf.header import GgufHeader
 
 UNKNOWN = "a file without it"
@@ -25,42 +26,21 @@ _NO_ARITHMETIC = (
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _WITH_WINDOW = "olmo2"  # of those that are read, the one whose windows llama.cpp runs
 _ROTATED = 4  # of SmolLM3: the last of so many layers is not rotated
-_LAYER_NORM_EPSILON = 1e-5  # of OLMo, which has it in its code
+_LAYER_NORM_EPSILON = 1e-5  # of OLMo and DBRX, which have it in their code
 _EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
-_DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
-_OF_TYPE: Mapping[str, Mapping[str, Any]] = {
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "qwen2": {"use_sliding_window": False, "num_key_value_heads": 32},
-    "qwen3": {"use_sliding_window": False, "num_key_value_heads": 32, "head_dim": 128},
-    "smollm3": {"use_sliding_window": False, "num_key_value_heads": 4, "rope_theta": 2000000.0},
-    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_key_value_heads": 8,
-                "num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
-    "olmoe": {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
-    "qwen2_moe": {"use_sliding_window": False, "num_experts": 60, "num_experts_per_tok": 4},
-    "qwen3_moe": {"use_sliding_window": False, "num_key_value_heads": 4, "num_experts": 128,
-                  "num_experts_per_tok": 8},
-    "gemma": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256},
-    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4,
-               "query_pre_attn_scalar": 256, "sliding_window": 4096,
-               "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "gemma3_text": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4,
-                    "num_attention_heads": 8,
-                    "query_pre_attn_scalar": 256, "sliding_window": 4096,
-                    "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
-    "phi3": {"rms_norm_eps": 1e-5},
-    "starcoder2": {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh",
-                   "num_key_value_heads": 2},
-    "nemotron": {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
-    "stablelm": {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
-                 "use_parallel_residual": False},
-    "cohere": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
-    "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096},
-    "granite": {"attention_multiplier": 1.0, "embedding_multiplier": 1.0,
-                "residual_multiplier": 1.0, "logits_scaling": 1.0},
-}  # fmt: skip
-"""What transformers takes where `config.json` has none."""
+_SIZES = (
+    "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count",
+    "leading_dense_block_count", "interleave_moe_layer_step", "attention.q_lora_rank",
+    "attention.kv_lora_rank", "attention.value_length_mla", "ssm.inner_size", "ssm.conv_kernel",
+    "ssm.time_step_rank", "shortconv.l_cache", "moe_latent_size", "nextn_predict_layers",
+)  # fmt: skip
+"""What llama.cpp holds against the tensors; it loads no file that has other ones."""
+
+_SIGMOID = (
+    "deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "youtu",
+)  # fmt: skip
+"""Types whose routers are sigmoids; no configuration of transformers has it."""
+_WITH_NORM_KEY = ("deepseek2", "glm4moe")
 
 _NONE: Mapping[str, Sequence[object]] = {
     "attention.scale": (0,), "attention.causal": (True,), "expert_count": (0,),
@@ -87,25 +67,23 @@ def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple
 
 def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield what llama.cpp has in its code, and the base has otherwise."""
-    get = _Values(config)
+    get = Values(config)
     code = ARCHITECTURES[architecture]
-    act = get("hidden_activation") or get("hidden_act") or "silu"
-    if act not in code.activations:
+    act = get("hidden_activation", "hidden_act", "activation", "activation_function") or "silu"
+    if code.activations and act not in code.activations:
         yield "hidden_act", code.activations[0], act
-    if code.normalizes is not None and _experts(get):
-        if (normalizes := bool(get("norm_topk_prob"))) != code.normalizes:
-            yield "norm_topk_prob", code.normalizes, normalizes
-        if get("mlp_only_layers") or (get("decoder_sparse_step") or 1) != 1:
-            yield "mlp_only_layers", "experts in every layer", "some without"
+    normalizes = get("norm_topk_prob")
+    if get.experts and None not in (normalizes, code.normalizes) and normalizes != code.normalizes:
+        yield "norm_topk_prob", code.normalizes, normalizes
+    for name, values in code.needs.items():
+        if get(name) not in values:
+            yield name, values[-1], get(name)
     if code.period:
         yield from _of_windows(architecture, get)
-    if architecture == "olmoe" and get("clip_qkv"):
-        yield "attention.clamp_kqv", 0, get("clip_qkv")
     if architecture == "smollm3":
-        layers = int(get("num_hidden_layers") or 0)
         every = get("no_rope_layer_interval") or _ROTATED
-        rotated = [int(flag) for flag in _every(every, layers)]
-        if (get("no_rope_layers") or rotated) != [int(flag) for flag in _every(_ROTATED, layers)]:
+        rotated, usual = (_every(period, get.layers) for period in (every, _ROTATED))
+        if (get("no_rope_layers") or [*map(int, rotated)]) != [*map(int, usual)]:
             yield "no_rope_layers", f"each {_ROTATED}th", get("no_rope_layers") or f"each {every}th"
 
 
@@ -113,9 +91,9 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}
 """Blocks of the size whose attention is scaled by hidden size over heads (27B)."""
 
 
-def _of_windows(architecture: str, get: _Values) -> Iterator[tuple[str, Any, Any]]:
+def _of_windows(architecture: str, get: Values) -> Iterator[tuple[str, Any, Any]]:
     """Yield what llama.cpp has in its code: windows by layer, and Gemma's scales of attention."""
-    layers, period = int(get("num_hidden_layers") or 0), ARCHITECTURES[architecture].period
+    layers, period = get.layers, ARCHITECTURES[architecture].period
     if _slides(get, layers, period) != _every(period, layers):
         yield "layer_types", f"full attention in each {period}th", "another order"
     if architecture not in _LARGEST:
@@ -129,39 +107,53 @@ def _of_windows(architecture: str, get: _Values) -> Iterator[tuple[str, Any, Any
         yield "use_bidirectional_attention", False, True
 
 
-def _experts(get: _Values) -> int:
-    return int(get("num_local_experts") or get("num_experts") or 0)
-
-
-def _of_one(
-    architecture: str, stored: Mapping[str, Any], get: _Values
+def _of_experts(
+    architecture: str, stored: Mapping[str, Any], get: Values
 ) -> dict[str, tuple[Any, ...]]:
+    """Return the keys of architectures that have experts."""
+    if not get.experts:
+        return {}
+    code = ARCHITECTURES[architecture]
+    scale = get("routed_scaling_factor", "route_scale") or 1.0
+    norm = "expert_weights_norm"
+    gating = SIGMOID if get.type in _SIGMOID else SOFTMAX
+    gating = code.gating if code.gating == SOFTMAX_OF_CHOSEN else gating
+    wanted: dict[str, tuple[Any, ...]] = {
+        "expert_count": (0, get.experts),
+        "expert_used_count": (0, get.chosen_experts),
+        "expert_weights_scale": (0, scale, *((0, 0.0) if scale == 1 else ())),
+        "expert_gating_func": (code.gating, gating),
+        norm: (stored.get(norm), stored.get(norm)),
+    }
+    if code.normalizes is None and architecture in _WITH_NORM_KEY:
+        wanted[norm] = (False, bool(get("norm_topk_prob", "route_norm")))
+    for key, name in (("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")):
+        groups = get(name) or 0
+        wanted[key] = (0, groups, *((0, 1) if groups < 2 else ()))
+    return wanted
+
+
+def _of_one(architecture: str, get: Values) -> dict[str, tuple[Any, ...]]:
     """Return keys that single architectures read."""
-    wanted: dict[str, tuple[Any, ...]] = {}
-    if ARCHITECTURES[architecture].normalizes is not None:
-        wanted |= {
-            "expert_count": (0, _experts(get)),
-            "expert_used_count": (0, (get("num_experts_per_tok") if _experts(get) else 0) or 0),
-        }
-    if architecture in ("qwen2moe", "qwen3moe"):  # tensors have these lengths
-        for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
-            wanted[key] = (stored.get(key), stored.get(key))
+    wanted: dict[str, tuple[Any, ...]] = {
+        key: (absent, get(*names) if get(*names) is not None else absent)
+        for key, (absent, *names) in ARCHITECTURES[architecture].keys.items()
+    }
     if architecture == "gemma2":
         wanted["attn_logit_softcapping"] = (50.0, get("attn_logit_softcapping"))
         wanted["final_logit_softcapping"] = (30.0, get("final_logit_softcapping"))
     if architecture == "gemma3":
         wanted["final_logit_softcapping"] = (0, get("final_logit_softcapping") or 0)
         wanted["rope.freq_base_swa"] = (10000.0, get.local_theta)
-    if architecture == "granite":
-        wanted["attention.scale"] = (0, get("attention_multiplier"))
-        wanted["embedding_scale"] = (1.0, get("embedding_multiplier"))
-        wanted["residual_scale"] = (1.0, get("residual_multiplier"))
-        wanted["logit_scale"] = (None, get("logits_scaling"))
     if architecture in ("command-r", "cohere2"):
         wanted["logit_scale"] = (None, get("logit_scale"))
     if architecture == "stablelm":
         parallel = bool(get("use_parallel_residual"))
         wanted["use_parallel_residual"] = (parallel, parallel)
+    if get("kv_lora_rank") and architecture != "minicpm3":
+        length = get("qk_nope_head_dim") + get("qk_rope_head_dim")
+        wanted["attention.key_length_mla"] = (None, length)
+        wanted["rope.dimension_count"] = (None, get("qk_rope_head_dim"))
     return wanted
 
 
@@ -169,17 +161,17 @@ def _wanted(
     architecture: str, stored: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[Any, ...]]:
     """Return, by key, what llama.cpp takes where there is none, and what computes as the base."""
-    get = _Values(config)
-    heads, hidden = get("num_attention_heads"), get("hidden_size")
+    get, code = Values(config), ARCHITECTURES[architecture]
+    heads, hidden = get.heads, get.hidden
     head = get("head_dim") or (hidden // heads if heads and hidden else None)
     theta = get.rope("rope_theta")
     usual = hidden // heads if heads and hidden else None
     wanted: dict[str, tuple[Any, ...]] = {
-        "block_count": (None, get("num_hidden_layers")),
+        "block_count": (None, get.layers + int(stored.get("nextn_predict_layers") or 0)),
         "embedding_length": (None, hidden),
-        "feed_forward_length": (None, get("intermediate_size")),
+        "feed_forward_length": (None, get.feed_forward),
         "attention.head_count": (None, heads),
-        "attention.head_count_kv": (heads, get("num_key_value_heads") or heads),
+        "attention.head_count_kv": (heads, get.shared_heads),
         "attention.key_length": (usual, head),
         "attention.value_length": (usual, head),
         "rope.dimension_count": (
@@ -192,10 +184,14 @@ def _wanted(
         **{key: (accepted[0], *accepted) for key, accepted in _NONE.items()},
         **_scaling(stored, get),
         **_window(architecture, stored, get),
-        **_of_one(architecture, stored, get),
+        **{key: (stored.get(key), stored.get(key)) for key in (*_SIZES, *code.free)},
+        **_of_experts(architecture, stored, get),
+        **_of_one(architecture, get),
     }
+    if code.layered:  # blocks without attention have no heads
+        for key in ("attention.head_count", "attention.head_count_kv"):
+            wanted[key] = (*wanted[key], 0)
     of_layers, of_rms = _EPSILON
-    code = ARCHITECTURES[architecture]
     if code.layer_norms:
         wanted[of_layers] = (None, get(code.epsilon) if code.epsilon else _LAYER_NORM_EPSILON)
         wanted[of_rms] = (stored.get(of_rms), stored.get(of_rms))  # not read
@@ -205,7 +201,7 @@ def _wanted(
     return wanted
 
 
-def _scaling(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[Any, ...]]:
+def _scaling(stored: Mapping[str, Any], get: Values) -> dict[str, tuple[Any, ...]]:
     kind = str(get.rope("rope_type") or get.rope("type") or "default")
     factor = get.rope("factor") if kind in ("linear", "yarn") else None
     key = "rope.scaling."
@@ -235,13 +231,13 @@ def _scaling(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[Any, ..
 
 
 def _window(
-    architecture: str, stored: Mapping[str, Any], get: _Values
+    architecture: str, stored: Mapping[str, Any], get: Values
 ) -> dict[str, tuple[Any, ...]]:
     window = get("sliding_window") or 0
     if get("use_sliding_window") is False:
         window = 0
     if alternates := ARCHITECTURES[architecture].period:
-        layers = int(get("num_hidden_layers") or 0)
+        layers = get.layers
         listed = isinstance(stored.get(_PATTERN), list)
         fixed = _every(alternates, layers) if listed else alternates
         usual = 4096 if architecture == "gemma2" else 0
@@ -250,7 +246,7 @@ def _window(
         return {_WINDOW: (window, window)}
     if not window and not stored.get(_WINDOW):
         return {_WINDOW: (0, 0), _PATTERN: (None, stored.get(_PATTERN))}
-    layers = int(get("num_hidden_layers") or 0)
+    layers = get.layers
     slides = _slides(get, layers, 4)
     wanted: dict[str, tuple[Any, ...]] = {
         _WINDOW: (0, window),
@@ -262,7 +258,7 @@ def _window(
     return wanted
 
 
-def _slides(get: _Values, layers: int, period: int) -> list[bool]:
+def _slides(get: Values, layers: int, period: int) -> list[bool]:
     """Return which layers of a base have a window."""
     kinds = get("layer_types") or ()
     every = int(get("sliding_window_pattern") or get("_sliding_window_pattern") or period)
@@ -272,31 +268,6 @@ def _slides(get: _Values, layers: int, period: int) -> list[bool]:
 def _every(period: int, layers: int) -> list[bool]:
     """Return which layers have a window where the last of each period has none."""
     return [period < 1 or k % period < period - 1 for k in range(layers)]
-
-
-class _Values:
-    """A configuration with the defaults of its model type, and its rotations in either form."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = {**_DEFAULTS, **_OF_TYPE.get(str(config.get("model_type")), {}), **config}
-        tables = [config.get("rope_parameters"), config.get("rope_scaling"), self._config]
-        if isinstance(tables[0], Mapping):  # of OLMo 3, by the kind of layer
-            tables.insert(0, tables[0].get("full_attention"))
-        self._rope = [table for table in tables if isinstance(table, Mapping)]
-
-    def __call__(self, key: str) -> Any:
-        return self._config.get(key)
-
-    @property
-    def local_theta(self) -> Any:
-        """The base of rotations in layers with a window (Gemma 3)."""
-        table = self._config.get("rope_parameters")
-        local = table.get("sliding_attention") if isinstance(table, Mapping) else None
-        named = local.get("rope_theta") if isinstance(local, Mapping) else None
-        return named or self._config.get("rope_local_base_freq")
-
-    def rope(self, key: str) -> Any:
-        return next((t[key] for t in self._rope if t.get(key) is not None), None)
 
 
 def _equal(value: Any, wanted: Any) -> bool:
@@ -316,7 +287,7 @@ def _narrow(number: float) -> float:
 
 def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
     """Return llama.cpp's divisors of frequencies (`rope_freqs.weight`); None without any."""
-    get = _Values(config)
+    get = Values(config)
     if (get.rope("rope_type") or get.rope("type")) != "llama3":
         return None
     theta, factor = get.rope("rope_theta"), get.rope("factor")

@@ -20,14 +20,15 @@ from qaudit.formats.gguf.base import (
     EMBEDDINGS,
     HEAD,
     ROPE_FACTORS,
+    FilePlace,
     adds_one,
-    dense_names,
-    expert_in,
+    dense_places,
     heads_of,
     of_text,
     separate,
 )
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
+from qaudit.formats.gguf.moves import Dense
 from qaudit.formats.reading import most_bits, refused
 from qaudit.whole import open_regular
 
@@ -67,11 +68,12 @@ class GgufFile:
         self._header = read_header(path)
         self._gguf = library()
         self._kinds = kinds = _checked(self._header, path, self._gguf)
-        self._places = self._named(frozenset(base)) if base else {n: n for n in kinds}
+        named = self._named(frozenset(base)) if base else {n: FilePlace((n,)) for n in kinds}
+        self._places: Mapping[str, FilePlace] = named
         self._layouts = {
-            name: Stored(self.shape(name), bits_of(kinds[place]))
+            name: Stored(self.shape(name), bits_of(kinds[place.first]))
             for name, place in self._places.items()
-            if kinds[place] not in _PLAIN
+            if kinds[place.first] not in _PLAIN
         }
 
     @property
@@ -82,7 +84,7 @@ class GgufFile:
     def linears(self) -> Mapping[str, Stored]:
         """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
         outside = (HEAD, EMBEDDINGS)
-        return {n: layout for n, layout in self._layouts.items() if self._places[n] not in outside}
+        return {n: k for n, k in self._layouts.items() if self._places[n].first not in outside}
 
     @property
     def bits(self) -> int:
@@ -94,32 +96,56 @@ class GgufFile:
         return sum(self._nbytes(info) for info in self._header.tensors.values())
 
     def nbytes_of(self, name: str) -> int:
-        info = self._header.tensors[self._places[name]]
-        return self._nbytes(info) * prod(self.shape(name)) // prod(info.shape)
+        place = self._places[name]
+        infos = [self._header.tensors[tensor] for tensor in place.tensors]
+        parts = infos[0].shape[0] if place.expert is not None else 1
+        return sum(self._nbytes(info) for info in infos) // parts
 
     def names(self) -> Sequence[str]:
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape = self._header.tensors[self._places[name]].shape
-        return shape if expert_in(name) is None else shape[1:]
+        place = self._places[name]
+        shapes = [self._header.tensors[tensor].shape for tensor in place.tensors]
+        if place.dense is not None:
+            import torch
+
+            empty = [torch.empty(shape, device="meta") for shape in shapes]
+            return tuple(self._made(name, place.dense, empty).shape)
+        return shapes[0] if place.expert is None else shapes[0][1:]
 
     def read(self, name: str) -> Tensor:
         """Return a dense tensor in float32, with rows where transformers has them."""
+        place = self._places[name]
+        tensors = [self._decoded(name, tensor, place.expert) for tensor in place.tensors]
+        if place.dense is None:
+            return tensors[0]
+        return self._made(name, place.dense, tensors).contiguous()
+
+    def _made(self, name: str, dense: Dense, tensors: list[Tensor]) -> Tensor:
+        try:
+            return dense(tensors, self._header)
+        except (RuntimeError, IndexError) as error:
+            shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
+            raise refused(name, f"cannot be made of tensors of the shapes {shapes}") from error
+
+    def _decoded(self, name: str, stored: str, expert: int | None) -> Tensor:
+        """Return a tensor of the file, or one expert of it."""
         import numpy as np
         import torch
 
-        info, shape = self._header.tensors[self._places[name]], self.shape(name)
-        kind = self._gguf.GGMLQuantizationType[self._kinds[info.name]]
-        data = self._bytes(info, expert_in(name))
-        rows = np.frombuffer(data, np.uint8).reshape(prod(shape[:-1]), -1)
+        info = self._header.tensors[stored]
+        shape = info.shape if expert is None else info.shape[1:]
+        kind = self._gguf.GGMLQuantizationType[self._kinds[stored]]
+        rows = np.frombuffer(self._bytes(info, expert), np.uint8)
         with np.errstate(all="ignore"):
-            values = self._gguf.quants.dequantize(rows, kind).reshape(shape)
+            values = self._gguf.quants.dequantize(rows.reshape(prod(shape[:-1]), -1), kind)
+        values = values.reshape(shape)
         if not np.isfinite(values).all():
             raise refused(name, "holds NaN or infinity")
-        if heads := heads_of(self._header, info.name):
+        if heads := heads_of(self._header, stored):
             values = separate(values, heads)
-        if adds_one(self._header, info.name):
+        if adds_one(self._header, stored):
             values = values - np.float32(1)
         return torch.from_numpy(np.array(values, np.float32))
 
@@ -140,9 +166,9 @@ class GgufFile:
             raise SourceError(f"`{self._path}` is cut short in `{info.name}`", hint=DAMAGED)
         return data
 
-    def _named(self, base: frozenset[str]) -> dict[str, str]:
-        """Return the file's tensor for each of the base's; refuse others of consequence."""
-        places = dense_names(self._header, base, self._gguf)
+    def _named(self, base: frozenset[str]) -> dict[str, FilePlace]:
+        """Return the file's tensors for each of the base's; refuse others of consequence."""
+        places = dense_places(self._header, base, self._gguf)
         text = of_text(base)
         is_tied = "lm_head.weight" not in text.values()
         missing = sorted(n for n in text if n not in places and text[n] != "lm_head.weight")
@@ -152,10 +178,11 @@ class GgufFile:
                 + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="give the model that the file was made from as the target",
             )
-        for name, place in places.items():
-            if (expert := expert_in(name)) is not None:
-                _must_hold_expert(self._header.tensors[place], expert)
-        unplaced = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
+        for place in places.values():
+            if place.expert is not None:
+                _must_hold_expert(self._header.tensors[place.first], place.expert)
+        placed = {tensor for place in places.values() for tensor in place.tensors}
+        unplaced = set(self._kinds) - placed - set(OF_NO_CONSEQUENCE)
         if HEAD in unplaced and is_tied:
             unplaced.remove(HEAD)
             if not self._is_tied():

@@ -14,7 +14,7 @@ from qaudit.formats.gguf.base import (
     EMBEDDINGS,
     HEAD,
     adds_one,
-    dense_names,
+    dense_places,
     expert_in,
     heads_of,
     interleave,
@@ -43,8 +43,14 @@ def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, tuple[str, .
             hint="export it as `compressed-tensors`",
         )
     members: dict[str, list[str]] = {}
-    for name, place in dense_names(header, names, library()).items():
-        members.setdefault(place, []).append(name)
+    for name, place in dense_places(header, names, library()).items():
+        if place.dense is not None:
+            raise SourceError(
+                f"`{name}` is stored in another form in GGUF files of `{header.architecture}`, "
+                "which are read and not written",
+                hint="export it as `compressed-tensors`",
+            )
+        members.setdefault(place.first, []).append(name)
     places = {place: _in_order(place, found) for place, found in members.items()}
     places |= {name: () for name in header.tensors if name in OF_NO_CONSEQUENCE}
     is_tied = HEAD not in places and EMBEDDINGS in places

@@ -1,0 +1,98 @@
+"""Tensors that llama.cpp's converter joins, splits or turns become those of the release again.
+
+Each test writes what the converter's class says of one tensor; `make peers` runs the converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.header import GgufHeader
+from qaudit.formats.gguf.moves import EVERYWHERE, place_of
+
+HEADS, SHARED, PER_HEAD, WIDTH, EXPERTS = 4, 2, 8, 16, 3
+
+
+def header(architecture: str) -> GgufHeader:
+    heads = {"head_count": HEADS, "head_count_kv": SHARED}
+    metadata = {f"{architecture}.attention.{key}": value for key, value in heads.items()}
+    return GgufHeader({"general.architecture": architecture, **metadata}, {})
+
+
+def random(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+def fused_attention(qkv: Tensor) -> Sequence[Tensor]:
+    groups = qkv.reshape(SHARED, HEADS // SHARED + 2, PER_HEAD, *qkv.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return [torch.cat([part.reshape(-1, *qkv.shape[1:]) for part in parts])]
+
+
+def of_latents(kv: Tensor) -> Sequence[Tensor]:
+    keys, values = kv.reshape(HEADS, -1, WIDTH).split([5, 7], 1)
+    return [keys.transpose(1, 2), values]
+
+
+def halves(fused: Tensor) -> Sequence[Tensor]:
+    return list(fused.chunk(2, -2))
+
+
+CASES: list[tuple[str, str, Tensor, Callable[[Tensor], Sequence[Tensor]]]] = [
+    ("falcon", "self_attention.query_key_value.weight",
+     random((HEADS + 2 * SHARED) * PER_HEAD, WIDTH), fused_attention),
+    ("bloom", "self_attention.query_key_value.bias",
+     random((HEADS + 2 * SHARED) * PER_HEAD), fused_attention),
+    ("deepseek2", "self_attn.kv_b_proj.weight", random(HEADS * 12, WIDTH), of_latents),
+    ("gpt-oss", "mlp.experts.gate_up_proj", random(EXPERTS, WIDTH, 10),
+     lambda t: [t.transpose(1, 2)[:, ::2], t.transpose(1, 2)[:, 1::2]]),
+    ("gpt-oss", "mlp.experts.gate_up_proj_bias", random(EXPERTS, 10),
+     lambda t: [t[:, ::2], t[:, 1::2]]),
+    ("gpt-oss", "mlp.experts.down_proj", random(EXPERTS, 10, WIDTH),
+     lambda t: [t.transpose(1, 2)]),
+    ("granitemoe", "block_sparse_moe.input_linear.weight", random(EXPERTS, 10, WIDTH), halves),
+    ("granitemoe", "shared_mlp.input_linear.weight", random(10, WIDTH), halves),
+    ("dbrx", "ffn.experts.mlp.w1", random(EXPERTS * 10, WIDTH),
+     lambda t: [t.reshape(EXPERTS, 10, WIDTH)]),
+    ("dbrx", "ffn.experts.mlp.w2", random(EXPERTS * 10, WIDTH),
+     lambda t: [t.reshape(EXPERTS, 10, WIDTH).transpose(1, 2)]),
+    ("gpt2", "attn.c_attn.weight", random(10, WIDTH), lambda t: [t.T]),
+    ("lfm2", "conv.conv.weight", random(WIDTH, 1, 3), lambda t: [t[:, 0]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "name", "dense", "stored_of"), CASES)
+def test_a_moved_tensor_is_made_again(
+    architecture: str, name: str, dense: Tensor, stored_of: Callable[[Tensor], Sequence[Tensor]]
+) -> None:
+    moves = (*ARCHITECTURES[architecture].moves, *EVERYWHERE)
+    place = place_of(moves, f"model.layers.7.{name}")
+    assert place is not None
+    tensors, made = place
+    stored = stored_of(dense)
+    assert len(tensors) == len(stored) and all(one.startswith("blk.7.") for one in tensors)
+    assert made is not None
+    assert torch.equal(made(stored, header(architecture)), dense)
+    empty = [part.to("meta") for part in stored]
+    assert made(empty, header(architecture)).shape == dense.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
+        ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
+    ],
+)
+def test_a_renamed_tensor_is_read_as_it_is(name: str, own: str) -> None:
+    assert place_of(EVERYWHERE, name) == ((own,), None)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.3.mlp.up_proj.weight"])
+def test_other_tensors_are_not_moved(name: str) -> None:
+    assert place_of(EVERYWHERE, name) is None

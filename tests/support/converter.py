@@ -1,0 +1,84 @@
+"""llama.cpp's own converter on tiny models: a process that reads folders and writes GGUF files.
+
+The converter is of the source that the wheel in `.peers/llamacpp` was built from, beside which
+`make peers` puts it, with its own newer `gguf`. Vocabularies are left out: they are compared apart.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import yaml
+
+from tests.zoo import tiny
+
+CONVERTER = Path(sys.prefix) / "converter"
+TYPES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("gguf_types.yaml").read_text(encoding="utf-8")
+)
+"""Types that are read: changes of the tiny model, keys of releases, how far logits may be."""
+
+TOKENS = [(7 * j) % 251 + 3 for j in range(40)]
+
+
+def make(folder: Path, model_type: str) -> Any:
+    """Save a tiny model with the configuration that its releases have; return it."""
+    kind = tiny.save(folder, model_type, TYPES[model_type].get("changes"))
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    words = {"model": {"vocab": {f"t{k}": k for k in range(model.config.vocab_size)}}}
+    (folder / "tokenizer.json").write_text(json.dumps({**words, "added_tokens": []}))
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    written = TYPES[model_type].get("written") or {}
+    path.write_text(json.dumps({**config, **written}), encoding="utf-8")
+    return model
+
+
+class Converter:
+    """The converter in a process of its own, which stays."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.support.converter"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, folder: Path, out: Path) -> None:
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps([str(folder), str(out)]), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer == "converted\n", answer
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main(answers: IO[str]) -> None:
+    sys.path[:0] = [str(CONVERTER), str(CONVERTER / "gguf-py")]
+    import conversion
+    import gguf
+
+    def without_words(self: Any) -> None:
+        self.gguf_writer.add_tokenizer_model("none")
+        self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
+
+    for line in sys.stdin:
+        folder, out = (Path(path) for path in json.loads(line))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = conversion.get_model_class(config["architectures"][0])
+        changed = {"set_vocab": without_words, "model_arch": kind.model_arch}
+        with torch.inference_mode():
+            own = type(kind.__name__, (kind,), changed)
+            own(folder, gguf.LlamaFileType.ALL_F32, out, eager=True).write()
+        print("converted", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.stdout)
