@@ -3,9 +3,10 @@
 A stream is the same batches of tokens after the blocks passed so far, under one scheme. With
 eight schemes there are nine for evaluation and a few for calibration, and together they are
 what fills memory, not the model. On a GPU they stay there while they fit, then in host memory
-while they fit that; what is left lives in files and is read and written batch by batch. Plain
-reads and writes, not a memory map: mapped pages count as resident until the kernel feels like
-dropping them, and the promise here is a peak that does not grow.
+while they fit that; what is left lives in files and is read and written batch by batch, from a GPU
+one batch late, while it computes the next. Plain reads and writes, not a memory map: mapped pages
+count as resident until the kernel feels like dropping them, and the promise here is a peak that
+does not grow.
 
 Two settings of glibc belong to that promise. It gives each thread an arena of its own and keeps
 freed blocks for later; both are meant for many small objects, and the batches here are few and
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from qaudit.errors import MachineError
-from qaudit.model.device import upload
+from qaudit.model.copies import Copies, HostCopy
 
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3  # of glibc's malloc.h
 _LARGE_NBYTES = 4 * 2**20
@@ -68,7 +69,8 @@ class HiddenStates:
         self._limits = {_HOST: limit_nbytes}
         if device.type != _HOST.type:
             self._limits = {device: device_limit_nbytes, **self._limits}
-        self._memory: dict[tuple[str, int], Tensor] = {}
+        self._copies = Copies(device)
+        self._memory: dict[tuple[str, int], HostCopy] = {}  # of a GPU, too
         self._files: dict[str, _SpillFile] = {}
         self._opened = 0
         self.nbytes_spilled = 0
@@ -88,18 +90,22 @@ class HiddenStates:
         if stream not in self._files or not self._files[stream].holds(batch):
             for place in self._places(before):
                 if self._fits(hidden_BTD.nbytes, place):
-                    self._memory[key] = hidden_BTD.to(place)
+                    self._memory[key] = self._kept(hidden_BTD, place)
                     return
         if stream not in self._files:
             return_large_blocks()
             self._opened += 1  # a name is used once: what it stood for may live on renamed
             self._files[stream] = _SpillFile(self._folder / f"{self._opened}-{id(self)}.spill")
-        self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
+        self._files[stream].write(batch, self._copies.to_host(hidden_BTD.detach()))
+        self.nbytes_spilled += hidden_BTD.nbytes
 
     def get(self, stream: str, batch: int) -> Tensor:
         kept = self._memory.get((stream, batch))
-        hidden_BTD = self._files[stream].read(batch) if kept is None else kept
-        return upload(hidden_BTD, self._device)
+        if kept is None:
+            kept = HostCopy(self._files[stream].read(batch))
+        if kept.tensor.device.type == self._device.type:
+            return kept.tensor
+        return self._copies.to_device(kept)
 
     @property
     def nbytes_inside(self) -> int:
@@ -112,7 +118,8 @@ class HiddenStates:
 
     def listed(self) -> list[tuple[str, int, torch.Size, torch.dtype]]:
         """Return every batch of every stream: its name, number, shape and dtype."""
-        batches = [(*key, kept.shape, kept.dtype) for key, kept in self._memory.items()]
+        kept = {key: copy.tensor for key, copy in self._memory.items()}
+        batches = [(*key, t.shape, t.dtype) for key, t in kept.items()]
         for stream, file in self._files.items():
             batches += [(stream, *entry) for entry in file.listed()]
         return sorted(batches, key=lambda entry: entry[:2])
@@ -131,18 +138,30 @@ class HiddenStates:
         if stream in self._files:
             self._files.pop(stream).close()
 
-    def _places(self, before: Tensor | None) -> list[torch.device]:
+    def _kept(self, hidden_BTD: Tensor, place: torch.device) -> HostCopy:
+        if place == _HOST:
+            return self._copies.to_host(hidden_BTD)
+        return HostCopy(hidden_BTD.to(place))
+
+    def _places(self, before: HostCopy | None) -> list[torch.device]:
         """Return where a batch may go, best first: not back to a GPU that it once had to leave."""
-        left_gpu = before is not None and before.device.type == _HOST.type
+        left_gpu = before is not None and before.tensor.device.type == _HOST.type
         return [_HOST] if left_gpu else list(self._limits)
 
     def _fits(self, nbytes: int, place: torch.device) -> bool:
-        return self._kept_nbytes(place) + nbytes <= self._limits[place]
+        return self._kept_nbytes(place) + self._taken(nbytes, place) <= self._limits[place]
 
     def _kept_nbytes(self, place: torch.device) -> int:
         """Return the bytes kept at a place; one tensor under two names counts once."""
-        kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place.type}
-        return sum(kept.values())
+        kept = {id(copy.tensor): copy.tensor for copy in self._memory.values()}
+        return sum(
+            self._taken(t.nbytes, place) for t in kept.values() if t.device.type == place.type
+        )
+
+    def _taken(self, nbytes: int, place: torch.device) -> int:
+        """Return the bytes that a batch takes: pinned ones come in powers of two."""
+        is_pinned = place == _HOST and self._device.type == "cuda"
+        return 1 << (nbytes - 1).bit_length() if is_pinned else nbytes
 
 
 class _SpillFile:
@@ -154,6 +173,7 @@ class _SpillFile:
         self._file: BinaryIO = path.open("w+b", buffering=0)
         self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
         self._end = 0
+        self._late: tuple[int, HostCopy] | None = None  # a batch that a GPU may still write
 
     def holds(self, batch: int) -> bool:
         return batch in self._places
@@ -161,11 +181,21 @@ class _SpillFile:
     def listed(self) -> list[tuple[int, torch.Size, torch.dtype]]:
         return [(batch, shape, dtype) for batch, (_, shape, dtype) in self._places.items()]
 
-    def write(self, batch: int, hidden_BTD: Tensor) -> int:
+    def write(self, batch: int, copy: HostCopy) -> None:
+        """Write a batch; one that a GPU still writes when the next one comes."""
         if batch not in self._places:
-            self._places[batch] = (self._end, hidden_BTD.shape, hidden_BTD.dtype)
-            self._end += hidden_BTD.nbytes
-        raw = hidden_BTD.detach().cpu().contiguous().view(torch.uint8).numpy()
+            self._places[batch] = (self._end, copy.tensor.shape, copy.tensor.dtype)
+            self._end += copy.tensor.nbytes
+        self._write_late()
+        self._late = (batch, copy)
+        if copy.written is None:
+            self._write_late()
+
+    def _write_late(self) -> None:
+        if self._late is None:
+            return
+        (batch, copy), self._late = self._late, None
+        raw = copy.read().contiguous().view(torch.uint8).numpy()
         try:
             self._file.seek(self._places[batch][0])
             written = self._file.write(raw.data)
@@ -175,9 +205,10 @@ class _SpillFile:
             raise _disk_full(self._path) from error
         if written != raw.nbytes:
             raise _disk_full(self._path)
-        return int(raw.nbytes)
 
     def read(self, batch: int) -> Tensor:
+        if self._late is not None and self._late[0] == batch:
+            self._write_late()
         offset, shape, dtype = self._places[batch]
         raw = np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8)
         self._file.seek(offset)

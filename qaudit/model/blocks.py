@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.errors import ModelError, is_out_of_memory
+from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
@@ -65,7 +66,7 @@ class BlockModel:
         self.device, self.dtype = device, dtype
         self.experts = experts or ExpertOptions()
         self._weights = weights
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = Copies(device)
         self._skeleton = build_skeleton(folder, weights, dtype, trust_remote_code=trust_remote_code)
         self.config = self._skeleton.model.config
         self.model_type = str(self.config.model_type)
@@ -204,18 +205,18 @@ class BlockModel:
         if first >= self.num_blocks:
             return
         with ThreadPoolExecutor(1, "read-ahead") as reader:
-            ahead = reader.submit(self._read, first)
+            ahead = reader.submit(self._read_ahead, first)
             for index in range(first, self.num_blocks):
-                tensors = ahead.result()
+                tensors, sent = ahead.result()
                 if index + 1 < self.num_blocks:
-                    ahead = reader.submit(self._read, index + 1)
+                    ahead = reader.submit(self._read_ahead, index + 1)
+                self._copies.arrive(sent)
                 block = self._make(index, tensors)
                 del tensors
                 try:
                     yield block
                 finally:
-                    if self._copies is not None:  # the freed memory is the copying stream's next
-                        torch.cuda.current_stream(self.device).synchronize()
+                    self._copies.give_up()
                     block.release()
 
     @torch.no_grad()
@@ -299,13 +300,14 @@ class BlockModel:
         return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"
 
     def _read(self, index: int) -> Mapping[str, Tensor]:
-        """Read one block; runs in the thread that reads ahead."""
         names = self._skeleton.names_under(self._prefix(index))
-        with torch.cuda.stream(self._copies):  # does nothing where there is no CUDA stream
-            tensors = self._skeleton.read(self._weights, names, self.device, ahead=True)
-        if self._copies is not None:
-            self._copies.synchronize()
-        return tensors
+        return self._skeleton.read(self._weights, names, self.device, ahead=True)
+
+    def _read_ahead(self, index: int) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
+        """Read one block in a thread; return when it is on the device, too."""
+        with self._copies.ahead():
+            tensors = self._read(index)
+        return tensors, self._copies.sent()
 
     @torch.no_grad()
     def _make(self, index: int, tensors: Mapping[str, Tensor]) -> Block:

@@ -245,12 +245,11 @@ def test_operands_on_two_devices_are_refused():
             here + torch.ones(3, device="cuda:1")
 
 
-def test_what_a_side_stream_writes_is_not_read_before_something_waited():
+def test_what_a_side_stream_writes_is_wrong_before_something_waited():
     with pretended():
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             written = torch.ones(3, device="cuda")
-        with pytest.raises(RuntimeError, match="another stream still writes"):
-            written + 1
+        assert (written + 1).isnan().all()
         side.synchronize()
         assert (written + 1).sum().item() == 6

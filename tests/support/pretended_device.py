@@ -2,8 +2,13 @@
 
 What a program sees of an accelerator is imitated: `tensor.device`, the refusal of operands on two
 devices, streams and events, memory, and the places where the host waits. The CPU's kernels compute,
-so that every number is the CPU's. Not imitated: order inside one stream, fragmentation, kernels of
-Triton and bitsandbytes, several processes.
+so that every number is the CPU's. Not imitated: fragmentation, kernels of Triton and bitsandbytes,
+several processes.
+
+The stream that computes does so at once. A side stream is a queue: what is entered there runs only
+when something waits for it. What nothing orders comes out worst: reading what is not written yet,
+or memory that was given back, reads NaN, and memory that is given back while another
+stream may still use it spoils what is written there next.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -42,6 +48,9 @@ class DeviceTensor(torch.Tensor):
     is_cuda = property(lambda self: self.device.type == "cuda")
     is_cpu = property(lambda self: False)
 
+    def record_stream(self, stream: Stream) -> None:
+        ACTIVE[-1].record(self, stream)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         copy = self.detach().clone().requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
@@ -50,30 +59,66 @@ class DeviceTensor(torch.Tensor):
 
 
 class Stream:
-    """What a side stream wrote may be read elsewhere once something waited for it."""
+    """A queue of copies; what was entered runs when something waits for it.
+
+    `seen` is the time of the computing stream up to which it has waited.
+    """
 
     def __init__(self, device: Any = None, *, side: bool = True) -> None:
-        self.side = side
+        self.side, self.seen, self.spoiled = side, 0, 0
+        self.queue: list[Any] = []
+        self.ran = 0
+        self.kept: list[tuple[int, Any]] = []  # storages until the queue has come so far
+        if side:
+            ACTIVE[-1].streams.append(self)
+
+    def run(self, until: int) -> None:
+        with _running, torch._C.DisableTorchFunction():
+            while self.ran < until:
+                entered, self.queue[self.ran] = self.queue[self.ran], None
+                self.ran += 1
+                entered()
+            self.kept = [(place, storage) for place, storage in self.kept if place > self.ran]
 
     def synchronize(self) -> None:
-        mode = ACTIVE[-1]
-        mode.pending = {k: stream for k, stream in [*mode.pending.items()] if stream is not self}
+        self.run(len(self.queue))
+        ACTIVE[-1].reached = max(ACTIVE[-1].reached, self.seen)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        if event.stream is None or ACTIVE[-1].is_left_out("wait_event"):
+            return
+        if not self.side:
+            event.stream.run(event.place)
+            return
+        self.seen = max(self.seen, event.seen)
+        self.queue.append(lambda: event.stream.run(event.place))
 
     def wait_stream(self, stream: Stream) -> None:
-        stream.synchronize()
+        self.wait_event(stream.record_event())
 
 
 class Event:
     """A time on a stream; waiting for it is waiting for what the stream was given before."""
 
     def __init__(self, *, enable_timing: bool = False) -> None:
-        self.enable_timing = enable_timing
+        self.enable_timing, self.stream = enable_timing, None
 
     def record(self, stream: Stream | None = None) -> None:
-        self.stream, self.at = stream or current_stream(), time.perf_counter()
+        self.at = time.perf_counter()
+        if self.enable_timing or not ACTIVE[-1].is_left_out("record"):
+            self.stream = stream or current_stream()
+            self.place = len(self.stream.queue)
+            self.seen = self.stream.seen if self.stream.side else ACTIVE[-1].time
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        if self.stream is not None:
+            self.stream.run(self.place)
+            ACTIVE[-1].reached = max(ACTIVE[-1].reached, self.seen)
 
     def elapsed_time(self, end: Event) -> float:
         assert self.enable_timing and end.enable_timing
@@ -81,6 +126,7 @@ class Event:
 
 
 DEFAULT = Stream(side=False)
+_running = threading.RLock()
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -98,6 +144,7 @@ class Device(TorchFunctionMode):
     """Counts by line of `package`: `waits` of the host, `uploads`, and copies between `peers`.
 
     `fails_at` is the number of the allocation that fails, once; `tried` how many there were.
+    `ordering` are the lines that order streams, and `left_out` is one that is to do nothing.
     """
 
     def __init__(self, kind: str, package: str, count: int, capacity: int) -> None:
@@ -105,18 +152,33 @@ class Device(TorchFunctionMode):
         self.type, self.package, self.count, self.capacity = kind, package, count, capacity
         self.waits, self.uploads, self.peers = Counter[str](), Counter[str](), Counter[str]()
         self.pinned = Counter[str]()  # bytes
-        self.pending: dict[int, Stream] = {}  # storages that a side stream still writes
+        self.time = self.reached = 0  # of the computing stream: entered, and known to be over
+        self.computes = False  # rather than the host
+        self.streams: list[Stream] = []
+        self.ordering: set[tuple[str, str]] = set()
+        self.left_out: tuple[str, str] | None = None
         self.held: dict[int, int] = {}
+        self.owners: dict[int, Stream] = {}  # storages that a side stream allocated
+        self.written: dict[int, int] = {}  # by storage, when the computing stream wrote it last
+        self.used: dict[int, int] = {}  # when it used last what a side stream allocated
+        self.recorded: set[int] = set()  # those that wait for it when they are given back
+        self.late: list[tuple[int, int]] = []  # what was given back: until when it is used, bytes
         self.allocated = self.reserved = 0  # a caching allocator gives nothing back
         self.tried, self.fails_at, self.synchronized = 0, 0, 0
         self.allocates: Callable[[], object] = lambda: None  # called at every allocation
 
-    def line(self) -> str:
-        frame = sys._getframe(2)
+    def line(self, depth: int = 2) -> str:
+        frame = sys._getframe(depth)
         while frame is not None and self.package not in frame.f_code.co_filename:
             frame = frame.f_back
         name = frame.f_code.co_filename.rpartition(self.package)[2] if frame else "?"
         return f"{name}:{frame.f_lineno}" if frame else name
+
+    def is_left_out(self, name: str) -> bool:
+        """Note a line that orders streams; return whether it is to do nothing."""
+        site = (name, self.line(3))
+        self.ordering.add(site)
+        return site == self.left_out
 
     def place(self, device: Any) -> torch.device | None:
         """Return a pretended device with its ordinal, or None for another."""
@@ -142,24 +204,101 @@ class Device(TorchFunctionMode):
         if name == "_has_compatible_shallow_copy_type" and here:  # modules then make new parameters
             return len(here) == len(tensors)
         target = self._target(name, args, kwargs, here)
-        self._check(name, args, tensors, here, target)
-        if name == "pin_memory":
-            self.pinned[self.line()] += args[0].nbytes
-            pinned = args[0].clone()
-            pinned._pinned = True
-            return pinned
+        is_blocking = not kwargs.get("non_blocking")
+        self._count(name, args, tensors, here, target, is_blocking=is_blocking)
+        self._check(name, args, tensors, here)
+        if name == "pin_memory" or kwargs.pop("pin_memory", False):
+            return self._pin(args[0] if name == "pin_memory" else func(*args, **kwargs))
+        if current_stream().side and (here or target):
+            return self._enter(func, name, args, kwargs, target, tensors)
+        self._note_use(name, args, here)
+        self.computes = bool(here) or target is not None
         out = self._compute(func, name, args, kwargs, widen=bool(here))
+        self.computes = False
         if target is None:
             return (
                 _plain(out).clone() if isinstance(out, DeviceTensor) and name != "__set__" else out
             )
         if isinstance(out, torch.Tensor):
-            made = self._wrap(out, target, tensors)
-        else:
-            made = tree_map_only(torch.Tensor, lambda t: self._wrap(t, target, tensors), out)
-        if self.pending:
-            self._must_be_written(name, here, [*tensors_in(made)])
-        return made
+            return self._wrap(out, target, tensors)
+        return tree_map_only(torch.Tensor, lambda t: self._wrap(t, target, tensors), out)
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if getattr(tensor, "_pinned", False):
+            return tensor
+        self.pinned[self.line()] += tensor.nbytes
+        pinned = tensor.clone()
+        pinned._pinned = True
+        return pinned
+
+    def _note_use(self, name: str, args: Any, here: Any) -> None:
+        """Note when the computing stream uses what others allocated, and changes a tensor."""
+        self.time += 1
+        if self.owners and not name.startswith("empty"):
+            self.used |= {key: self.time for t in here if (key := _key(t)) in self.owners}
+        is_changed = name == "__setitem__" or (name.endswith("_") and name[:2] != "__")
+        if is_changed and args and isinstance(args[0], DeviceTensor):
+            self.written[_key(args[0])] = self.time
+
+    def _enter(  # noqa: PLR0913 - as `_call` has it
+        self, func: Any, name: str, args: Any, kwargs: Any, target: Any, tensors: Any
+    ) -> Any:
+        """Put a copy in the queue of a side stream; what it writes is poison until it runs."""
+        stream = current_stream()
+        seen = max(stream.seen, self.reached)
+        borrowed = tree_map_only(
+            DeviceTensor, lambda t: _Late(self._borrow(t, stream, seen)), (args, kwargs)
+        )
+
+        def compute() -> Any:
+            now, options = tree_map_only(_Late, lambda late: late.read(), borrowed)
+            return self._compute(func, name, now, dict(options), widen=True)
+
+        if target is None and name != "copy_":  # the host waits for it
+            stream.synchronize()
+            return compute().clone()
+        out = (
+            args[0]
+            if name == "copy_"
+            else self._compute(func, name, args, dict(kwargs), widen=True)
+        )
+        if name != "copy_":
+            is_view = any(_key(out) == _key(t) for t in tensors if isinstance(t, DeviceTensor))
+            out = self._wrap(out, target, tensors)
+            if is_view:
+                return out
+        is_spoiled = target is not None and stream.spoiled > seen
+        into = _plain(out)
+        _poison(into)
+        if not is_spoiled:
+            stream.queue.append(lambda: into.copy_(compute()))
+        return out
+
+    def _borrow(self, t: torch.Tensor, stream: Stream, seen: int) -> Callable[[], torch.Tensor]:
+        """Return what reads an operand of a side stream when it runs."""
+        plain, key = _plain(t), _key(t)
+        if self.owners.get(key) is stream:
+            return lambda: plain
+        where = plain.storage_offset(), plain.shape, plain.stride()
+        nothing, storage = plain.new_empty(0), weakref.ref(plain.untyped_storage())
+        is_early = self.written.get(key, 0) > seen
+
+        def read() -> torch.Tensor:
+            held = storage()
+            if is_early or held is None:
+                return _poison(nothing.new_empty(where[1]))
+            return nothing.new_empty(0).set_(held, *where)
+
+        return read
+
+    def record(self, t: torch.Tensor, stream: Stream) -> None:
+        """Keep memory that is given back until another stream has come so far."""
+        if self.is_left_out("record_stream"):
+            return
+        if not stream.side:
+            self.recorded.add(_key(t))
+        elif len(stream.queue) > stream.ran:
+            stream.kept.append((len(stream.queue), t.untyped_storage()))
 
     def _compute(self, func: Any, name: str, args: Any, kwargs: Any, *, widen: bool) -> Any:
         """Let the CPU do it."""
@@ -187,23 +326,29 @@ class Device(TorchFunctionMode):
         wanted = [v for v in (kwargs.get("device"), *values) if isinstance(v, str | torch.device)]
         return self.place(wanted[0]) if wanted else here[0].device if here else None
 
-    def _check(self, name: str, args: Any, tensors: Any, here: Any, target: Any) -> None:
-        """Count what waits or is copied, and refuse operands on two devices."""
+    def _count(
+        self, name: str, args: Any, tensors: Any, here: Any, target: Any, *, is_blocking: bool
+    ) -> None:
+        """Count what waits or is copied."""
         pageable = not all(t.is_meta or getattr(t, "_pinned", False) for t in tensors)
         if target and (name == "tensor" or (name in ("to", "cuda") and not here and pageable)):
             self.uploads[self.line()] += 1
         if not here:
             return
-        if name in WAITS or (name == "to" and target is None):
-            self.waits[self.line()] += 1
+        if name in WAITS or (name in ("to", "copy_") and target is None and is_blocking):
+            self._wait()
         if name == "to" and target is not None and target != here[0].device:
             self.peers[self.line()] += 1
+        for index in _indices(args) if name in INDEXING else ():
+            if getattr(index, "dtype", None) is torch.bool:
+                self._wait()
+
+    def _check(self, name: str, args: Any, tensors: Any, here: Any) -> None:
+        """Refuse operands on two devices."""
+        if not here:
+            return
         if name in HOST_ONLY:
             raise TypeError(f"can't convert {here[0].device} device type tensor to numpy")
-        if name in INDEXING:
-            indices = args[1] if isinstance(args[1], tuple | list) else (args[1],)
-            masks = [index for index in indices if getattr(index, "dtype", None) is torch.bool]
-            self.waits.update([self.line()] * len(masks))
         if name in CROSSING:
             return
         if name in INDEXING and isinstance(args[0], DeviceTensor):  # indices may be on the host
@@ -216,6 +361,11 @@ class Device(TorchFunctionMode):
                 f"`{name}` at {self.line()}: Expected all tensors to be on the same device, "
                 f"but found {named}"
             )
+
+    def _wait(self) -> None:
+        self.waits[self.line(3)] += 1
+        if not current_stream().side:
+            self.reached = self.time
 
     def _wrap(self, t: torch.Tensor, on: torch.device, operands: Any) -> torch.Tensor:
         if t.is_meta:
@@ -237,30 +387,58 @@ class Device(TorchFunctionMode):
         key, nbytes = storage.data_ptr(), storage.nbytes()
         self.tried += 1
         self.allocates()
-        if self.tried == self.fails_at or self.allocated + nbytes > self.capacity:
+        over = [entry for entry in self.late if entry[0] <= self.reached]
+        self.late = [entry for entry in self.late if entry not in over]
+        self.allocated += nbytes - sum(freed for _, freed in over)
+        if self.tried == self.fails_at or self.allocated > self.capacity:
+            self.allocated -= nbytes
             raise torch.OutOfMemoryError(f"CUDA out of memory (at {self.line()})")
         self.held[key] = nbytes
-        self.allocated += nbytes
         self.reserved = max(self.reserved, self.allocated)
         weakref.finalize(storage, self._free, key)
         if current_stream().side:
-            self.pending[key] = current_stream()
+            self.owners[key] = current_stream()
+        else:
+            self.written[key] = self.time
 
     def _free(self, key: int) -> None:
-        self.allocated -= self.held.pop(key, 0)
-        self.pending.pop(key, None)
-
-    def _must_be_written(self, name: str, here: Any, made: Any) -> None:
-        """Refuse to compute with what another stream may still write; views and shapes may be."""
-        read = {t.untyped_storage().data_ptr() for t in here}
-        fresh = {t.untyped_storage().data_ptr() for t in made} - read
-        late = [k for k in read if self.pending.get(k) not in (None, current_stream())]
-        if late and (fresh or name in WAITS or name.endswith("_")):
-            raise RuntimeError(f"`{name}` at {self.line()} reads what another stream still writes")
+        """Give memory back, to the stream that allocated it."""
+        nbytes, used = self.held.pop(key, 0), self.used.pop(key, 0)
+        owner, is_recorded = self.owners.pop(key, DEFAULT), key in self.recorded
+        self.written.pop(key, None)
+        self.recorded.discard(key)
+        is_used = owner.side and used > max(owner.seen, self.reached)
+        if is_used and is_recorded:
+            self.late.append((used, nbytes))
+            return
+        self.allocated -= nbytes
+        if is_used:
+            owner.spoiled = max(owner.spoiled, used)
 
     def synchronize(self, device: Any = None) -> None:
         self.synchronized += 1
-        self.pending.clear()
+        self.reached = self.time
+        for stream in self.streams:
+            stream.run(len(stream.queue))
+
+
+@dataclass(frozen=True, eq=False)
+class _Late:
+    """What reads an operand when its stream has come so far."""
+
+    read: Callable[[], torch.Tensor]
+
+
+def _indices(args: Any) -> Any:
+    return args[1] if isinstance(args[1], tuple | list) else args[1:2]
+
+
+def _key(t: torch.Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _poison(t: torch.Tensor) -> torch.Tensor:
+    return t.fill_(float("nan") if t.is_floating_point() else 0)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
