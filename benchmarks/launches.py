@@ -2,7 +2,7 @@
 
     python -m benchmarks.launches [SCHEMES ...]
 
-Operators are counted that compute, on a pretended GPU (tests/support/pretended_device.py), with the
+Operators are counted that compute on a pretended GPU (tests/support/pretended_device.py), with the
 columns and groups of OLMo-2-7B. Rows are a 64th, and with them what is processed at a time; large
 products are not computed. An operator counts as one kernel, a sort too; the fused kernel as one.
 Last: the launches of the default audit, at 5 microseconds each, against the forward passes of its
@@ -26,8 +26,9 @@ from qaudit.core import clipped, column_loops, gptq_block
 from qaudit.core.gguf import pack
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.core.schemes import awq
 from qaudit.settings import DEFAULT_SCHEMES
-from tests.support.pretended_device import pretended
+from tests.support.pretended_device import ACTIVE, pretended
 
 SHARE = 64
 HIDDEN, INNER, BLOCKS = 4096, 11008, 32
@@ -37,6 +38,17 @@ GROUPS = (  # linears that read the same input: their rows, and columns
     ({"gate_proj": INNER, "up_proj": INNER}, HIDDEN),
     ({"down_proj": HIDDEN}, INNER),
 )
+EIGHTH = (  # of the columns
+    ({"q_proj": 512, "k_proj": 512, "v_proj": 512}, 512),
+    ({"o_proj": 512}, 512),
+    ({"gate_proj": 1376, "up_proj": 1376}, 512),
+    ({"down_proj": 512}, 1376),
+)
+OTHERS = (  # that no default set has
+    "hqq-4bit", "quik-4bit", "quarot-rtn-4bit", "quarot-4bit", "atom-4bit", "gguf-q3_k",
+    "gguf-q4_k", "gguf-q6_k", "duquant-4bit",
+)  # fmt: skip
+LEARNED = ("flatquant-4bit", "spinquant-4bit", "ostquant-4bit")
 TOKENS, RATE, LAUNCH = 131_072, 5e14, 5e-6
 FORWARD = 1_800  # launches of a stream's tokens through a block, counted on the whole engine
 _LARGE = 2**28  # operations of a product that is left out
@@ -55,7 +67,8 @@ class Launches(TorchDispatchMode):
         name = func.overloadpacket.__name__
         returned = [r.alias_info for r in func._schema.returns]
         is_view = bool(returned) and all(a is not None and not a.is_write for a in returned)
-        if not (is_view or self.paused or name.startswith(_FREE)):
+        on_host = bool(ACTIVE) and not ACTIVE[-1].computes
+        if not (is_view or self.paused or on_host or name.startswith(_FREE)):
             self.kernels[name] += 1
         if name in ("mm", "addmm", "addmm_", "bmm"):
             left, right = (t for t in args[-2:])
@@ -105,6 +118,7 @@ def counted(share: int = SHARE) -> Iterator[tuple[Launches, Any]]:
     with (
         pretended() as device,
         mock.patch.object(clipped, "GPU_CHUNK", clipped.GPU_CHUNK // share),
+        mock.patch.object(awq, "GPU_CHUNK", awq.GPU_CHUNK // share),
         mock.patch.object(pack, "_AT_ONCE", at_once),
         mock.patch.object(pack, "_ELSEWHERE", pack._ELSEWHERE // share),
         mock.patch("qaudit.core.schemes.gptq.LOOPS", {**column_loops.LOOPS, "fused": fused}),
@@ -126,9 +140,24 @@ def count(name: str, share: int = SHARE, shapes: Any = GROUPS, loop: str = "fuse
     return Count(launches.kernels.total(), waits)
 
 
+def count_learned(name: str) -> tuple[Count, Count]:
+    """Return what a scheme that learns starts beside its steps, and in each, group by group.
+
+    In a pass the linears of a block learn together, and each step sends a batch through it, too.
+    """
+    one, two = (count(f"{name}:steps={steps}", shapes=EIGHTH) for steps in (1, 2))
+    step = Count(two.kernels - one.kernels, two.waits - one.waits)
+    return Count(one.kernels - step.kernels, one.waits - step.waits), step
+
+
 def main() -> None:
-    names = sys.argv[1:] or [*DEFAULT_SCHEMES, "hqq-4bit", "quik-4bit", "quarot-4bit", "gguf-q4_k"]
+    names = sys.argv[1:] or [*DEFAULT_SCHEMES, *OTHERS, *LEARNED]
     counts: dict[str, Count] = {}
+    for name in [name for name in names if name in LEARNED]:
+        names.remove(name)
+        fixed, step = count_learned(name)
+        print(f"{name:<18}{fixed.kernels:>9,} kernels{fixed.waits:>7,} waits", end="")
+        print(f", and {step.kernels:,} and {step.waits:,} a step", flush=True)
     for name in names:
         counts[name] = one = count(name)
         print(f"{name:<18}{one.kernels:>9,} kernels{one.waits:>7,} waits", flush=True)

@@ -29,7 +29,7 @@ WHOLE = (1.0,)
 NORM = 2.4
 SLACK = 1e-3  # of a bound, whose sums are rounded
 CHUNK = 2**18  # weights that are tried at a time, few enough to stay in a cache
-GPU_CHUNK = 2**24  # enough that starting kernels costs less than they do
+GPU_CHUNK = 2**26  # enough that starting kernels costs less than they do
 
 
 def fit_searched(

@@ -6,6 +6,7 @@ import torch
 
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.core.schemes import awq
 from qaudit.core.schemes.awq import _tf32_products
 from tests.support.pretended_device import pretended
 from tests.support.reference.plain_awq import clip_and_round, search_scale
@@ -226,6 +227,25 @@ def test_clipping_takes_every_nth_token_of_all_batches_where_modules_are_compare
     options = {"bits": 3, "group": 32, "zero_point": True}
     expected = clip_and_round(linears.weights["v_proj"].numpy(), x[::2], **options)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [2**27, 2**13, 1], ids=["all rows", "some rows", "a row"])
+def test_a_gpu_tries_candidates_together_and_chooses_the_same(chunk, monkeypatch):
+    linears, _ = problem(
+        ("v_proj", "up_proj"), rows=40, columns=80, fold=np.arange(80), dtype=torch.float32
+    )
+    scheme = parse_scheme("awq-3bit:group=32")
+    expected = scheme.quantize(linears)
+    monkeypatch.setattr(awq, "GPU_CHUNK", chunk)
+    with pretended():
+        inputs = linears.inputs
+        moments = (inputs.gram_CC.to("cuda"), inputs.absmean_C.to("cuda"), inputs.tokens)
+        weights = {name: weight.to("cuda") for name, weight in linears.weights.items()}
+        there = Linears(weights, Inputs(*moments), linears.fold_C.to("cuda"))
+        quantized = scheme.quantize(there)
+        assert torch.equal(quantized.column_scale_C.cpu(), expected.column_scale_C)
+        for name, weight in expected.weights.items():
+            assert torch.equal(quantized.weights[name].cpu(), weight)
 
 
 def test_a_gpu_multiplies_in_tf32_and_the_setting_is_put_back():

@@ -11,6 +11,7 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core import fidelity
 from qaudit.core.clipped import fit_searched
+from qaudit.core.gguf.pack import pack
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_schemes
 from qaudit.core.schemes.duquant import greedy_rotation
@@ -212,6 +213,15 @@ def test_half_quadratic_steps_are_taken_without_a_wait(extent):
         assert not device.waits
         for name in ("codes_RC", "scales_RG", "zeros_RG"):
             assert torch.equal(getattr(stored, name).cpu(), getattr(expected, name))
+
+
+@pytest.mark.parametrize("kind", ["Q3_K", "Q4_K", "Q6_K"])
+def test_blocks_of_gguf_are_searched_without_a_wait(kind):
+    weight_RC = torch.randn(6, 512, generator=torch.Generator().manual_seed(0))
+    with pretended() as device:
+        packed = pack(kind, weight_RC.to("cuda"))
+        assert not device.waits
+    assert torch.equal(packed.cpu(), pack(kind, weight_RC))
 
 
 def test_moments_are_summed_without_a_wait():

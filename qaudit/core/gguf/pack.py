@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _AT_ONCE = {"cpu": 1 << 19}
-_ELSEWHERE = 1 << 24
+_ELSEWHERE = 1 << 25
 """Weights that are searched together: what fits a processor's cache, or fills a device."""
 
 _WITHOUT = {"Q4_K": (-1.0, 0.1, 20), "Q5_K": (-0.5, 0.1, 15)}

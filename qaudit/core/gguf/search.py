@@ -187,7 +187,8 @@ def _descend(
             codes_KM[k] = torch.where(better_M, new_M, code_M)
             lx_M = torch.where(better_M, new_lx_M, lx_M)
             l2_M = torch.where(better_M, new_l2_M, l2_M)
-        if torch.equal(codes_KM, before_KM):
+        on_host = codes_KM.device.type == "cpu"
+        if on_host and torch.equal(codes_KM, before_KM):  # a GPU would wait to tell
             break
     return Fit(codes_KM, torch.where(l2_M > 0, lx_M / l2_M, 0.0))
 

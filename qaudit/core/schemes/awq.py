@@ -34,12 +34,13 @@ Given up: the rounding of what precedes, divided by s, to its own dtype. With `e
 none: scales are rounded to powers of two before they are compared, so that dividing a norm's
 weight, or the scales of a quantized linear, changes exponents alone.
 
-Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
+Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales, S scales tried,
+B bounds tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,6 +73,7 @@ RATIOS: Mapping[str, tuple[float | None, ...]] = {  # None: no scaling
 CLIPPINGS = 10
 CLIP_STEPS = 20
 CLIP_TOKENS = 512  # of AutoAWQ, up to twice as many
+GPU_CHUNK = 2**27  # weights that are tried at a time on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +174,11 @@ class Awq(Scheme):
         if fold_C is None and not self.unfolded:
             return None
         weight_RC = torch.cat([one_RC for _, one_RC in linears.widened()])
-        tie_C = torch.arange(weight_RC.shape[1]) if fold_C is None else fold_C
-        tie_C = torch.unique(tie_C.to(weight_RC.device), return_inverse=True)[1]
-        input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC), tie_C)
-        weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group), tie_C)
+        tie_C = torch.arange(weight_RC.shape[1]) if fold_C is None else fold_C.cpu()
+        tie_C = torch.unique(tie_C, return_inverse=True)[1]
+        # On the host: a GPU adds in any order, and the last bits could choose another ratio.
+        input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC).cpu(), tie_C)
+        weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group).cpu(), tie_C)
 
         scales = [
             _scales(input_mean_I, weight_mean_I, ratio)[tie_C] for ratio in RATIOS[self.ratios]
@@ -183,33 +186,36 @@ class Awq(Scheme):
         if self.exact_fold:
             scales = [powers_of_two(scale_C) for scale_C in scales]
         elif fold_C is None:
-            scales = [as_stored(one_C, self.scale_dtype).to(weight_RC) for one_C in scales]
+            scales = [as_stored(one_C, self.scale_dtype).to(weight_RC.dtype) for one_C in scales]
+        scale_SC = torch.stack(scales).to(weight_RC.device)
         losses: Iterable[float]
         if linears.around is not None:
-            losses = linears.around([partial(self._rounded, linears, one_C) for one_C in scales])
+            losses = linears.around([partial(self._rounded, linears, one_C) for one_C in scale_SC])
         else:
-            losses = self._own_losses(weight_RC, inputs.gram_CC, scales)
+            losses = self._own_losses(weight_RC, inputs.gram_CC, scale_SC)
         best_C, lowest = None, float("inf")
-        for scale_C, loss in zip(scales, losses, strict=True):
+        for scale_C, loss in zip(scale_SC, losses, strict=True):
             if loss < lowest:
                 best_C, lowest = scale_C, loss
         return best_C
 
-    def _own_losses(
-        self, weight_RC: Tensor, gram_CC: Tensor, scales: Sequence[Tensor]
-    ) -> list[float]:
+    def _own_losses(self, weight_RC: Tensor, gram_CC: Tensor, scale_SC: Tensor) -> list[float]:
         """Return for each scale the squared error of what the linears themselves return."""
         import torch
 
         # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
         gram_CC = gram_CC.to(weight_RC)
         pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
-        losses = []
+        loss_S = weight_RC.new_zeros(len(scale_SC))
+        scales, rows = _at_once(weight_RC, len(scale_SC))
         with _tf32_products(weight_RC):
-            for scale_C in scales:
-                error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
-                losses.append(_quadratic_form(error_RC, pairs_CC))
-        return [float(loss) for loss in torch.stack(losses).tolist()]
+            for some_SC, into_S in zip(scale_SC.split(scales), loss_S.split(scales), strict=True):
+                for part_RC in weight_RC.split(rows):
+                    scaled_SRC = part_RC * some_SC[:, None]
+                    error_SRC = self._round(scaled_SRC.flatten(0, 1)).view_as(scaled_SRC)
+                    error_SRC.div_(some_SC[:, None]).sub_(part_RC)
+                    into_S += _quadratic_forms(error_SRC, pairs_CC)
+        return [float(loss) for loss in loss_S.tolist()]
 
     def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
         return {
@@ -269,17 +275,39 @@ class Awq(Scheme):
         import torch
 
         largest_GR1 = weight_GRK.abs().amax(-1, keepdim=True)
-        best_GR1 = largest_GR1
-        lowest_GR1 = torch.full_like(largest_GR1, float("inf"))
-        for step in range(CLIPPINGS):
-            bound_GR1 = largest_GR1 * (1 - step / CLIP_STEPS)
-            clipped_GRK, grid = self._clip(weight_GRK, bound_GR1)
-            error_GRK = grid.snap(clipped_GRK) - weight_GRK
-            loss_GR1 = (error_GRK @ blocks_GKK).mul_(error_GRK).sum(-1, keepdim=True)
-            better_GR1 = loss_GR1 < lowest_GR1
-            best_GR1 = torch.where(better_GR1, bound_GR1, best_GR1)
-            lowest_GR1 = torch.where(better_GR1, loss_GR1, lowest_GR1)
-        return best_GR1
+        bound_GBR1 = torch.stack([largest_GR1 * (1 - k / CLIP_STEPS) for k in range(CLIPPINGS)], 1)
+        bounds, rows = _at_once(weight_GRK.transpose(0, 1).flatten(1), CLIPPINGS)
+        best = []
+        for part_GRK, tried_GBR1 in zip(
+            weight_GRK.split(rows, 1), bound_GBR1.split(rows, 2), strict=True
+        ):
+            losses = [
+                self._clipping_losses(part_GRK, some_GBR1, blocks_GKK)
+                for some_GBR1 in tried_GBR1.split(bounds, 1)
+            ]
+            place_G1R1 = torch.cat(losses, 1).argmin(1, keepdim=True)
+            best.append(tried_GBR1.gather(1, place_G1R1).squeeze(1))
+        return torch.cat(best, 1)
+
+    def _clipping_losses(
+        self, weight_GRK: Tensor, bound_GBR1: Tensor, blocks_GKK: Tensor
+    ) -> Tensor:
+        """Return the squared error of each group's output under each bound, as (G, B, R, 1)."""
+        clipped_GBRK, grid = self._clip(weight_GRK[:, None], bound_GBR1)
+        error_GNK = (grid.snap(clipped_GBRK) - weight_GRK[:, None]).flatten(1, 2)
+        loss_GN1 = (error_GNK @ blocks_GKK).mul_(error_GNK).sum(-1, keepdim=True)
+        return loss_GN1.view_as(bound_GBR1)
+
+
+def _at_once(weight_RC: Tensor, count: int) -> tuple[int, int]:
+    """Return how many candidates are tried at a time, and on how many rows.
+
+    A processor tries each by itself; on a GPU starting kernels would take longer than they do.
+    """
+    rows, columns = weight_RC.shape
+    if weight_RC.device.type == "cpu":
+        return 1, rows
+    return count, max(1, GPU_CHUNK // (count * columns))
 
 
 @contextmanager
@@ -305,16 +333,17 @@ def _tf32_products(weight_RC: Tensor) -> Iterator[None]:
         settings.allow_tf32 = False
 
 
-def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> Tensor:
-    """Return the sum over rows of e U e^T, skipping the blocks below the diagonal of U."""
-    columns = len(upper_CC)
+def _quadratic_forms(error_SRC: Tensor, upper_CC: Tensor) -> Tensor:
+    """Return the sums over rows of e U e^T, skipping the blocks below the diagonal of U."""
+    columns, error_NC = len(upper_CC), error_SRC.flatten(0, 1)
     panel = max(SMALLEST_PANEL, -(-columns // PANELS))
-    total = error_RC.new_zeros(())
+    total_S = error_SRC.new_zeros(len(error_SRC))
     for start in range(0, columns, panel):
         stop = min(start + panel, columns)
-        product_RB = error_RC[:, :stop] @ upper_CC[:stop, start:stop]
-        total += product_RB.mul_(error_RC[:, start:stop]).sum()
-    return total
+        product_NB = error_NC[:, :stop] @ upper_CC[:stop, start:stop]
+        product_NB.mul_(error_NC[:, start:stop])
+        total_S += product_NB.view(len(total_S), -1).sum(1)
+    return total_S
 
 
 def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Tensor:
@@ -342,11 +371,9 @@ def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
 def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
     import torch
 
-    # On the host: a GPU adds in any order, and the last bits could choose another ratio.
-    values, ties = value_C.cpu(), tie_C.cpu()
-    count_I = torch.bincount(ties)
-    summed_I = torch.zeros_like(count_I, dtype=values.dtype).index_add_(0, ties, values)
-    return (summed_I / count_I).to(value_C.device)
+    count_I = torch.bincount(tie_C)
+    summed_I = torch.zeros_like(count_I, dtype=value_C.dtype).index_add_(0, tie_C, value_C)
+    return summed_I / count_I
 
 
 def _is_query_or_key(name: str) -> bool:
