@@ -240,7 +240,7 @@ class Device(TorchFunctionMode):
         if is_changed and args and isinstance(args[0], DeviceTensor):
             self.written[_key(args[0])] = self.time
 
-    def _enter(  # noqa: PLR0913 - as `_call` has it
+    def _enter(
         self, func: Any, name: str, args: Any, kwargs: Any, target: Any, tensors: Any
     ) -> Any:
         """Put a copy in the queue of a side stream; what it writes is poison until it runs."""
