@@ -215,7 +215,7 @@ def decide(
     wanted, rules = parse_objective(objective), policy_named(policy)
     held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
     judgement = judged(rules, held, today=today or datetime.now(UTC).date())
-    verdict = verdict_of(judgement, str(wanted), held.claim)
+    verdict = verdict_of(judgement, str(wanted))
     return replace(verdict, next_step=next_step(saved.audit, verdict.classes))
 
 

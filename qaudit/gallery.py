@@ -58,7 +58,9 @@ def read_audits(paths: Mapping[str, Path]) -> tuple[list[Exhibit], list[QauditEr
         try:
             exhibits.append(Exhibit(name, Audit(_recomputed(path), folder, name)))
         except QauditError as error:
-            error.message = f"`{target}` is left out: {error.message}"
+            if f"`{target}`" not in error.message:
+                error.message = f"`{target}`: {error.message}"
+            error.message = f"left out: {error.message}"
             refused.append(error)
     return exhibits, refused
 

@@ -81,7 +81,7 @@ def test_a_forged_audit_is_refused_by_its_name_and_the_others_go_on(
 ) -> None:
     forged = forge(tmp_path / "forged", saved / "one", change)
     done = qaudit("gallery", forged, saved / "two", "--out", tmp_path / "site")
-    refused(done, 2, "forged` is left out: ", "it was edited after it was written")
+    refused(done, 2, f"left out: `{forged}`", "it was edited after it was written")
     assert done.out == f"{tmp_path / 'site' / 'index.html'}\n"
     assert {path.name for path in (tmp_path / "site").iterdir()} == {
         "two",

@@ -125,17 +125,26 @@ def _existing(target: str) -> Path:
     folder = Path(target)
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf" and folder.exists():
+        raise UsageError(
+            f"`{target}` is a quantized file, which is compared with the model it was made from",
+            hint=f"name that model's folder, and the file beside it: `--shipped {target}`",
+        )
     if folder.exists():
         raise UsageError(
             f"`{target}` is a file, and a folder is needed",
             hint="name the folder of a checkpoint, the one with `config.json` in it",
         )
+    near = near_folder(folder) or "name a folder with checkpoints in it, a recipe file, or `demo`"
+    raise UsageError(f"there is no folder `{target}`", hint=near)
+
+
+def near_folder(folder: Path) -> str:
+    """Return `did you mean` and the folder beside a missing one with nearly its name, if any."""
     parent = folder.parent
     siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     near = nearest(folder.name, siblings) if siblings else ""
-    if not near.startswith("did you mean"):
-        near = "name a folder with checkpoints in it, a recipe file, or `demo`"
-    raise UsageError(f"there is no folder `{target}`", hint=near)
+    return near if near.startswith("did you mean") else ""
 
 
 def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
 from qaudit.cli.options import AsJson
 from qaudit.cli.terminal import print_result
+from qaudit.report.terminal import columns_of_terminal
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +47,10 @@ def _text(facts: Sequence[Fact]) -> str:
     for about, group in groupby(facts, key=lambda fact: fact.about):
         lines += ["", about]
         for fact in group:
-            lines.append(f"{_MARKS[fact.state]} {fact.name:<{width}}  {fact.value}")
-            if fact.hint:
-                lines.append(f"  {'':<{width}}  {fact.hint}")
+            head = f"{_MARKS[fact.state]} {fact.name:<{width}}  "
+            wrapper = TextWrapper(columns_of_terminal(), head, " " * len(head))
+            wrapper.break_long_words = wrapper.break_on_hyphens = False  # paths and commands
+            lines += wrapper.wrap(fact.value)
+            wrapper.initial_indent = wrapper.subsequent_indent
+            lines += wrapper.wrap(fact.hint)
     return "\n".join(lines)

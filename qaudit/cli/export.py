@@ -137,8 +137,11 @@ def _choice(
     if file is None:
         if bits is not None:
             raise UsageError(
-                f"`--bits` chooses from a verdict, and `{target}` is no audit",
-                hint="name a scheme of so many bits with `--scheme`",
+                f"`--bits` chooses from a verdict, and there is no audit at `{target}`",
+                hint=f"audit it first, `qaudit scan {target}`, and export the output folder; or "
+                "name a scheme with `--scheme`"
+                if Path(target).exists()
+                else "name an output folder of `qaudit scan`",
             )
         return of_target(target, subject, scheme, given, watch)
     allow_pickle = bool(given.pop("allow_pickle", False))

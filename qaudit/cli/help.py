@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 _ENVIRONMENT = (
     "Every option can also be set in the environment: `--disk-budget 60GB` is "
@@ -78,8 +78,19 @@ class Grouped(TyperCommand):
             formatter.write_text(_ENVIRONMENT)
 
 
+class CommandList(TyperGroup):
+    """Commands, each with its whole first sentence: Typer cuts those that do not fit a line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        whole = 1000
+        rows = [(name, each.get_short_help_str(whole)) for name, each in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 def group_options(app: typer.Typer) -> None:
     """Group the options of every command of an application, and of those below it."""
+    app.info.cls = CommandList
     for command in app.registered_commands:
         command.cls = Grouped
     for group in app.registered_groups:

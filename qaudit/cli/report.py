@@ -111,8 +111,8 @@ _AUDIT = "An output folder, its audit.json, or a published one (`org/name@v1`)."
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help=f"The earlier audit. {_AUDIT}")],
-    b: Annotated[str, typer.Argument(help="The later audit, named likewise.")],
+    a: Annotated[str, typer.Argument(metavar="EARLIER", help=f"The earlier audit. {_AUDIT}")],
+    b: Annotated[str, typer.Argument(metavar="LATER", help="The later audit, named likewise.")],
     form: Annotated[str, option(OUTPUT, "terminal, md or json.", "--format")] = "terminal",
 ) -> int:
     """Show what changed from one saved audit to another, and what may have caused it.

@@ -22,7 +22,8 @@ _OWN = "the checkpoint's"
 )
 def rollouts(
     target: Annotated[
-        str, typer.Argument(help="A checkpoint: `org/name[@revision]`, or a folder.")
+        str,
+        typer.Argument(metavar="TARGET", help="A checkpoint: `org/name[@revision]`, or a folder."),
     ],
     prompts: Annotated[
         Path, option(_WHAT, 'JSON lines of {"prompt": "..."} or {"messages": [...]}.', "--prompts")

@@ -103,7 +103,9 @@ def _lines(result: Verification) -> list[str]:
 
 def _run_lines(run: AsItRuns) -> list[str]:
     measured, difference = run.measured, run.measured.difference
-    change = f"{difference.estimate:+.1e} [{difference.low:+.1e}, {difference.high:+.1e}]"
+    change = _change(difference.estimate)
+    if difference.low or difference.high:
+        change += f" [{_change(difference.low)}, {_change(difference.high)}]"
     return [
         f"  in {run.runtime}, on the same {run.documents} documents, in nats per token:",
         f"  as audited: loss {measured.audited.estimate:.6f}, KL {_nats(measured.audited_kl)}",
@@ -114,7 +116,9 @@ def _run_lines(run: AsItRuns) -> list[str]:
 
 
 def _change(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1e}"
+    if value is None:
+        return "-"
+    return f"{value:+.1e}" if value else "0"
 
 
 def _nats(value: float | None) -> str:

@@ -89,6 +89,8 @@ def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Check
         if not target.startswith(_SCHEME) and "@" not in target:
             error.message = f"there is no folder `{target}`, and on the Hub: {error.message}"
             error.args = (error.message,)
+            near = local.near_folder(Path(target))
+            error.hint = f"{near} On the Hub: {error.hint}" if near else error.hint
         raise
 
 
@@ -135,13 +137,7 @@ def _in_repository(
     repo = ref.location
     family = recipe.family if recipe is not None else None
     knowledge = Knowledge.of(load(family) if family else find(repo), recipe)
-    try:
-        revisions = revisions_of(listing, ref)
-    except HubError as error:
-        if Path(target).parent.is_dir() and not target.startswith(_SCHEME):
-            also = f"there is no folder `{target}` on this machine either"
-            raise HubError(error.message, hint=f"{error.hint}; {also}") from error
-        raise
+    revisions = revisions_of(listing, ref)
     alone = len(revisions) == 1
     candidates = [
         _candidate(repo, r, knowledge, alone=alone and ref.revision is None) for r in revisions

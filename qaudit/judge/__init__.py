@@ -102,6 +102,6 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     deciding = tuple(row for row in over if row.claim == claim)
     case = RuleCase(table, scores, comparisons, held.pick, deciding, made_of)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
-    verdict = verdict_of(answer, str(held.objective), claim) if answer else None
+    verdict = verdict_of(answer, str(held.objective)) if answer else None
     tasks = tuple(score_tasks(table, evidence, reference))
     return Judgement(scores, tasks, comparisons, findings, held.pick, over, made_of, verdict)

@@ -41,6 +41,10 @@ def read_policy(path: Path) -> Policy:
     except FileNotFoundError as error:
         raise PolicyError(f"there is no policy `{path}`", hint=_instead(path.stem)) from error
     except (OSError, UnicodeDecodeError) as error:
+        if path.is_dir():
+            raise PolicyError(
+                f"`{path}` is a folder, and a policy is a file", hint=_instead(path.stem)
+            ) from error
         reason = " ".join(str(error).split())
         raise PolicyError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
     return policy_in(text, where=f"`{path}`", name=path.stem, path=str(path))

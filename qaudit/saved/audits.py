@@ -78,6 +78,9 @@ def read_audit(path: Path) -> AuditRecord:
         text = read_regular(file, LARGEST_NBYTES).decode()
     except (OSError, ValueError) as error:
         raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
+    if file.suffix != ".json":
+        hint = "name an output folder of `qaudit scan`, or the `audit.json` in one"
+        raise AuditError(f"`{file}` is not an audit", hint=hint)
     return from_json(text)
 
 

@@ -297,9 +297,10 @@ def _chat_notes(scored: Sequence[Encoded], protocol: Protocol) -> list[str]:
 
 def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol) -> None:
     if len(documents) < 2:
-        unit = "packed windows" if protocol.packed else "documents"
+        unit = "packed window" if protocol.packed else "document"
+        plural = "" if len(documents) == 1 else "s"
         raise CorpusError(
-            f"the evaluation text has {len(documents)} usable {unit}, and 2 are needed",
+            f"the evaluation text has {len(documents)} usable {unit}{plural}, and 2 are needed",
             hint="intervals are between documents: give more, one a line (.jsonl) or one a file",
         )
 

@@ -138,6 +138,7 @@ class Gate:
     at_once: int = 1  # intervals of rules that count: all of them hold with the confidence
     classes: tuple[ClassVerdict, ...] = ()  # what ships of each bit class
     next_step: NextStep | None = None
+    claim: ClaimKind = "method"  # what is judged
 
     def of(self, outcome: str) -> tuple[Check, ...]:
         return tuple(c for c in self.checks if c.counts and c.outcome == outcome)

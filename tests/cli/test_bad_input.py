@@ -409,13 +409,13 @@ def test_schemes_that_are_not(
 def test_an_evaluation_text_of_one_document(place: Path, qaudit: Run) -> None:
     write_documents(place / "one.jsonl", range(1))
     done = qaudit("scan", "series", *TEXT[:2], "--evaluation", "one.jsonl")
-    refused(done, 2, "1 usable documents, and 2 are needed", "one a line")
+    refused(done, 2, "1 usable document, and 2 are needed", "one a line")
 
 
 def test_one_plain_text_is_one_document(place: Path, qaudit: Run) -> None:
     (place / "book.txt").write_text("the fox\n" * 500, encoding="utf-8")
     done = qaudit("scan", "series", *TEXT[:2], "--evaluation", "book.txt")
-    refused(done, 2, "1 usable documents", "one a file")
+    refused(done, 2, "1 usable document, and 2", "one a file")
 
 
 def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) -> None:

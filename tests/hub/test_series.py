@@ -277,7 +277,11 @@ def test_a_folder_that_was_meant_is_thought_of(
     listing = listing_of(served(), tmp_path)
     with pytest.raises(HubError) as caught:
         find_series(listing, "runs/step1", RECIPE)
-    assert "no folder `runs/step1` on this machine either" in caught.value.hint
+    assert caught.value.message.startswith("there is no folder `runs/step1`, and on the Hub: ")
+    (tmp_path / "runs" / "step10").mkdir()
+    with pytest.raises(HubError) as caught:
+        find_series(listing, "runs/step1", RECIPE)
+    assert caught.value.hint.startswith("did you mean `step10`? On the Hub: ")
     with pytest.raises(HubError) as caught:
         find_series(listing, "elsewhere/step1", RECIPE)
     assert "folder" not in caught.value.hint

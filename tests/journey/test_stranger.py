@@ -179,6 +179,7 @@ def test_the_file_is_proven_and_a_changed_one_is_not(machine: Machine, exported:
     out, said = machine.run("verify", "demo-w4", "--audit", AUDIT)
     assert fits(out)
     assert "bit for bit" in out
+    assert "difference: 0;" in out
     assert out.splitlines()[-1] == "This is what was audited."
     assert "|" not in said  # no progress bars of other libraries
     weights = exported / "model.safetensors"

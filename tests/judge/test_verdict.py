@@ -342,7 +342,7 @@ def test_a_class_that_was_not_measured_is_asked_for_by_name_alone() -> None:
     answer, verdict = gated(rows, bits=("8", "4"))
     assert told(verdict) == [("8", "error", "incomplete"), ("4", "error", "ship")]
     assert (answer.exit_code, verdict.status) == (3, "incomplete")
-    assert verdict.classes[0].needs == ("add a scheme to `--schemes`",)
+    assert verdict.classes[0].needs == ("scan again with a scheme of 8 bits in `--schemes`",)
     answer, verdict = gated(rows, bits=("3",))  # which only warns unless it is named
     assert told(verdict) == [("3", "error", "incomplete")]
     assert (answer.exit_code, verdict.status) == (3, "incomplete")

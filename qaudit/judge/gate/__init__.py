@@ -74,6 +74,7 @@ def gate(
         baseline=baseline.name if baseline else None,
         at_once=max(1, at_once["error"]),
         classes=tuple(class_verdicts(policy, audit, checks)),
+        claim=audit.claim,
     )
 
 

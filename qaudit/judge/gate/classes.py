@@ -15,7 +15,6 @@ from qaudit.judge.gate.audits import SHIPS, GateInput
 from qaudit.types import (
     NEAR_BASELINE,
     Check,
-    ClaimKind,
     ClassVerdict,
     Gate,
     Level,
@@ -35,7 +34,7 @@ _STATUS: dict[str, Status] = {
 _WORST = ("fail", "missing", "inconclusive", "pass")
 
 
-def verdict_of(gate: Gate, objective: str, claim: ClaimKind = "method") -> Verdict:
+def verdict_of(gate: Gate, objective: str) -> Verdict:
     """Return the answer of a gate as the verdict of an audit."""
     of_classes = [
         c for decision in gate.classes for c in _deciding(_covering(decision, gate.checks))
@@ -48,7 +47,7 @@ def verdict_of(gate: Gate, objective: str, claim: ClaimKind = "method") -> Verdi
         classes=gate.classes,
         status=_STATUS[gate.verdict],
         others=tuple(_with_hint(check) for check in further),
-        claim=claim,
+        claim=gate.claim,
         next_step=gate.next_step,
     )
 
@@ -128,7 +127,7 @@ def _check(
     policy: Policy, name: str, level: Level, outcome: str, chosen: ClassVerdict | None = None
 ) -> Check:
     message = f"nothing was measured at {name} bits"
-    hint = "add a scheme to `--schemes`"
+    hint = f"scan again with a scheme of {name} bits in `--schemes`"
     if chosen is not None:
         what = f"`{chosen.subject}` at {chosen.scheme}"
         message = f"no rule of the policy covers what ships at {name} bits: {what}"
