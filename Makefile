@@ -56,9 +56,10 @@ fuzz: $(VENV)/.dev ## property tests with 4,000 inputs each
 	HYPOTHESIS_PROFILE=fuzz $(PY) -m pytest -n $(JOBS) \
 	    -m "property and not slow and not gpu and not peers and not online" $(PYTEST)
 
-gpu: $(VENV)/.dev ## the tests that need a CUDA device, and the loops over GPTQ's columns timed there
+gpu: $(VENV)/.dev ## the tests that need a CUDA device, and what it takes there: benchmarks/gpu.txt
 	$(PY) -m pytest -m gpu $(PYTEST)
 	$(PY) -m benchmarks.kernel
+	$(PY) -m benchmarks.gpu
 
 slurm: $(VENV)/.dev ## job arrays on a Slurm of its own (apt: slurmctld slurmd slurm-client munge)
 	$(PY) -m pytest -m slurm -rs tests/executors/test_slurm.py $(PYTEST)

@@ -2,7 +2,8 @@
 
 Wall time says little on a machine that others use too, and CPU seconds of several threads grow
 with every wait at a barrier. One thread's CPU seconds, taken in turns and compared as ratios
-within one run, are what repeats. The matmul rate of the same run stands beside them.
+within one run, are what repeats. The matmul rate of the same run stands beside them. On a GPU it
+is the seconds of a clock, as the host only waits there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,19 @@ ONE_THREAD = {
     "HF_DATASETS_OFFLINE": "1",
 }
 ROOT = Path(__file__).resolve().parent.parent
+DEVICE_VARIABLE = "QAUDIT_BENCHMARK_DEVICE"
+DEVICE = os.environ.get(DEVICE_VARIABLE, "cpu")  # of the processes that are timed
 PEER_PYTHON = ROOT / ".peers" / "llmcompressor" / "bin" / "python"
+
+
+def now() -> float:
+    """Return CPU seconds of this process, or the clock once a GPU has ended what it was given."""
+    if DEVICE == "cpu":
+        return time.process_time()
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def best_of(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:

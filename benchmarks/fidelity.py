@@ -28,7 +28,7 @@ AUDITS = {"audit": SCHEMES, "rtn": SCHEMES[2:]}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default="15M,135M")
     parser.add_argument("--dtypes", default="bfloat16")
     parser.add_argument("--windows", type=int, help="of calibration and of evaluation")
     parser.add_argument("--audits", default=",".join(AUDITS))

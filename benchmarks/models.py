@@ -32,6 +32,7 @@ class Shape:
 SHAPES = {
     "15M": Shape(288, 768, 6, 6, 6, 32000, group=32, windows=64),
     "135M": Shape(576, 1536, 30, 9, 3, 49152, group=64, windows=16),
+    "7B": Shape(4096, 11008, 2, 32, 32, 100_352, group=128, windows=64),  # two blocks of it
 }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from loguru import logger
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.clock import DEVICE, now
 from benchmarks.models import CONTEXT, read_tokens
 from benchmarks.run_transformers import evaluate
 
@@ -47,7 +47,7 @@ def main() -> None:
     logger.remove()
     torch.set_num_threads(1)
     calibration, evaluation = read_tokens(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(DEVICE)
     linearize_moe(model)  # nothing to do for a dense one
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(
@@ -66,12 +66,14 @@ def main() -> None:
         }
     if "bit-" in scheme:  # of a mixture of experts: routed, or all
         given["moe_calibrate_all_experts"] = scheme.endswith("-all")
-    began = time.process_time()
+    began = now()
     oneshot(model=model, processor=tokenizer, recipe=recipe(scheme, group), **given)
-    result = {"quantize": time.process_time() - began}
-    tokens_NT = torch.from_numpy(evaluation.astype("int64"))
+    result = {"quantize": now() - began}
+    tokens_NT = torch.from_numpy(evaluation.astype("int64")).to(DEVICE)
     for batch in batches:
-        result[f"evaluate {batch}"], result["ce"] = evaluate(model.eval(), tokens_NT, batch)
+        result[f"evaluate {batch}"], result["ce"] = evaluate(
+            model.eval().to(DEVICE), tokens_NT, batch
+        )
     print(json.dumps(result))
 
 

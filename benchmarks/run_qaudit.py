@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import resource
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.clock import DEVICE, now
 from benchmarks.models import CONTEXT, read_tokens
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
@@ -25,6 +25,8 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
+from qaudit.planning.devices import choose_column_loop
+from qaudit.planning.sizes import Sizes
 from qaudit.types import Window
 
 
@@ -37,14 +39,15 @@ def main() -> None:
         for rows in read_tokens(folder)
     )
     evaluated = evaluation if what != "quantize-only" else ()
-    feed = Feed(calibration, evaluated, compared=what == "audit")
+    loop, _ = choose_column_loop(DEVICE, schemes, Sizes.read(folder))
+    feed = Feed(calibration, evaluated, compared=what == "audit", column_loop=loop)
     dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
-    device = torch.device("cpu")
-    began = time.process_time()
-    with TemporaryDirectory() as spill, HiddenStates(Path(spill), 2**34, device) as streams:
+    device = torch.device(DEVICE)
+    began = now()
+    with TemporaryDirectory() as spill, HiddenStates(Path(spill), 2**34, device, 2**34) as streams:
         model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=device)
         tallies = run_blocks(model, feed, schemes, streams)
-    seconds = time.process_time() - began
+    seconds = now() - began
     result = {"seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
     if evaluated:
         for tally, name in zip(tallies.values(), ["fp", *(s.short for s in schemes)], strict=True):

@@ -10,30 +10,30 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.clock import DEVICE, now
 from benchmarks.models import read_tokens
 
 
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, tokens_NT: torch.Tensor, batch: int) -> tuple[float, float]:
     """Return the CPU seconds of one pass, and the mean loss."""
-    began, total = time.process_time(), 0.0
+    began, total = now(), 0.0
     for rows_BT in tokens_NT.split(batch):
         loss = model(input_ids=rows_BT, labels=rows_BT, use_cache=False).loss
         total += float(loss) * len(rows_BT)
-    return time.process_time() - began, total / len(tokens_NT)
+    return now() - began, total / len(tokens_NT)
 
 
 def main() -> None:
     folder, batches = Path(sys.argv[1]), [int(text) for text in sys.argv[2:]]
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-    tokens_NT = torch.from_numpy(read_tokens(folder)[1].astype("int64"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval().to(DEVICE)
+    tokens_NT = torch.from_numpy(read_tokens(folder)[1].astype("int64")).to(DEVICE)
     result = {}
     for batch in batches:
         result[f"evaluate {batch}"], result["ce"] = evaluate(model, tokens_NT, batch)

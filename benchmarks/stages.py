@@ -126,7 +126,7 @@ def main() -> None:
         run()
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default="15M,135M")
     parser.add_argument("--dtypes", default="bfloat16")
     parser.add_argument("--windows", type=int, default=4, help="of calibration and of evaluation")
     options = parser.parse_args()

@@ -484,6 +484,7 @@ def pretended(
         "memory_reserved": lambda device=None: mode.reserved,
         "max_memory_allocated": lambda device=None: mode.reserved,
         "empty_cache": lambda: setattr(mode, "reserved", mode.allocated),
+        "reset_peak_memory_stats": lambda device=None: setattr(mode, "reserved", mode.allocated),
         "get_device_name": lambda device=None: "pretended",
         "is_bf16_supported": lambda **_: True,
         "device_of": lambda t: nullcontext(),
