@@ -21,6 +21,10 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_TOKEN_PATH"] = os.devnull  # no token goes to a server of a test
 os.environ["MPLBACKEND"] = "Agg"
 
+# Processes that tests start read compiled modules, and so does the next run.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import pytest
 from hypothesis import settings
 

@@ -43,9 +43,14 @@ def part(package: str, name: str) -> ModuleType | None:
     """Import one part of a diagnostic; None if the package has no such part."""
     entry = entries().get(package)
     if entry is None:
-        return _imported(f"{qaudit.diagnostics.__name__}.{package}.{name}")
+        return _built_in_part(package, name)
     with imported("diagnostic", entry):
         return _imported(f"{entry.value}.{name}")
+
+
+@cache
+def _built_in_part(package: str, name: str) -> ModuleType | None:
+    return _imported(f"{qaudit.diagnostics.__name__}.{package}.{name}")
 
 
 def _imported(path: str) -> ModuleType | None:

@@ -120,6 +120,8 @@ def inert(text: str) -> str:
 
 def printable(text: str) -> str:
     """Replace control characters, so that no name moves a cursor or ends a line."""
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -133,7 +135,7 @@ def in_ascii(text: str) -> str:
 
 def width_of(text: str) -> int:
     """Return how many columns a text takes."""
-    return sum(map(_columns, text))
+    return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 def _columns(character: str) -> int:
