@@ -21,10 +21,6 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_TOKEN_PATH"] = os.devnull  # no token goes to a server of a test
 os.environ["MPLBACKEND"] = "Agg"
 
-# Processes that tests start read compiled modules, and so does the next run.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
 import pytest
 from hypothesis import settings
 
@@ -33,13 +29,17 @@ from tests.house.source import sizes
 if TYPE_CHECKING:
     from tests.support.cli import Outcome, Run
 
+# Processes that tests start read compiled modules, and so does the next run.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 gc.disable()  # until tests are collected: libraries and tests are no garbage
 
 pytest_plugins = ["tests.support.hub.fixtures", "tests.support.wheel"]
 
 # A core that others use is no finding; `make fuzz` gives the inputs that are saved here.
-settings.register_profile("busy", deadline=None, max_examples=50)
+settings.register_profile("busy", deadline=None, max_examples=30)
 settings.register_profile("fuzz", deadline=None, max_examples=4000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 

@@ -165,7 +165,7 @@ def test_a_right_file_has_the_loss_of_transformers(form: str, spec: str, root: P
 TOLERANCE = 5e-3  # compressed-tensors multiplies zero points and scales in bfloat16
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_an_edited_configuration_is_refused_or_has_the_loss_of_transformers(
     data: st.DataObject, root: Path

@@ -91,6 +91,7 @@ def goes_on(place: Path, qaudit: Run, firsts: list[int], *arguments: str) -> Non
     assert numbers(place / "out") == numbers(place / "whole")
 
 
+@pytest.mark.slow
 def test_a_killed_subject_goes_on_at_its_block(place: Path, qaudit: Run, firsts: list[int]) -> None:
     goes_on(place, qaudit, firsts, "series/step10")
 

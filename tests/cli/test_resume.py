@@ -145,7 +145,9 @@ def test_an_interrupt_anywhere_ends_in_words(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(where, lambda *_, **__: signal.raise_signal(signal.SIGINT))
-        refused(scan("series/step10"), 130, "interrupted", "run the same command again: qaudit scan")
+        refused(
+            scan("series/step10"), 130, "interrupted", "run the same command again: qaudit scan"
+        )
     assert not list(place.rglob("*.partial"))
     assert scan("series/step10").code == 0
 

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import chain, combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.downloads.schedule import DownloadSchedule, Step
@@ -182,14 +182,12 @@ def test_a_larger_budget_never_costs_more_for_contents_of_one_size(
 # ------------------------------------------------------------------------------------- optimum
 
 
-@settings(max_examples=60)
 @given(schedules(subjects=6, one_size=True))
 def test_for_contents_of_one_size_nothing_fetches_less(schedule: DownloadSchedule) -> None:
     order = tuple(range(len(schedule.needs)))
     assert schedule.fetched_nbytes(schedule.steps(order)) == cheapest(schedule, order)
 
 
-@settings(max_examples=60)
 @given(schedules(subjects=6))
 def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(schedule: DownloadSchedule) -> None:
     order = tuple(range(len(schedule.needs)))

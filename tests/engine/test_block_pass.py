@@ -24,6 +24,7 @@ from tests.support.passes import (
     CPU,
     EVALUATION,
     feed,
+    on_llama,
     run,
 )
 
@@ -76,6 +77,7 @@ def test_each_scheme_is_alone_in_its_result(checkpoint, tmp_path):
         assert np.array_equal(alone[FULL_PRECISION], together[FULL_PRECISION])
 
 
+@on_llama
 @pytest.mark.parametrize("limit", [0, 40_000])
 def test_spilling_changes_no_bit(checkpoint, tmp_path, limit):
     kept, _ = run(checkpoint, SCHEMES, tmp_path)

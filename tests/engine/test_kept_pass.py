@@ -31,7 +31,7 @@ from qaudit.errors import SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Corpus, Protocol, RolloutText
 from tests.support import released
-from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, windows
+from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, windows
 from tests.support.quantized import quantized_copy
 
 SCHEMES = "rtn-4bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,gptaq-3bit:group=32"
@@ -145,6 +145,7 @@ def test_experts_go_on_with_what_was_routed(tmp_path: Path) -> None:
     assert any("left as they are" in note for note in gptq.notes)  # the routers of all blocks
 
 
+@on_llama
 def test_items_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
     given = replace(feed(), items=(items[:4], items[4:]))
@@ -152,6 +153,7 @@ def test_items_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
     assert all(tally.options is not None for tally in after.values())
 
 
+@on_llama
 def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
     written = tuple(replace(window, scored_from=3) for window in windows(4, 4))
     rollouts = RolloutText(
@@ -170,6 +172,7 @@ def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> Non
     assert all(tally.chosen for tally in after.values())
 
 
+@on_llama
 def test_a_quantized_file_goes_on_with_what_was_compared(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "file"
     quantized_copy(checkpoint, folder, "gptq")
@@ -181,6 +184,7 @@ def test_a_quantized_file_goes_on_with_what_was_compared(checkpoint: Path, tmp_p
     assert after[file.spec].nbytes
 
 
+@on_llama
 def test_a_reference_goes_on_beside_its_subject(checkpoint: Path, tmp_path: Path) -> None:
     def opened(base: BlockModel) -> BlockModel:
         weights = WeightFolder(checkpoint)
@@ -190,6 +194,7 @@ def test_a_reference_goes_on_beside_its_subject(checkpoint: Path, tmp_path: Path
     assert all(tally.beside for name, tally in after.items() if name != "reference")
 
 
+@on_llama
 def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint: Path, tmp_path: Path) -> None:
     tally = Tally(error=SourceError("cut"))
     stream = Stream()
@@ -224,6 +229,7 @@ def test_a_pass_that_was_stopped_in_the_head_only_reads_out(
     assert numbers(after) == numbers(whole[0])
 
 
+@on_llama
 @pytest.mark.parametrize("damage", ["another key", "cut", "flipped", "no header"])
 def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(
     checkpoint: Path, whole: Any, stopped: bytes, tmp_path: Path, damage: str
@@ -242,6 +248,7 @@ def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(
     assert numbers(after) == numbers(whole[0])
 
 
+@on_llama
 def test_a_full_disk_ends_the_keeping_and_not_the_pass(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +261,7 @@ def test_a_full_disk_ends_the_keeping_and_not_the_pass(
     assert list((tmp_path / "passes").iterdir()) == []
 
 
+@on_llama
 def test_nothing_is_written_before_its_time(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, Corpus, EvaluationDocument, Protocol
-from tests.support.passes import CONTEXT, CPU, EVALUATION, feed
+from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama
 
 SCHEMES = "rtn-4bit:group=32,rtn-2bit:group=32"
 CORPUS = Corpus(
@@ -105,6 +105,7 @@ def sharpened(folder, target):
     return target
 
 
+@on_llama
 @pytest.mark.parametrize("way", ["blocks", "resident"])
 def test_sums_by_confidence_are_those_of_whole_models_in_float64(checkpoint, tmp_path, way):
     given, folder = feed(), sharpened(checkpoint, tmp_path / "sharp")
@@ -141,6 +142,7 @@ def in_conversations() -> Corpus:
     return replace(CORPUS, evaluation=tuple(windows))
 
 
+@on_llama
 @pytest.mark.parametrize("way", ["blocks", "resident"])
 def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path, way):
     corpus = in_conversations()
@@ -214,6 +216,7 @@ def test_the_resident_way_has_the_evidence_of_the_stream(checkpoint, tmp_path):
         np.testing.assert_array_equal(one[spec].positions.tokens, other[spec].positions.tokens)
 
 
+@on_llama
 def test_losses_do_not_depend_on_the_comparison_nor_on_spilling(checkpoint, tmp_path):
     given = feed()
     alone = Feed(given.calibration, given.evaluation, compared=False)

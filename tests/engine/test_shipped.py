@@ -22,7 +22,7 @@ from qaudit.formats.weights import QuantizedFolder
 from qaudit.judge.older import kind_of
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
-from tests.support.passes import CPU, EVALUATION, feed, losses
+from tests.support.passes import CPU, EVALUATION, feed, losses, on_llama
 from tests.support.problems import make_problem
 from tests.support.quantized import Rounded, quantized_copy
 
@@ -80,6 +80,7 @@ def test_a_file_has_the_losses_of_the_library_with_its_weights(
     assert own["file"].bits_per_weight == pytest.approx(stored, rel=0.15)
 
 
+@on_llama
 def test_files_change_nothing_of_the_streams_beside_them(checkpoint: Path, tmp_path: Path) -> None:
     quantized_copy(checkpoint, tmp_path / "a", "gptq")
     quantized_copy(checkpoint, tmp_path / "b", "awq", scale=1.5)
@@ -91,6 +92,7 @@ def test_files_change_nothing_of_the_streams_beside_them(checkpoint: Path, tmp_p
         assert np.array_equal(losses(given, alone[name]), losses(given, beside[name]))
 
 
+@on_llama
 def test_a_damaged_file_ends_its_own_stream_alone(checkpoint: Path, tmp_path: Path) -> None:
     quantized_copy(checkpoint, tmp_path / "whole", "gptq")
     quantized_copy(checkpoint, tmp_path / "broken", "gptq")
@@ -139,6 +141,7 @@ def broken_notes(base: Path, folder: Path, tmp_path: Path) -> list[str]:
     return [note for note in own["file"].notes if note.startswith(LOOKS_BROKEN)]
 
 
+@on_llama
 @pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors", "torchao"])
 def test_a_right_file_looks_whole(checkpoint: Path, kind: str, tmp_path: Path) -> None:
     quantized_copy(checkpoint, tmp_path / "file", kind, scale=1.5)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.cli.app import run as command
@@ -52,7 +52,6 @@ def test_a_whole_folder_is_read(measured: Path) -> None:
     read(measured)
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted((measured / "parts" / "units").glob("*.json"))))
@@ -69,7 +68,6 @@ def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataOb
         path.write_text(whole)
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
     path = measured / "parts" / "0-of-1.jsonl"

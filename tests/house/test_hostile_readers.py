@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import QauditError
@@ -70,7 +70,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {file.name: json.loads(file.read_text("utf-8")) for file in folder.glob("token*.json")}
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_any_tokenizer_is_loaded_or_refused(whole: dict[str, Any], data: st.DataObject) -> None:
     files = copy.deepcopy(whole)

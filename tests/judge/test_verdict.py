@@ -7,7 +7,7 @@ from datetime import date
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_scheme
@@ -465,7 +465,6 @@ def policies(draw: st.DrawFn) -> Policy:
     return Policy("drawn", rules, ignores, classes=classes)
 
 
-@settings(max_examples=60, deadline=None)
 @given(policies(), st.dictionaries(st.sampled_from(SCHEMES), ERRORS, min_size=1), st.integers(0, 3))
 def test_the_verdict_and_the_gate_have_one_answer(
     policy: Policy, errors: dict[str, float], seed: int

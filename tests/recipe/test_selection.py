@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
@@ -403,7 +403,6 @@ MANY = st.lists(CHECKPOINTS, min_size=17, max_size=80).map(
 )
 
 
-@settings(max_examples=60)
 @given(MANY)
 def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series: Series) -> None:
     found = representatives(series)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from transformers import LlamaConfig, Olmo2Config
 
@@ -34,6 +35,9 @@ SHAPE = {
 
 
 CONFIGS = {"llama": LlamaConfig, "olmo2": Olmo2Config}
+
+# Of the fixture `checkpoint`, for what does not depend on where a block has its norms.
+on_llama = pytest.mark.parametrize("checkpoint", ["llama"], indirect=True, scope="module")
 
 
 def windows(count, seed):

@@ -261,7 +261,6 @@ def test_draws_are_those_of_the_seeds_one_by_one_and_the_text_is_read_once() -> 
         assert not a.further
 
 
-@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["", "x", "the text of a document"]), min_size=0, max_size=60))
 def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str]) -> None:
     texts = [f"{kind} {k}" if kind else "" for k, kind in enumerate(kinds)]

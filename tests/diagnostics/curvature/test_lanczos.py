@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -28,7 +28,6 @@ def ends_of(matrix_PP: torch.Tensor, **search):
 
 
 @given(st.integers(1, 25), st.integers(0, 10**6))
-@settings(max_examples=40)
 def test_all_steps_find_both_ends_exactly(size: int, seed: int) -> None:
     matrix = symmetric(size, seed)
     values = np.linalg.eigvalsh(matrix.numpy())
@@ -38,7 +37,6 @@ def test_all_steps_find_both_ends_exactly(size: int, seed: int) -> None:
 
 
 @given(st.integers(2, 40), st.integers(2, 10), st.integers(0, 10**6))
-@settings(max_examples=40)
 def test_an_eigenvalue_lies_within_each_residual_after_any_number_of_steps(
     size: int, steps: int, seed: int
 ) -> None:
