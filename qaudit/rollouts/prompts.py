@@ -25,6 +25,7 @@ class Prompt:
     number: int  # of its line, from zero
     sha256: str  # of its text
     ids: tuple[int, ...]
+    text: str = ""
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer, chat: Chat) -> tuple[Prompt, ...]:
@@ -42,10 +43,16 @@ def read_prompts(path: Path, tokenizer: Tokenizer, chat: Chat) -> tuple[Prompt, 
         text = chat.prompt(where, value) if is_chat else value.get(FIELD)
         if not isinstance(text, str) or not text:
             raise CorpusError(f"{where} has no text", hint=_FORM)
+        try:
+            sha256 = hashlib.sha256(text.encode()).hexdigest()
+        except UnicodeEncodeError as error:
+            raise CorpusError(
+                f"{where} holds half a character",
+                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
+            ) from error
         # A template writes the special tokens itself.
         ids = tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
-        sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-        prompts.append(Prompt(number, sha256, tuple(ids)))
+        prompts.append(Prompt(number, sha256, tuple(ids), text))
         if not ids:
             raise CorpusError(f"{where} has no tokens", hint=_FORM)
     if not prompts:

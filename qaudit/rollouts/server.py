@@ -1,7 +1,10 @@
 """Rollouts by a server that speaks OpenAI's completions, such as vLLM's, SGLang's or llama.cpp's.
 
-Prompts go there as token ids; text comes back. Ids are those of the text, which has to be the text
-of these ids again, and as many as the server counted: else they may not be what was generated.
+Prompts go there as token ids. Where text comes back and no ids (vLLM returns them on request), ids
+are those of the text, which has to be the text of these ids again, and as many as the server
+counted: else they may not be what was generated.
+A server that refuses ids is sent text, if that is the same ids again and as many as it counted; one
+that refuses settings of the sampler is sent a configuration, as `transformers serve` reads it.
 A key is sent to the named host alone, and is neither printed nor stored.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -19,13 +23,19 @@ from urllib.parse import urlsplit
 
 from qaudit.core.foreign import json_of
 from qaudit.errors import MachineError, UsageError
+from qaudit.report.format import printable
+from qaudit.rollouts.prompts import Prompt
 from qaudit.rollouts.samples import DrawSettings, DueSample
 from qaudit.text.rollouts import Rollout
 
 KEY = "QAUDIT_SERVER_KEY"
 """The variable with the key that a server wants."""
 _MOST_NBYTES = 1 << 26
+_MOST_REASON = 1 << 12
 _SECONDS = 1800.0
+_REFUSED = (400, 404, 422)
+_MESSAGE = re.compile(r'"(?:detail|error|message|msg)"\s*:\s*"((?:[^"\\]|\\.)+)"')
+_GENERATE_HERE = "generate here, without `--server`"
 _NEUTRAL = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
@@ -62,21 +72,28 @@ class Server:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
-        body = json.dumps({"model": self.model, "n": 1, **request}).encode()
+        body = json.dumps({"model": self.model, **request}).encode()
         url = f"{self.url.rstrip('/')}/completions"
         posted = urllib.request.Request(url, body, headers, method="POST")
         opener = urllib.request.build_opener(_NoRedirect)
         try:
             with opener.open(posted, timeout=_SECONDS) as answer:
                 document = json_of(answer.read(_MOST_NBYTES).decode())
-            choice = document["choices"][0]
+            choice, usage = document["choices"][0], document.get("usage") or {}
             return {
                 "text": str(choice["text"]),
                 "finished": choice.get("finish_reason") == "stop",
-                "tokens": (document.get("usage") or {}).get("completion_tokens"),
+                "tokens": usage.get("completion_tokens"),
+                "prompt_tokens": usage.get("prompt_tokens"),
+                "ids": choice.get("token_ids"),
             }
         except urllib.error.HTTPError as error:
-            raise self._failure(f"answers with {error.code}") from error
+            with error:
+                what, reason = f"answers with {error.code}", _reason(error, key)
+            failure = self._failure(f"{what}: {reason}" if reason else what)
+            if error.code in _REFUSED:
+                raise _RefusedError(failure.message, hint=failure.hint) from error
+            raise failure from error
         except (OSError, ValueError) as error:
             raise self._failure(f"does not answer: {getattr(error, 'reason', error)}") from error
         except (LookupError, TypeError, AttributeError) as error:
@@ -89,55 +106,146 @@ class Server:
         )
 
 
-def complete(
-    server: Server, rows: Sequence[DueSample], drawings: Sequence[DrawSettings], tokenizer: Any
-) -> list[Rollout]:
-    """Return rollouts of a server, whose requests are sent at once."""
-    requests = [_request(row, drawing) for row, drawing in zip(rows, drawings, strict=True)]
-    pool = ThreadPoolExecutor(len(rows))
+class _RefusedError(MachineError):
+    """A server that refuses a request, and may take another form of it."""
+
+
+def _reason(error: urllib.error.HTTPError, key: str | None) -> str:
+    """Return what a server says of a refusal, without the key."""
     try:
-        answers = [*pool.map(server.complete, requests)]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    return [
-        _rollout(row, drawing.end_ids, answer, tokenizer)
-        for row, drawing, answer in zip(rows, drawings, answers, strict=True)
-    ]
+        text = error.read(_MOST_REASON).decode()
+    except (OSError, ValueError):
+        return ""
+    message = _MESSAGE.search(text)
+    text = " ".join((message[1] if message else text).split())
+    return printable(text.replace(key, "...") if key else text)[:200]
 
 
-def _request(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
-    """Return a request with every setting of the sampler: servers have defaults of their own."""
+class ServerClient:
+    """Rollouts of a server, whose requests are sent at once."""
+
+    def __init__(self, server: Server, tokenizer: Any) -> None:
+        self._server, self._tokenizer = server, tokenizer
+        self._form = 0  # of requests, which the server did not refuse
+
+    def complete(
+        self, rows: Sequence[DueSample], drawings: Sequence[DrawSettings]
+    ) -> list[Rollout]:
+        pool = ThreadPoolExecutor(len(rows))
+        try:
+            answers = [*pool.map(self._answer, rows, drawings)]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return [
+            _rollout(row, drawing.end_ids, answer, self._tokenizer)
+            for row, drawing, answer in zip(rows, drawings, answers, strict=True)
+        ]
+
+    def _answer(self, row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
+        """Return the answer to the first form of a request that is not refused."""
+        for number in range(self._form, len(_FORMS)):
+            prompt = self._text_of(row.prompt) if number else list(row.prompt.ids)
+            try:
+                answer = self._server.complete({"prompt": prompt, **_FORMS[number](row, drawing)})
+            except _RefusedError:
+                if number + 1 == len(_FORMS):
+                    raise
+                continue
+            self._form = number
+            if number and answer["prompt_tokens"] not in (None, len(row.prompt.ids)):
+                raise UsageError(
+                    f"the server reads prompt {row.prompt.number} as {answer['prompt_tokens']} "
+                    f"tokens, and it has {len(row.prompt.ids)}",
+                    hint=_GENERATE_HERE,
+                )
+            return answer
+        raise AssertionError("there is a form")
+
+    def _text_of(self, prompt: Prompt) -> str:
+        """Return text that a server makes the same ids of; it writes the first token itself."""
+        begin = getattr(self._tokenizer, "bos_token", None) or ""
+        for text in (prompt.text, prompt.text.removeprefix(begin)):
+            if tuple(self._tokenizer(text, verbose=False)["input_ids"]) == prompt.ids:
+                return text
+        raise UsageError(
+            f"the server reads prompts as text alone, and prompt {prompt.number} would be other "
+            "tokens",
+            hint=_GENERATE_HERE,
+        )
+
+
+def _settings(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
+    """Return every setting of the sampler: servers have defaults of their own."""
     sampler = drawing.sampler
     return {
-        "prompt": list(row.prompt.ids),
-        "max_tokens": drawing.max_tokens,
-        "seed": row.seed(drawing.seed) % 2**31,
-        "temperature": 0.0 if row.greedy else sampler.temperature,
+        "n": 1,
+        **_shared(row, drawing),
         "top_p": 1.0 if row.greedy else sampler.top_p,
         "top_k": -1 if row.greedy else sampler.top_k or -1,
         **_NEUTRAL,
+        "return_token_ids": True,
     }
+
+
+def _configuration(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
+    """Return the settings as `transformers serve` reads them: its requests have no others."""
+    drawn = {
+        "temperature": drawing.sampler.temperature,
+        "top_p": drawing.sampler.top_p,
+        "top_k": drawing.sampler.top_k or 0,
+    }
+    configuration = {
+        "do_sample": not row.greedy,
+        "eos_token_id": list(drawing.end_ids) or None,
+        "pad_token_id": drawing.end_ids[0] if drawing.end_ids else 0,
+        **({} if row.greedy else drawn),
+    }
+    return {**_shared(row, drawing), "generation_config": json.dumps(configuration)}
+
+
+def _shared(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
+    return {
+        "max_tokens": drawing.max_tokens,
+        "seed": row.seed(drawing.seed) % 2**31,
+        "temperature": 0.0 if row.greedy else drawing.sampler.temperature,
+    }
+
+
+_FORMS = (_settings, _settings, _configuration)
+"""Of requests: with ids, with text, and with text and a configuration."""
 
 
 def _rollout(
     row: DueSample, end_ids: Sequence[int], answer: Mapping[str, Any], tokenizer: Any
 ) -> Rollout:
-    """Return a server's answer as ids, or refuse a text that is not its tokens."""
-    text, finished = answer["text"], answer["finished"]
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    again = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    counts = {None, len(ids), len(ids) + finished}
-    if again != text or answer["tokens"] not in counts:
+    """Return a server's answer as ids, and end it where the server says that it ended."""
+    finished, ids = answer["finished"], answer["ids"]
+    if ids is None:
+        ids = _ids_of(row, answer, tokenizer)
+    elif not all(type(token) is int and 0 <= token < len(tokenizer) for token in ids):
         raise UsageError(
-            f"the answer of the server to prompt {row.prompt.number} does not tokenize back to "
-            f"what was generated: {len(ids)} tokens here, {answer['tokens'] or 'unknown'} there",
-            hint="generate here, without `--server`: its ids are kept as they are",
+            f"the ids of the server behind prompt {row.prompt.number} are not of this tokenizer",
+            hint="serve the checkpoint that is named here",
         )
-    if finished and end_ids:
+    if finished and end_ids and (not ids or ids[-1] not in end_ids):
         ids.append(end_ids[0])
     if not ids:
         raise UsageError(
             f"the server wrote nothing behind prompt {row.prompt.number}",
-            hint="leave the prompt out, or generate here, without `--server`",
+            hint=f"leave the prompt out, or {_GENERATE_HERE}",
         )
     return row.rollout(ids, finished=finished)
+
+
+def _ids_of(row: DueSample, answer: Mapping[str, Any], tokenizer: Any) -> list[int]:
+    """Return the ids of a text, or refuse one that is not its tokens."""
+    text = answer["text"]
+    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    again = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if again != text or answer["tokens"] not in {None, len(ids), len(ids) + answer["finished"]}:
+        raise UsageError(
+            f"the answer of the server to prompt {row.prompt.number} does not tokenize back to "
+            f"what was generated: {len(ids)} tokens here, {answer['tokens'] or 'unknown'} there",
+            hint=f"{_GENERATE_HERE}: its ids are kept as they are",
+        )
+    return ids

@@ -23,7 +23,7 @@ from qaudit.rollouts.folder import RolloutFolder
 from qaudit.rollouts.marks import add_marks, read_marks, write_texts
 from qaudit.rollouts.prompts import Prompt, read_prompts
 from qaudit.rollouts.samples import DrawSettings, DueSample
-from qaudit.rollouts.server import Server, complete
+from qaudit.rollouts.server import Server, ServerClient
 from qaudit.sandbox import Templates
 from qaudit.saved.writer import one_writer
 from qaudit.settings import Recipe, RunOptions
@@ -149,10 +149,8 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
         return DrawSettings(source.sampler, request.seed, tokens, source.end_ids)
 
     if request.server is not None:
-        server = request.server
-        yield lambda rows: complete(
-            server, rows, [drawing(row.prompt) for row in rows], source.tokenizer
-        )
+        client = ServerClient(request.server, source.tokenizer)
+        yield lambda rows: client.complete(rows, [drawing(row.prompt) for row in rows])
         return
     from qaudit.engine.machine import open_device
     from qaudit.engine.opening import open_weights

@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from qaudit.text.rollouts import read_rollouts
+from qaudit.errors import UsageError
+from qaudit.rollouts.prompts import Prompt
+from qaudit.rollouts.samples import DrawSettings, DueSample
+from qaudit.rollouts.server import Server, ServerClient
+from qaudit.text.rollouts import Sampler, read_rollouts
 from tests.support.cli import Outcome, Run, refused
 from tests.support.models import save_model, save_tokenizer
 
@@ -129,6 +133,115 @@ def test_text_that_is_not_its_tokens_is_refused(
     refused(write(), 2, "does not tokenize back to what was generated", "without `--server`")
     served.answer = lambda _: (200, completion("", 0, "stop"))
     assert write().code == 0
+
+
+def test_ids_that_a_server_returns_are_kept_as_they_are(
+    write: Callable[..., Outcome], served: Served, place: Path
+) -> None:
+    """Text of several ids may tokenize to others, and special tokens are left out of it."""
+    answer = completion("other text", 3, "stop")
+    answer["choices"][0]["token_ids"] = [9, 7, 270]
+    served.answer = lambda _: (200, answer)
+    assert write().code == 0
+    assert [list(r.new_ids) for r in read_rollouts(place / "out").samples] == [[9, 7, 270]] * 2
+    assert all(request["return_token_ids"] is True for request in served.requests)
+
+
+def test_ids_of_another_tokenizer_are_refused(
+    write: Callable[..., Outcome], served: Served
+) -> None:
+    for ids in ([10**6], [-1], ["9"], [True]):
+        answer = completion("text")
+        answer["choices"][0]["token_ids"] = ids
+        served.answer = lambda _, answer=answer: (200, answer)  # type: ignore[misc]
+        refused(write(), 2, "are not of this tokenizer", "serve the checkpoint")
+
+
+def of_text_alone(tokens: int) -> Answer:
+    """Answer as mlx_lm.server does: prompts are text, and its error is a text."""
+
+    def answer(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if isinstance(request["prompt"], list):
+            return 404, {"error": "text input must be of type `str`"}
+        answer = completion(" a lazy dog")
+        answer["usage"] = {"prompt_tokens": tokens}
+        return 200, answer
+
+    return answer
+
+
+def test_a_server_that_reads_text_alone_is_sent_text(
+    write: Callable[..., Outcome], served: Served, place: Path
+) -> None:
+    tokens = len(AutoTokenizer.from_pretrained("model")("the quick fox")["input_ids"])
+    served.answer = of_text_alone(tokens)
+    assert write("--temperature", 0.7, "--top-k", 20).code == 0
+    assert [r["prompt"] for r in served.requests if r["prompt"] == "the quick fox"]
+    assert all(r["top_k"] in (-1, 20) for r in served.requests)
+    assert len(read_rollouts(place / "out").samples) == 2
+    served.answer = of_text_alone(tokens + 1)
+    sentence = f"the server reads prompt 0 as {tokens + 1} tokens, and it has {tokens}"
+    refused(write("--seed", 1, "--out", "again"), 2, sentence, "without `--server`")
+
+
+def test_a_server_that_refuses_settings_is_sent_a_configuration(
+    write: Callable[..., Outcome], served: Served, place: Path
+) -> None:
+    """As `transformers serve`, which refuses what OpenAI's requests do not have."""
+
+    def answer(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if isinstance(request["prompt"], list):
+            return 400, {"detail": "prompt must be a string."}
+        if "top_k" in request or "min_p" in request:
+            return 422, {"detail": "Unexpected fields in the request: {'top_k'}"}
+        return 200, completion(" a lazy dog")
+
+    served.answer = answer
+    assert write("--temperature", 0.7, "--top-k", 20, "--top-p", 0.9).code == 0
+    settings = [json.loads(r["generation_config"]) for r in served.requests if len(r) == 7]
+    greedy, sampled = sorted(settings, key=lambda values: values["do_sample"])
+    assert greedy == {"do_sample": False, "eos_token_id": [270], "pad_token_id": 270}
+    assert sampled == {
+        **{**greedy, "do_sample": True},
+        **{"temperature": 0.7, "top_p": 0.9, "top_k": 20},
+    }
+
+
+class Beginning:
+    """A tokenizer whose tokens are characters, behind a first token."""
+
+    bos_token = "<s>"
+
+    def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        ids = [ord(character) for character in text.replace("<s>", "\1")]
+        return {"input_ids": [1, *ids] if add_special_tokens else ids}
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+def test_the_first_token_is_left_to_a_server_that_reads_text(served: Served) -> None:
+    """A template writes it, and so does the server."""
+    served.answer = of_text_alone(3)
+    client = ServerClient(Server(served.url, "small"), Beginning())
+    settings = DrawSettings(Sampler(), 0, 9, ())
+    due = DueSample(Prompt(0, "a", (1, 104, 105), "<s>hi"), 0, greedy=True)
+    (rollout,) = client.complete([due], [settings])
+    assert "".join(map(chr, rollout.new_ids)) == " a lazy dog"
+    assert served.requests[-1]["prompt"] == "hi"
+    without = DueSample(Prompt(0, "a", (104, 105), "hi"), 0, greedy=True)
+    with pytest.raises(UsageError, match="reads prompts as text alone") as refusal:
+        client.complete([without], [settings])
+    assert "without `--server`" in refusal.value.hint
+
+
+def test_what_a_server_says_of_a_refusal_is_printed_without_the_key(
+    write: Callable[..., Outcome], served: Served
+) -> None:
+    served.answer = lambda _: (400, {"error": {"message": f"no model `small`\n for {KEY}"}})
+    refused(write(), 4, "answers with 400: no model `small`", "`--served-model`")
+    served.answer = lambda _: (503, b"\xff")
+    refused(write(), 4, "answers with 503", "`--served-model`")
 
 
 def test_answers_of_anything_else_end_in_a_sentence(
