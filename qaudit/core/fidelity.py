@@ -18,35 +18,28 @@ is v^2 / 2 + v^3 / 6, to 1e-4 of itself, in half of the time. Rows where neither
 token that P rules out, a v beyond the range of float32) are computed by the definition, in
 float64. A GPU takes the exact form of v for all rows.
 
-e^x is 2^(x log2 e), which CPUs without Intel's libraries compute five times as fast: for a term
-e^x of a sum that is an error of |x| 6e-8, little where the term is large.
-
 The likeliest token is the same where the stream gives full precision's likeliest token no less
 than any other: a tie agrees.
 
-Rows are processed a few at a time, so that they stay in a core's cache from the first operation
-to the last. A row's result does not depend on how many are processed at once.
+Rows are processed a few at a time (`core/rows.py`). A row's result does not depend on how many are
+processed at once.
 
 Shapes: N rows (tokens), V vocabulary, S rows of small divergence, F of them not near.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from qaudit.core.rows import LOG2_E, row_parts
 from qaudit.core.sampling import drawn_log_probability
 from qaudit.types import RolloutChoices
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CORE_ELEMENTS = 2**18  # a megabyte in float32
-_CUDA_ELEMENTS = 2**24
 _NEAR = 1 / 32
-_LOG2_E = math.log2(math.e)
 _TRUSTED = 1e-4  # a divergence above this times 1 + |sum P d|, 200 times the rounding
 _GPU_HEAD_ELEMENTS, _GPU_HEAD_ROWS = 2**26, 4096
 
@@ -70,27 +63,32 @@ class ComparedRows:
     drawn_N: Tensor | None = None  # of rollouts: the log-probability of the target as it was drawn
 
     def with_choices(
-        self, logits_NV: Tensor, targets_N: Tensor, choices: RolloutChoices, *, wrote: bool
+        self,
+        logits_NV: Tensor,
+        targets_N: Tensor,
+        choices: RolloutChoices,
+        drawn_S: Tensor,
+        *,
+        wrote: bool,
     ) -> ComparedRows:
         """Return the rows of rollouts, by the logits that they were made of.
 
-        `wrote`: they were drawn from this stream.
+        `drawn_S` are those whose target was drawn and is weighed; `wrote`: from this stream.
         """
         import torch
 
-        parts = []
-        for part in _parts(logits_NV):
-            z_NV = logits_NV[part].float()
-            chosen_N = z_NV.gather(1, targets_N[part, None]).squeeze(1)
-            total_N1 = (self.nll_N[part] + chosen_N)[:, None]  # the logarithm of the sum
-            groups = [(z_NV[:, [*ids]] - total_N1).exp().sum(1) for ids in choices.ends]
-            drawn_N = -self.nll_N[part]
-            if choices.sampler is not None:
-                drawn_N = drawn_log_probability(z_NV, targets_N[part], choices.sampler, wrote=wrote)
-            ends_NG = torch.stack([*groups, total_N1[:, 0]], 1)
-            parts.append((chosen_N == z_NV.amax(1), ends_NG, drawn_N))
-        likeliest_N, ends_NG, drawn_N = map(torch.cat, zip(*parts, strict=True))
-        return replace(self, likeliest_N=likeliest_N, ends_NG=ends_NG[:, :-1], drawn_N=drawn_N)
+        chosen_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1)
+        total_N1 = (self.nll_N + chosen_N.float())[:, None]  # the logarithm of the sum
+        groups = [(logits_NV[:, [*ids]].float() - total_N1).exp().sum(1) for ids in choices.ends]
+        ends_NG = torch.stack([*groups, total_N1[:, 0]], 1)[:, :-1]
+        likeliest_N = chosen_N == logits_NV.amax(1)
+        drawn_N = -self.nll_N
+        if choices.sampler is not None and len(drawn_S):
+            drawn_S = drawn_S.to(logits_NV.device)
+            drawn_N[drawn_S] = drawn_log_probability(
+                logits_NV, targets_N, drawn_S, choices.sampler, wrote=wrote
+            )
+        return replace(self, likeliest_N=likeliest_N, ends_NG=ends_NG, drawn_N=drawn_N)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +113,7 @@ class Reference:
 
         weights_NV = torch.empty_like(logits_NV, dtype=torch.float32)
         parts = []
-        for part in _parts(logits_NV):
+        for part in row_parts(logits_NV):
             z_NV, e_NV = logits_NV[part].float(), weights_NV[part]
             highest_N1, top_N1 = z_NV.max(1, keepdim=True)
             total_N1 = _exponentials(z_NV, highest_N1, out=e_NV).sum(1, keepdim=True)
@@ -131,7 +129,7 @@ class Reference:
 
         parts = [
             self._compare(part, logits_NV[part].float(), targets_N[part])
-            for part in _parts(logits_NV)
+            for part in row_parts(logits_NV)
         ]
         return ComparedRows(*map(torch.cat, zip(*parts, strict=True)))
 
@@ -229,7 +227,7 @@ def losses(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     import torch
 
     parts = []
-    for part in _parts(logits_NV):
+    for part in row_parts(logits_NV):
         z_NV = logits_NV[part].float()
         highest_N1 = z_NV.amax(1, keepdim=True)
         total_N1 = _exponentials(z_NV, highest_N1).sum(1, keepdim=True)
@@ -251,20 +249,8 @@ def _exponentials(z_NV: Tensor, highest_N1: Tensor, *, out: Tensor | None = None
     """Return e^(z - highest)."""
     import torch
 
-    return torch.sub(z_NV, highest_N1, out=out).mul_(_LOG2_E).exp2_()
+    return torch.sub(z_NV, highest_N1, out=out).mul_(LOG2_E).exp2_()
 
 
 def _nll(total_N1: Tensor, highest_N1: Tensor, chosen_N1: Tensor) -> Tensor:
     return (total_N1.log() + highest_N1 - chosen_N1).squeeze(1)
-
-
-def _parts(logits_NV: Tensor) -> Iterator[slice]:
-    """Yield slices of at least two rows: of a single one, threads would split the sum."""
-    import torch
-
-    rows, vocabulary = logits_NV.shape
-    per_core = _CORE_ELEMENTS * torch.get_num_threads()
-    elements = _CUDA_ELEMENTS if logits_NV.device.type == "cuda" else per_core
-    count = max(1, rows // max(2, elements // vocabulary))
-    for k in range(count):
-        yield slice(rows * k // count, rows * (k + 1) // count)

@@ -1,16 +1,37 @@
 """What a sampler makes of logits: temperature, then top-k, then top-p.
 
 Generation draws from this distribution, and scores of what was generated have to use the same.
+
+To sort a vocabulary takes longer than to compute its logits. Where tokens are set in columns, the
+few likeliest are in the columns with the largest maxima. More are looked at only in rows that keep
+more, or where further tokens may be as likely as the last that is kept.
+
+Shapes: N rows of logits, S of them, V vocabulary, R rows and C columns of it, K tokens.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core.rows import LOG2_E, row_parts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-_LIKELIEST = 1024
+Floats = npt.NDArray[np.floating[Any]]
+Sampler = tuple[float, int | None, float]
+"""Temperature, top-k and top-p."""
+
+_FIRST, _MORE = 256, 16  # tokens that are looked at first, and how many times as many then
+_TIED = 16  # tokens that may be as likely as the last of top-k
 
 
 def log_probabilities(
@@ -23,57 +44,151 @@ def log_probabilities(
     """
     import torch
 
-    scaled_NV = (logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()) / temperature
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    scaled_NV = logits_NV / temperature
     if top_k is not None or top_p < 1:
-        least_N1 = _least_kept(scaled_NV, top_k, top_p)
-        scaled_NV = scaled_NV.masked_fill(scaled_NV < least_N1, -torch.inf)
+        every = _Rows(logits_NV, torch.arange(len(logits_NV), device=logits_NV.device))
+        least_N1, _ = _kept(every, temperature, top_k, top_p)
+        scaled_NV = scaled_NV.masked_fill(logits_NV < least_N1, -torch.inf)
     return scaled_NV.log_softmax(-1)
 
 
-def _least_kept(scaled_NV: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Return the logit of the last token that is kept, of each row.
-
-    To sort a vocabulary takes longer than to compute its logits, and the likeliest thousand tokens
-    nearly always have the probability.
-    """
-    import torch
-
-    count = min(scaled_NV.shape[-1], top_k or scaled_NV.shape[-1])
-    width = count if top_k is not None else min(_LIKELIEST, count)
-    while True:
-        likely_NK = scaled_NV.topk(width, dim=-1).values
-        of_NK = likely_NK if top_k is not None else scaled_NV
-        probability_NK = (likely_NK - of_NK.logsumexp(-1, keepdim=True)).exp()
-        kept_NK = probability_NK.cumsum(-1) - probability_NK < top_p
-        kept_NK |= top_p >= 1
-        if width == count or not bool(kept_NK[..., -1].any()):
-            return likely_NK.masked_fill(~kept_NK, torch.inf).amin(-1, keepdim=True)
-        width = min(16 * width, count)
-
-
 def drawn_log_probability(
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    sampler: tuple[float, int | None, float],
-    *,
-    wrote: bool,
+    logits_NV: Tensor, targets_N: Tensor, rows_S: Tensor, sampler: Sampler, *, wrote: bool
 ) -> Tensor:
-    """Return the log-probability of tokens under a sampler, which cuts off what is unlikely.
+    """Return the log-probability of the targets of some rows under a sampler, which cuts tokens.
 
     `wrote`: these are the logits that the tokens were drawn from, in other arithmetic. Then a
     token at the edge of what is kept was kept.
     """
     import torch
 
-    log_NV = log_probabilities(logits_NV, *sampler)
-    log_N = log_NV.gather(1, targets_N[:, None]).squeeze(1)
-    if not wrote:
-        return log_N
-    scaled_NV = logits_NV.float() / sampler[0]
-    target_N = scaled_NV.gather(1, targets_N[:, None]).squeeze(1)
-    kept_N = scaled_NV.amax(1) - log_NV.amax(1)  # the logarithm of the sum of what is kept
-    edge_N = target_N - torch.logaddexp(kept_N, target_N)
-    return torch.where(torch.isneginf(log_N), edge_N, log_N)
+    temperature, top_k, top_p = sampler
+    rows = _Rows(logits_NV, rows_S)
+    target_S1 = logits_NV[rows_S, targets_N[rows_S]][:, None].to(rows.dtype)
+    scaled_S1 = target_S1 / temperature
+    if top_k is None and top_p >= 1:
+        (total_S1,) = rows.each(partial(_log_sum, temperature=temperature))
+        return (scaled_S1 - total_S1).squeeze(1)
+    least_S1, kept_S1 = _kept(rows, temperature, top_k, top_p)
+    edge_S1 = scaled_S1 - torch.logaddexp(kept_S1, scaled_S1) if wrote else -torch.inf
+    return torch.where(target_S1 >= least_S1, scaled_S1 - kept_S1, edge_S1).squeeze(1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Some rows of logits."""
+
+    logits_NV: Tensor
+    rows_S: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is computed from them."""
+        import torch
+
+        return torch.promote_types(self.logits_NV.dtype, torch.float32)
+
+    def each(self, *functions: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+        """Yield what each function makes of all rows, of which few are in a cache at once."""
+        import torch
+
+        made = []
+        for part in row_parts(self.logits_NV, len(self.rows_S)):
+            logits_SV = self.logits_NV[self.rows_S[part]]
+            made.append([function(logits_SV).to(self.dtype) for function in functions])
+        yield from (torch.cat(column) for column in zip(*made, strict=True))
+
+
+def _kept(
+    rows: _Rows, temperature: float, top_k: int | None, top_p: float
+) -> tuple[Tensor, Tensor]:
+    """Return the lowest logit that is kept of each row, and the log-sum of all, scaled."""
+    import torch
+
+    entries, count = rows.logits_NV.shape[1], len(rows.rows_S)
+    most = min(entries, top_k or entries)
+    least_S1, kept_S1 = rows.logits_NV.new_empty(2, count, 1, dtype=rows.dtype)
+    total_S1: Tensor | None = None
+    due_S = torch.arange(count, device=rows.rows_S.device)
+    for width in _widths(entries, _FIRST if top_k is None else most + _TIED):
+        functions = [partial(_likeliest, count=width)]
+        if top_k is None and total_S1 is None:
+            functions.append(partial(_log_sum, temperature=temperature))
+        likely_SK, *total = replace(rows, rows_S=rows.rows_S[due_S]).each(*functions)
+        total_S1 = total[0] if total else total_S1
+        scaled_SK = likely_SK / temperature
+        first_SK = scaled_SK[:, :most]
+        of_S1 = first_SK.logsumexp(-1, keepdim=True) if total_S1 is None else total_S1[due_S]
+        probability_SK = (first_SK - of_S1).exp()
+        is_kept_SK = (probability_SK.cumsum(-1) - probability_SK < top_p) | (top_p >= 1)
+        last_S1 = likely_SK[:, :most].masked_fill(~is_kept_SK, torch.inf).amin(-1, keepdim=True)
+        lost_SK = likely_SK < last_S1
+        least_S1[due_S] = last_S1
+        kept_S1[due_S] = scaled_SK.masked_fill(lost_SK, -torch.inf).logsumexp(-1, keepdim=True)
+        due_S = due_S[~lost_SK[:, -1]]
+        if not len(due_S):
+            break
+    return least_S1, kept_S1
+
+
+def _widths(entries: int, first: int) -> Iterator[int]:
+    """Yield how many tokens to look at, up to all."""
+    while first < entries:
+        yield first
+        first *= _MORE
+    yield entries
+
+
+def _likeliest(logits_NV: Tensor, count: int) -> Tensor:
+    """Return the largest values of each row, in order."""
+    import torch
+
+    entries = logits_NV.shape[1]
+    column = math.isqrt(entries // count)  # tokens: few maxima, and few tokens beside the largest
+    if column < 3:
+        return _ordered(logits_NV, count)
+    whole = entries // column * column
+    columns_NRC = logits_NV[:, :whole].unflatten(1, (column, -1))
+    places_NK = _places(columns_NRC.amax(1), count)
+    near_NRK = columns_NRC.gather(2, places_NK[:, None].expand(-1, column, -1))
+    return _ordered(torch.cat([near_NRK.flatten(1), logits_NV[:, whole:]], 1), count)
+
+
+def _places(values_NV: Tensor, count: int) -> Tensor:
+    """Return where the largest values of each row are, in any order."""
+    import torch
+
+    if values_NV.device.type != "cpu":
+        return values_NV.topk(count, dim=-1, sorted=False).indices
+    return torch.from_numpy(np.argpartition(_array(values_NV), -count, axis=1)[:, -count:])
+
+
+def _ordered(values_NV: Tensor, count: int) -> Tensor:
+    """Return the largest values of each row in order; `topk` takes ten times as long on a CPU."""
+    import torch
+
+    if values_NV.device.type != "cpu":
+        return values_NV.topk(count, dim=-1).values
+    largest_NK = np.partition(_array(values_NV), -count, axis=1)[:, -count:]
+    return torch.from_numpy(np.sort(largest_NK, axis=1)[:, ::-1].copy())
+
+
+def _array(values_NV: Tensor) -> Floats:
+    import torch
+
+    array: Floats = values_NV.to(torch.promote_types(values_NV.dtype, torch.float32)).numpy()
+    return array
+
+
+def _log_sum(logits_NV: Tensor, temperature: float) -> Tensor:
+    """Return the log-sums of scaled logits, in a third of the time of `logsumexp`."""
+    import torch
+
+    highest_N1 = logits_NV.amax(1, keepdim=True)
+    highest_N1 = highest_N1.to(torch.promote_types(highest_N1.dtype, torch.float32))
+    weights_NV = torch.sub(logits_NV, highest_N1).mul_(LOG2_E / temperature).exp2_()
+    return weights_NV.sum(1, keepdim=True).log_().add_(highest_N1 / temperature)
 
 
 def draw(log_probability_NV: Tensor, uniform_N: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.types import UNSCORED, Corpus, RolloutChoices, Window
+from qaudit.types import UNSCORED, Corpus, RolloutChoices, RolloutText, Window
 
 TOKENS_PER_BATCH = 4096
 _ROUND = 32  # pad lengths to a multiple, so that few shapes have to be recorded
@@ -31,6 +32,7 @@ class Batch:
     roles_BT: Tensor | None = None  # of conversations, as windows have them
     # Of rollouts, whose windows count behind those of documents.
     choices: RolloutChoices | None = None
+    drawn_BT: Tensor | None = None  # of rollouts: tokens that were drawn, and that a mark reads
 
     @property
     def is_rollouts(self) -> bool:
@@ -56,6 +58,7 @@ class Batch:
             self.starts[rows],
             None if self.roles_BT is None else self.roles_BT[rows],
             self.choices,
+            None if self.drawn_BT is None else self.drawn_BT[rows],
         )
 
 
@@ -81,9 +84,25 @@ def make_rollout_batches(corpus: Corpus) -> tuple[Batch, ...]:
         return ()
     rollouts, first = corpus.rollouts, len(corpus.evaluation)
     return tuple(
-        replace(batch, windows=tuple(first + w for w in batch.windows), choices=rollouts.choices)
+        replace(
+            batch,
+            windows=tuple(first + w for w in batch.windows),
+            choices=rollouts.choices,
+            drawn_BT=_drawn_BT(batch, rollouts),
+        )
         for batch in make_batches(rollouts.windows, rollouts.longest)
     )
+
+
+def _drawn_BT(batch: Batch, rollouts: RolloutText) -> Tensor:
+    """Mark the positions whose token was drawn, and is read by a mark."""
+    if rollouts.mark is None or rollouts.read is None:
+        return torch.zeros(batch.tokens_BT.shape, dtype=torch.bool)
+    windows = list(batch.windows)
+    is_marked_B = ~np.isnan(rollouts.mark[windows])
+    ends_B = np.array(batch.starts) + np.where(is_marked_B, rollouts.read[windows], 0)
+    positions_T = torch.arange(batch.tokens_BT.shape[1])
+    return batch.scored_BT() & (positions_T < torch.from_numpy(ends_B)[:, None])
 
 
 def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:

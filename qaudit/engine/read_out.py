@@ -59,7 +59,7 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
             with timed(stream.tally, model.device):
                 if stream is of_reference and yardstick is not None:
                     logits_NV, rows = yardstick.logits_NV, yardstick.rows
-                    read.append(_chosen(batch, rows, logits_NV, targets_N[part]))
+                    read.append(chosen(batch, part, rows, logits_NV, targets_N[part]))
                     continue
                 stream_model = stream.tokens(tokens).model
                 logits_NV = stream_model.logits(hidden_ND[None, part])[0]
@@ -71,20 +71,28 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                     error_N = output_error(hidden[0][part], hidden_ND[part]) if compared else None
                     rows = replace(rows, output_error_N=error_N)
                 wrote = stream is streams[0]
-                read.append(_chosen(batch, rows, logits_NV, targets_N[part], wrote=wrote))
+                rows = chosen(batch, part, rows, logits_NV, targets_N[part], wrote=wrote)
+                read.append(rows)
                 if yardstick is not None:
                     other.append(rows_of(stream.tally, yardstick, logits_NV, targets_N[part]))
     for stream, read, other in zip(streams, chunks, beside, strict=True):
         stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read, other)
 
 
-def _chosen(
-    batch: Batch, rows: ComparedRows, logits_NV: Tensor, targets_N: Tensor, *, wrote: bool = False
+def chosen(
+    batch: Batch,
+    part: slice,
+    rows: ComparedRows,
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    *,
+    wrote: bool = False,
 ) -> ComparedRows:
-    """Return the rows of a batch with what a stream would choose itself, if it has rollouts."""
-    if batch.choices is None:
+    """Return a part of a batch's rows; of rollouts, with what a stream would choose itself."""
+    if batch.choices is None or batch.drawn_BT is None:
         return rows
-    return rows.with_choices(logits_NV, targets_N, batch.choices, wrote=wrote)
+    drawn_S = batch.drawn_BT[:, 1:].reshape(-1)[part].nonzero().squeeze(1)
+    return rows.with_choices(logits_NV, targets_N, batch.choices, drawn_S, wrote=wrote)
 
 
 def rows_of(

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from qaudit.core.fidelity import ComparedRows, Reference, losses
 from qaudit.core.linears import Inputs, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
+from qaudit.engine.batches import Batch
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.gathering import Captured, Read, capture_inputs, visited
 from qaudit.engine.items import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
-from qaudit.engine.read_out import rows_of
+from qaudit.engine.read_out import chosen, rows_of
 from qaudit.engine.routing import EVALUATION, BatchPlace, RoutingWatch
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally, timed
@@ -41,7 +42,7 @@ from qaudit.model.groups import ExpertOptions, Group
 from qaudit.model.head import chunk_rows
 from qaudit.model.structure import find_structure, must_be_linear, notes_of_left
 from qaudit.model.tape import hidden_keyword
-from qaudit.types import FULL_PRECISION, RolloutChoices
+from qaudit.types import FULL_PRECISION
 
 NOTE = (
     "run whole, not block by block: a block's groups are calibrated together, "
@@ -110,32 +111,29 @@ class _Whole:
             for k, batch in enumerate(self.feed.evaluation):
                 count, length = batch.tokens_BT.shape
                 windows = []
-                for row, tokens_T in enumerate(batch.tokens_BT):
+                for row in range(count):
                     with self.routes.at(BatchPlace(EVALUATION, k, row)):
-                        read = self._window(
-                            tokens_T, logits, tally, batch.choices, compared=compared
-                        )
-                        windows += read
+                        window = batch.part(slice(row, row + 1))
+                        windows += self._window(window, logits, tally, compared=compared)
                 tally.read((count, length), windows)
         tally.options = self._options()
 
     def _window(
         self,
-        tokens_T: Tensor,
+        window: Batch,
         logits: Callable[[Tensor], Tensor],
         tally: Tally,
-        choices: RolloutChoices | None,
         *,
         compared: bool,
     ) -> list[ComparedRows]:
-        original_TV = None
+        tokens_1T, original_TV = window.tokens_BT, None
         if compared:
             with self.routes.of(tally, is_full=True):
-                original_TV = self._original_logits(tokens_T[None])[0, :-1]
+                original_TV = self._original_logits(tokens_1T)[0, :-1]
         with self.routes.of(tally, is_full=False):
-            logits_TV = logits(tokens_T[None])[0, :-1]
+            logits_TV = logits(tokens_1T)[0, :-1]
         self.routes.forget()
-        targets_T = tokens_T[1:].to(logits_TV.device, torch.long)
+        targets_T = tokens_1T[0, 1:].to(logits_TV.device, torch.long)
         rows = chunk_rows(logits_TV.shape[1], logits_TV.device)
         read = []
         for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):
@@ -147,11 +145,10 @@ class _Whole:
             else:
                 reference = Reference.of(original_TV[part], targets_N)
                 compared_rows = rows_of(tally, reference, logits_TV[part], targets_N)
-            if choices is not None:
-                compared_rows = compared_rows.with_choices(
-                    logits_TV[part], targets_N, choices, wrote=original_TV is None
-                )
-            read.append(compared_rows)
+            wrote = original_TV is None
+            read.append(
+                chosen(window, part, compared_rows, logits_TV[part], targets_N, wrote=wrote)
+            )
         return read
 
     def _original_logits(self, tokens_BT: Tensor) -> Tensor:

@@ -57,13 +57,43 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 def test_a_token_that_was_drawn_was_kept() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
-    sampler = (1.0, 2, 1.0)
+    sampler, row = (1.0, 2, 1.0), torch.tensor([0])
     third = torch.tensor([2])
-    assert drawn_log_probability(logits, third, sampler, wrote=False).isneginf().all()
-    drawn = drawn_log_probability(logits, third, sampler, wrote=True)
+    assert drawn_log_probability(logits, third, row, sampler, wrote=False).isneginf().all()
+    drawn = drawn_log_probability(logits, third, row, sampler, wrote=True)
     kept = torch.tensor([3.0, 2.0, 1.0]).log_softmax(0)[2]
     assert torch.allclose(drawn, kept[None])
     second = torch.tensor([1])
     for wrote in (False, True):
-        found = drawn_log_probability(logits, second, sampler, wrote=wrote)
+        found = drawn_log_probability(logits, second, row, sampler, wrote=wrote)
         assert torch.allclose(found, torch.tensor([3.0, 2.0]).log_softmax(0)[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "sampler",
+    [(0.8, None, 1.0), (0.8, 50, 1.0), (1.0, None, 0.9), (0.6, 20, 0.95), (1.0, 5000, 0.99)],
+)
+def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(
+    sampler: tuple[float, int | None, float], dtype: torch.dtype
+) -> None:
+    """Rows that keep one token, hundreds and thousands, with ties in bfloat16."""
+    random = torch.Generator().manual_seed(4)
+    scale = torch.tensor([0.1, 1.0, 3.0, 9.0]).repeat(5)[:, None]
+    logits = (torch.randn(20, 20_011, generator=random) * scale).to(dtype)
+    likely = logits.float().topk(100).indices
+    targets = likely.gather(1, torch.randint(0, 100, (20, 1), generator=random)).squeeze(1)
+    rows = torch.tensor([0, 3, 5, 6, 7, 9, 14, 18, 19])
+    found = drawn_log_probability(logits, targets, rows, sampler, wrote=False)
+    temperature, top_k, top_p = sampler
+    scaled = logits[rows].double() / temperature
+    if top_k is not None:
+        scaled[scaled < scaled.topk(top_k).values[:, -1:]] = -torch.inf
+    ordered = scaled.sort(descending=True, stable=True)
+    of_top_k = ordered.values[:, :top_k].softmax(-1)
+    last = (of_top_k.cumsum(-1) - of_top_k < top_p).sum(-1, keepdim=True) - 1
+    scaled[scaled < ordered.values.gather(1, last)] = -torch.inf
+    expected = scaled.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
+    assert torch.equal(found.isneginf(), expected.isneginf())
+    assert expected.isfinite().any()
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
