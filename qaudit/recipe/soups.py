@@ -8,7 +8,8 @@
     slerp:t=0.3(A+B)                any merge by name, its parameters, its members
     subsets:3(A+B+C+D)              the mean of every two and every three of them
     greedy:scheme=gptq-4bit(A+B+C)  the mean of those that make it better at that scheme
-    ends=mean(A+B)                  any of these under a label of one's own
+    ends=mean(A+B)                  any of these under a label
+    ends=A+B                        the mean, or with weights, under a label
 
 A window or an average along the run takes the whole run unless members are named:
 `last:4(stage1-*)`. A run that ends in several ingredients has no one end, so there they must
@@ -61,18 +62,33 @@ def parse_soup(text: str) -> SoupRequest:
             label = match["label"] or match["merge"]
             return SoupRequest(label.strip(), _merge(match["merge"]), ())
     match = _CALL.fullmatch(text)
-    of, merge = (match["of"], match["merge"]) if match else (text, None)
+    name, of = (match["label"], match["of"]) if match else _labelled(text)
+    merge = match["merge"] if match else None
     parts = tuple(part.strip() for part in of.split("+"))
     if not all(parts):
         raise UsageError(f"`{text}` is not a soup", hint="write `A+B+C` or a glob of checkpoints")
     weights, names = _weights(text, parts)
     merge = merge or ("mean" if weights is None else "weighted")
-    label = match["label"].strip() if match and match["label"] else f"{merge}({of})"
+    label = name.strip() if name else f"{merge}({of})"
     if subsets := re.fullmatch(r"subsets:(\d+)", merge):
         return SoupRequest(label, "mean", names, weights, int(subsets[1]))
     if merge.partition(":")[0] == GREEDY:
         return SoupRequest(label, _search(merge), names, weights, is_search=True)
     return SoupRequest(label, _merge(merge), names, weights)
+
+
+def _labelled(text: str) -> tuple[str | None, str]:
+    """Split `ends=A+B`; of `lr=1+lr=2` the names themselves have signs, each as many."""
+    label, sign, of = text.partition("=")
+    first, *rest = of.split("+")
+    if (
+        sign
+        and rest
+        and "(" not in text
+        and {part.count("=") for part in rest} == {first.count("=")}
+    ):
+        return label, of
+    return None, text
 
 
 def _search(text: str) -> str:
