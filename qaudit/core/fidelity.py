@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qaudit.core.rows import LOG2_E, row_parts
-from qaudit.core.sampling import drawn_log_probability
+from qaudit.core.sampling import drawn_log_probability, entropy
 from qaudit.types import RolloutChoices
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class ComparedRows:
     likeliest_N: Tensor | None = None  # of rollouts: whether no token is likelier than the target
     ends_NG: Tensor | None = None  # of rollouts: the probability of each group of tokens
     drawn_N: Tensor | None = None  # of rollouts: the log-probability of the target as it was drawn
+    entropy_N: Tensor | None = None  # of rollouts, where it wrote them: of what it drew from
 
     def with_choices(
         self,
@@ -83,12 +84,17 @@ class ComparedRows:
         ends_NG = torch.stack([*groups, total_N1[:, 0]], 1)[:, :-1]
         likeliest_N = chosen_N == logits_NV.amax(1)
         drawn_N = -self.nll_N
+        entropy_N = torch.zeros_like(drawn_N) if wrote else None
+        drawn_S = drawn_S.to(logits_NV.device)
         if choices.sampler is not None and len(drawn_S):
-            drawn_S = drawn_S.to(logits_NV.device)
             drawn_N[drawn_S] = drawn_log_probability(
                 logits_NV, targets_N, drawn_S, choices.sampler, wrote=wrote
             )
-        return replace(self, likeliest_N=likeliest_N, ends_NG=ends_NG, drawn_N=drawn_N)
+        if entropy_N is not None and len(drawn_S):
+            entropy_N[drawn_S] = entropy(logits_NV, drawn_S, choices.sampler or (1.0, None, 1.0))
+        return replace(
+            self, likeliest_N=likeliest_N, ends_NG=ends_NG, drawn_N=drawn_N, entropy_N=entropy_N
+        )
 
 
 @dataclass(frozen=True, eq=False)

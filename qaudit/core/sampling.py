@@ -31,6 +31,7 @@ Sampler = tuple[float, int | None, float]
 """Temperature, top-k and top-p."""
 
 _FIRST, _MORE = 256, 16  # tokens that are looked at first, and how many times as many then
+_LEAST_LOG = -1e4  # in place of minus infinity, which times 0 is no number
 _TIED = 16  # tokens that may be as likely as the last of top-k
 
 
@@ -73,6 +74,17 @@ def drawn_log_probability(
     least_S1, kept_S1 = _kept(rows, temperature, top_k, top_p)
     edge_S1 = scaled_S1 - torch.logaddexp(kept_S1, scaled_S1) if wrote else -torch.inf
     return torch.where(target_S1 >= least_S1, scaled_S1 - kept_S1, edge_S1).squeeze(1)
+
+
+def entropy(logits_NV: Tensor, rows_S: Tensor, sampler: Sampler) -> Tensor:
+    """Return the entropy of what is drawn from in some rows: the mean of -log p of a draw."""
+
+    def of(part_SV: Tensor) -> Tensor:
+        log_SV = log_probabilities(part_SV, *sampler)
+        return -(log_SV.exp() * log_SV.clamp_(min=_LEAST_LOG)).sum(1, keepdim=True)
+
+    (entropy_S1,) = _Rows(logits_NV, rows_S).each(of)
+    return entropy_S1.squeeze(1)
 
 
 @dataclass(frozen=True, eq=False)

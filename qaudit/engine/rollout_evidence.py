@@ -24,10 +24,11 @@ def rollout_evidence(
     count, has_kl = len(text.windows), len(tally.kl) == len(tally.nll)
     nll, kl, agreed = np.zeros(count), np.zeros(count), np.full(count, -1)
     ends, drawn = np.zeros((count, len(text.ends))), np.zeros(count)
+    entropy: Floats | None = np.zeros(count)
     read = np.zeros(count, dtype=np.int64) if text.read is None else text.read
     columns_by: dict[int, Floats] = {}  # (N, 2 + G) of each sample
     for k, batch in enumerate(batches):
-        likeliest_BT, ends_BTG, drawn_BT = tally.chosen[k]
+        likeliest_BT, ends_BTG, drawn_BT, entropy_BT = tally.chosen[k]
         for row, w in enumerate(batch.windows):
             s = w - len(corpus.evaluation)
             written = slice(batch.starts[row], batch.lengths[row])
@@ -37,6 +38,10 @@ def rollout_evidence(
             nll[s], kl[s], ends[s] = float(nll_N.sum()), float(kl_N.sum()), ends_NG.sum(0).numpy()
             columns_by[s] = torch.column_stack((nll_N, kl_N, ends_NG)).numpy()
             drawn[s] = float(drawn_BT[row, written][: read[s]].double().sum())
+            if entropy_BT is None:
+                entropy = None
+            elif entropy is not None:
+                entropy[s] = float(entropy_BT[row, written][: read[s]].double().sum())
             if text.greedy[s]:
                 agreed[s] = int(likeliest_BT[row, written].long().cumprod(0).sum())
     finite = all(np.isfinite(values).all() for values in (nll, kl, ends))
@@ -54,6 +59,7 @@ def rollout_evidence(
         kl_sum=kl if has_kl else None,
         mark=text.mark,
         drawn_sum=None if text.mark is None or text.unweighed else drawn,
+        entropy_sum=None if text.mark is None or text.unweighed else entropy,
         weights_sha256=text.weights_sha256,
         unweighed=text.unweighed,
         **_parts_of_rollouts(text, [columns_by[s] for s in range(count)], has_kl=has_kl),

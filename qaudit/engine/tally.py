@@ -33,7 +33,7 @@ class Tally:
     beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
     # Of batches of rollouts: (B, T) whether the token is the likeliest, (B, T, G) what ends it,
     # (B, T) its log-probability as it was drawn.
-    chosen: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    chosen: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0
     # Where a GPU computes: events before and after, which are read when nothing waits for it.
@@ -157,11 +157,14 @@ class Tally:
         likeliest = [rows.likeliest_N for rows in chunks if rows.likeliest_N is not None]
         ends = [rows.ends_NG for rows in chunks if rows.ends_NG is not None]
         drawn = [rows.drawn_N for rows in chunks if rows.drawn_N is not None]
+        entropy = [rows.entropy_N for rows in chunks if rows.entropy_N is not None]
         if likeliest:
             groups = torch.cat(ends).unbind(1)
             columns = [_behind(shape, [column_N]) for column_N in groups]
             ends_BTG = torch.stack(columns, 2) if columns else torch.zeros(*shape, 0)
-            self.chosen.append((_behind(shape, likeliest), ends_BTG, _behind(shape, drawn)))
+            entropy_BT = _behind(shape, entropy) if entropy else None
+            drawn_BT = _behind(shape, drawn)
+            self.chosen.append((_behind(shape, likeliest), ends_BTG, drawn_BT, entropy_BT))
 
     def of_batches(self, batches: slice) -> Tally:
         """Return what was read out of some batches."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
@@ -15,6 +16,7 @@ from qaudit.core.weighted import ExpectedScore, expected_score
 from qaudit.types import Interval, RolloutEvidence, Subject
 
 TURN, REASONING = "turn", "reasoning"
+_CERTAIN, _SLIGHT = 0.999, 0.01  # a part of the entropy, which arithmetic alone may move
 
 
 def places_of_divergence(evidence: RolloutEvidence) -> Array:
@@ -73,8 +75,31 @@ def weighed(
     if evidence.weights_sha256 != subject.content:
         return f"they are answers of other weights than those of `{subject.label}`"
     marked = ~np.isnan(evidence.mark)
+    if reason := _written_by_others(full, marked):
+        return reason
     log_weights = evidence.drawn_sum[marked] - full.drawn_sum[marked]
     return expected_score(evidence.mark[marked], log_weights, evidence.prompt[marked], confidence)
+
+
+def _written_by_others(full: RolloutEvidence, marked: npt.NDArray[np.bool_]) -> str:
+    """Return why full precision cannot have drawn these answers, or ''.
+
+    The hash of a folder tells whose weights were meant; a server may hold others. What was drawn
+    from a distribution surprises it, -log p, by its entropy on average, token for token.
+    """
+    if full.drawn_sum is None or full.entropy_sum is None:
+        return ""  # measured before it was recorded
+    _, place_S = np.unique(full.prompt[marked], return_inverse=True)
+    surprise_D = np.bincount(place_S, -full.drawn_sum[marked])
+    entropy_D = np.bincount(place_S, full.entropy_sum[marked])
+    change = statistics.interval((surprise_D, entropy_D), statistics.excess, _CERTAIN)
+    if abs(change.estimate) <= _SLIGHT or change.low <= 0 <= change.high:
+        return ""
+    more = "more" if change.estimate > 0 else "less"
+    return (
+        f"full precision would be surprised {abs(change.estimate):.0%} {more} by these answers "
+        "than by its own: other weights wrote them, or another sampler"
+    )
 
 
 Quantity = Callable[[RolloutEvidence, RolloutEvidence, Subject, float], Interval | str]

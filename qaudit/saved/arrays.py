@@ -312,8 +312,12 @@ def _with_ends(binned: _Binned, kind: str, arrays: Mapping[str, Array], groups: 
     return replace(binned, end_sum=_amounts(arrays, name, (*binned.tokens.shape, groups)))
 
 
-def _marks(arrays: Mapping[str, Array], count: int) -> tuple[Array | None, Array | None]:
-    """Read marks, NaN where there is none, and log-probabilities, which may be those of never."""
+def _marks(
+    arrays: Mapping[str, Array], count: int
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Read marks, NaN where there is none, log-probabilities, which may be those of never, and
+    entropies.
+    """
     mark, drawn = arrays.get("rollout_mark"), arrays.get("rollout_drawn_sum")
     for column in (mark, drawn):
         if column is not None and (column.shape != (count,) or column.dtype.kind != "f"):
@@ -322,7 +326,8 @@ def _marks(arrays: Mapping[str, Array], count: int) -> tuple[Array | None, Array
         raise ValueError("its `rollout_drawn_sum` are no probabilities")
     if mark is not None and np.isinf(mark).any():
         raise ValueError("its `rollout_mark` are no marks")
-    return mark, drawn
+    has_entropy = "rollout_entropy_sum" in arrays
+    return mark, drawn, _amounts(arrays, "rollout_entropy_sum", (count,)) if has_entropy else None
 
 
 def _text(arrays: Mapping[str, Array], name: str) -> str:

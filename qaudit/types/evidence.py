@@ -87,6 +87,7 @@ class RolloutEvidence:
     # Of samples that were drawn and marked; None: of none, or the sampler has penalties.
     mark: npt.NDArray[np.float64] | None = None  # (S,) NaN: not marked
     drawn_sum: npt.NDArray[np.float64] | None = None  # (S,) log-probability of what the mark reads
+    entropy_sum: npt.NDArray[np.float64] | None = None  # (S,) of what it was drawn from; of fp
     weights_sha256: str = ""  # `Subject.content` of what wrote them
     unweighed: str = ""  # why marks give no expected score
     positions: Positions | None = None  # None: measured before it was recorded

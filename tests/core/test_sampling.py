@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from qaudit.core.sampling import draw, drawn_log_probability, log_probabilities
+from qaudit.core.sampling import draw, drawn_log_probability, entropy, log_probabilities
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,14 @@ def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(
     assert torch.equal(found.isneginf(), expected.isneginf())
     assert expected.isfinite().any()
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", [(1.0, None, 1.0), (0.7, 20, 1.0), (1.3, None, 0.9)])
+def test_entropy_is_that_of_the_distribution_that_is_drawn_from(
+    sampler: tuple[float, int | None, float],
+) -> None:
+    logits = 4 * torch.randn(30, 700, generator=torch.Generator().manual_seed(2))
+    rows = torch.tensor([3, 4, 9, 29])
+    kept = log_probabilities(logits.double()[rows], *sampler).exp()
+    wanted = torch.distributions.Categorical(probs=kept).entropy()
+    torch.testing.assert_close(entropy(logits, rows, sampler).double(), wanted, rtol=1e-5, atol=0)

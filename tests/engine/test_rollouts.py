@@ -210,6 +210,23 @@ def test_what_was_drawn_has_its_probability_under_the_sampler(
         np.testing.assert_allclose(drawn_S[kept], wanted_S[kept], rtol=1e-3)
 
 
+def test_full_precision_has_the_entropy_of_what_it_drew_from(
+    checkpoint: Path, scored: Scored
+) -> None:
+    rollouts, half = scored.evidence[FULL_PRECISION].rollouts, len(scored.rows) // 2
+    assert rollouts is not None
+    assert rollouts.entropy_sum is not None
+    with torch.no_grad():
+        logits = whole(checkpoint)(scored.rows).logits[:, 8:-1].double()
+    log_NV = log_probabilities_under(logits.flatten(0, 1), *SAMPLER)
+    entropy_ST = torch.distributions.Categorical(logits=log_NV).entropy().view(len(logits), -1)
+    wanted_S = entropy_ST[half:, :READ].sum(1)
+    np.testing.assert_allclose(rollouts.entropy_sum[half:], wanted_S, rtol=1e-4)
+    quantized = scored.evidence[SCHEME.spec].rollouts
+    assert quantized is not None
+    assert quantized.entropy_sum is None
+
+
 def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: Scored) -> None:
     rollouts = scored.evidence[SCHEME.spec].rollouts
     assert rollouts is not None

@@ -158,8 +158,10 @@ def marked(shift: float, **changes: Any) -> RolloutEvidence:
     return RolloutEvidence(**{**values, **changes})
 
 
-def asked_score(stream: RolloutEvidence, bound: float) -> Check:
-    full = marked(0.0, drawn_sum=np.zeros(PROMPTS * 20))
+def asked_score(
+    stream: RolloutEvidence, bound: float, full: RolloutEvidence | None = None
+) -> Check:
+    full = full or marked(0.0, drawn_sum=np.zeros(PROMPTS * 20))
     cells = measured({(A, GPTQ): 0.01}, levels={A: 3.0})
     audit = of(
         [
@@ -185,3 +187,31 @@ def test_scores_that_are_not_weighed_are_missing_with_the_reason() -> None:
     assert "they are answers of other weights" in other.message
     far = np.where(np.arange(PROMPTS * 20) == 3, 0.0, -30.0)
     assert asked_score(marked(0.0, drawn_sum=far), 0.05).outcome == "missing"
+
+
+def drawn_at(temperature: float) -> dict[str, Any]:
+    """Return what full precision has of answers of 30 tokens that were drawn at a temperature."""
+    draw = np.random.default_rng(5)
+    logits = draw.normal(0, 2, 50)
+    log_p = logits - np.log(np.exp(logits).sum())
+    drawn = np.exp(logits / temperature)
+    tokens = draw.choice(50, size=(PROMPTS * 20, 30), p=drawn / drawn.sum())
+    entropy = -30 * (np.exp(log_p) * log_p).sum()
+    return {
+        "drawn_sum": log_p[tokens].sum(1), "entropy_sum": np.full(PROMPTS * 20, entropy)
+    }  # fmt: skip
+
+
+def test_answers_that_full_precision_drew_are_weighed() -> None:
+    full = drawn_at(1.0)
+    found = asked_score(marked(0.0, drawn_sum=full["drawn_sum"]), 0.05, marked(0.0, **full))
+    assert found.outcome == "pass"
+
+
+@pytest.mark.parametrize(("temperature", "how"), [(0.9, "less"), (1.1, "more")])
+def test_answers_that_something_else_drew_are_not_weighed(temperature: float, how: str) -> None:
+    full = drawn_at(temperature)
+    found = asked_score(marked(0.0, drawn_sum=full["drawn_sum"]), 0.05, marked(0.0, **full))
+    assert found.outcome == "missing"
+    assert f"% {how} by these answers" in found.message
+    assert "other weights wrote them, or another sampler" in found.message

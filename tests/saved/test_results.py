@@ -211,6 +211,7 @@ def vars_of(value):
         {"kl_sum": None, "roles": by_role_of_samples(kl_sum=None)},
         {"end_names": (), "end_sum": np.zeros((3, 0))},
         {"mark": np.array([np.nan, 1, 0.5]), "drawn_sum": np.array([-np.inf, -2.5, 0.0])},
+        {"drawn_sum": np.zeros(3), "entropy_sum": np.array([0.0, 2.5, 1.0])},
         {"mark": np.array([np.nan, 1, 0.5]), "weights_sha256": "cc", "unweighed": "why"},
     ],
 )
@@ -238,6 +239,7 @@ def test_rollouts_travel_with_the_evidence(tmp_path, changes):
         {"mark": np.array([1.0, 0.0])},
         {"drawn_sum": np.array([np.nan, -1, -1])},
         {"drawn_sum": np.array([0.5, -1, -1])},
+        {"entropy_sum": np.array([1.0, -1, 1])},
     ],
 )
 def test_rollouts_that_cannot_be_are_damage(tmp_path, changes):
