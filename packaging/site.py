@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, PAGES, SITE = ROOT / "docs", ROOT / "build" / "pages", ROOT / "site"
+SHOWN = {".md", ".png", ".svg", ".css", ".html", ".parquet"}
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#]+)")
 
 
@@ -26,7 +27,7 @@ def outside(page: Path, repository: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         target = (page.parent / match[2]).resolve()
-        if target.is_relative_to(DOCS) and target.suffix in {".md", ".png", ".svg"}:
+        if target.is_relative_to(DOCS) and target.suffix in SHOWN:
             return match[0]
         return f"{match[1]}{repository}/blob/main/{target.relative_to(ROOT).as_posix()}"
 
@@ -40,7 +41,7 @@ def write_pages() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     for path in sorted(DOCS.rglob("*")):
         copy = PAGES / path.relative_to(DOCS)
-        if path.suffix in {".md", ".png", ".svg"}:
+        if path.suffix in SHOWN:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
         if path.suffix == ".md":

@@ -37,6 +37,8 @@ from qaudit.version import __version__
 from qaudit.whole import write_whole
 
 TABLE = "gallery.parquet"
+_BARE = re.compile(r"([a-z]+-)?\d+")
+"""A name that says nothing without the folder that it is in: `seed-1`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def _names(paths: Mapping[str, Path]) -> list[str]:
         for target, path in paths.items()
     ]
     places = [place.parent if place.name == "audit.json" else place for place in places]
-    lengths = [1] * len(places)
+    lengths = [1 + bool(_BARE.fullmatch(place.name)) for place in places]
     for _ in range(max(len(place.parts) for place in places)):
         ends = ["-".join(p.parts[-n:]) for p, n in zip(places, lengths, strict=True)]
         names = [re.sub(r"[^A-Za-z0-9._-]+", "-", end).strip(".-") or "audit" for end in ends]

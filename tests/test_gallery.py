@@ -115,10 +115,12 @@ def test_audits_of_one_name_are_told_by_the_folders_above_them(
 ) -> None:
     shutil.copytree(saved / "one", tmp_path / "x" / "one")
     shutil.copytree(saved / "one", tmp_path / "y" / "one")
-    audits = (tmp_path / "x" / "one", tmp_path / "y" / "one" / "audit.json", saved / "two")
+    shutil.copytree(saved / "one", tmp_path / "decay-cpu" / "seed-1")
+    clashing = (tmp_path / "x" / "one", tmp_path / "y" / "one" / "audit.json")
+    audits = (*clashing, saved / "two", tmp_path / "decay-cpu" / "seed-1")
     assert qaudit("gallery", *audits, "--out", tmp_path / "site").code == 0
     pages = {path.parent.name for path in (tmp_path / "site").glob("*/report.html")}
-    assert pages == {"x-one", "y-one", "two"}
+    assert pages == {"x-one", "y-one", "two", "decay-cpu-seed-1"}
 
 
 def test_an_audit_is_shown_once(saved: Path, tmp_path: Path, qaudit: Run) -> None:
