@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
-
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.unchanged import unchanged_files
@@ -59,8 +57,7 @@ from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import Weights
 from qaudit.model.proven import reads_trees
 from qaudit.model.remote import is_remote
-from qaudit.model.skeleton import build_skeleton
-from qaudit.model.stored_names import names_of
+from qaudit.model.stored_names import names_of, skeleton_of_names
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Measurement
@@ -196,7 +193,7 @@ def _hashed(
     folder = folder_of(task.subject.first)
     if not names or is_remote(folder):  # such models are not exported
         return {spec: replace(m, linears_sha256=linears[spec]) for spec, m in measured.items()}
-    skeleton = build_skeleton(folder, weights, torch.float32)
+    skeleton = skeleton_of_names(folder, weights)
     unread = skeleton.unread(weights.names())
     rest = rest_names(names_of(skeleton), [n for n in weights.names() if n not in unread], names)
     if task.keeper is not None and not unread and not task.subject.first.unread:

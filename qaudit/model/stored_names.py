@@ -10,15 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qaudit.errors import ModelError
 from qaudit.model.experts import matrices_of
 from qaudit.model.joined import converters_of
 from qaudit.model.routes import Weights
-from qaudit.model.skeleton import Skeleton
+from qaudit.model.skeleton import Skeleton, build_skeleton
 
 _OF_EXPERT = re.compile(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -26,6 +28,20 @@ _IN_ROWS = (".experts.mlp.w1", ".experts.mlp.v1", ".experts.mlp.w2")  # of DBRX,
 
 Names = Callable[[int, str], str]
 """Return the stored name of a parameter of a block, "" where it has none."""
+
+
+_LAST: dict[object, Skeleton] = {}
+
+
+def skeleton_of_names(folder: Path, weights: Weights) -> Skeleton:
+    """Return a skeleton for the names in it: the last one, where checkpoints of a series agree."""
+    shapes = tuple((name, tuple(weights.shape(name))) for name in weights.names())
+    alike = ((folder / "config.json").read_bytes(), shapes)
+    if alike not in _LAST:
+        skeleton = build_skeleton(folder, weights, torch.float32)
+        _LAST.clear()
+        _LAST[alike] = skeleton
+    return _LAST[alike]
 
 
 def names_of(skeleton: Skeleton) -> Names:
