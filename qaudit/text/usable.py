@@ -1,0 +1,162 @@
+"""Documents as tokens, taken lazily: without duplicates, and in the order of a draw."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from qaudit.core.power import MOST_TO_DECIDE
+from qaudit.errors import CorpusError
+from qaudit.text.copies import NearCopies
+from qaudit.text.cutting import Cutter, Encoded
+from qaudit.types import UNSCORED, Document, Protocol
+
+POOL = 16
+"""Calibration seeds draw from this many times the documents asked for: so many share nothing."""
+
+LONGEST_COUNTED = 1 << 26  # characters that are read to count documents
+
+
+class Usable:
+    """Documents as tokens, read and cut once each; without duplicates and those that are short."""
+
+    def __init__(self, documents: Iterable[Document], cutter: Cutter) -> None:
+        self.cutter, self.short, self.twice = cutter, 0, 0
+        self._documents = iter(documents)
+        self._order: list[str] = []
+        self._uncut: dict[str, Document] = {}
+        self._cut: dict[str, Encoded | None] = {}  # None: nothing to score, or another's tokens
+        self._tokens: set[bytes] = set()
+
+    def hashes(self) -> Iterator[str]:
+        """Yield the hash of each different document, in order."""
+        for position in itertools.count():
+            while position == len(self._order):
+                document = next(self._documents, None)
+                if document is None:
+                    return
+                if document.sha256 in self._uncut or document.sha256 in self._cut:
+                    self.twice += 1
+                    continue
+                self._order.append(document.sha256)
+                self._uncut[document.sha256] = document
+            yield self._order[position]
+
+    def cut(self, hashes: Iterable[str]) -> Iterator[Encoded]:
+        """Yield the usable ones of documents that were read."""
+        for sha256 in hashes:
+            if sha256 not in self._cut:
+                encoded = self.cutter.encode(self._uncut.pop(sha256))
+                is_short, is_copy = self._is_short(encoded), encoded.cut in self._tokens
+                self._cut[sha256] = None if is_short or is_copy else encoded
+                self._tokens.add(encoded.cut)
+                self.short, self.twice = self.short + is_short, self.twice + (is_copy > is_short)
+            document = self._cut[sha256]
+            if document is not None:
+                yield document
+
+    def _is_short(self, encoded: Encoded) -> bool:
+        if encoded.roles is not None:
+            return not (encoded.roles[1:] != UNSCORED).any()
+        return len(encoded.tokens) <= self.cutter.unscored
+
+    def available(self, taken: int) -> int | None:
+        """Count the documents of the text, `taken` and those behind, up to what may be decided.
+
+        None where they are too long to be read for that.
+        """
+        behind, characters = {*self._uncut}, 0
+        with suppress(CorpusError):  # what is not measured on may be damaged
+            for document in itertools.islice(self._documents, MOST_TO_DECIDE):
+                behind |= {document.sha256} - {*self._cut}
+                characters += len(document.text)
+                if characters > LONGEST_COUNTED:
+                    return None
+        return None if self.cutter.protocol.packed else taken + len(behind)
+
+
+def drawn(pool: Usable, count: int, seed: int) -> Iterator[Encoded]:
+    """Yield documents in the order in which a seed takes them, those dealt before it left out."""
+    if seed == 0:
+        return pool.cut(pool.hashes())
+    whole = list(itertools.islice(pool.hashes(), POOL * count))
+    first = tuple(itertools.islice(pool.cut(whole), count))  # of seed 0
+    rest = whole[whole.index(first[-1].sha256) + 1 :] if first else []
+    if len(rest) < count:  # too little for a draw of its own
+        rest = whole
+    shuffle, hand = divmod(seed - 1, max(1, len(rest) // count))
+    order = np.random.default_rng(shuffle + 1).permutation(len(rest))
+    dealt = [rest[k] for k in order]
+    return itertools.islice(pool.cut([*dealt, *dealt]), hand * count, None)
+
+
+def further_draws(
+    pool: Usable, first: Sequence[Encoded], protocol: Protocol, draws: int
+) -> Iterator[tuple[Encoded, ...]]:
+    """Yield the draws of the seeds that follow, with no document of `first` or of two draws.
+
+    Draws that shared documents would agree because of that.
+    """
+    count, taken = protocol.calibration_documents, {encoded.sha256 for encoded in first}
+    for k in range(1, draws):
+        documents = drawn(pool, count, protocol.calibration_seed + k)
+        draw = _different(documents, count, taken)
+        taken |= {encoded.sha256 for encoded in draw}
+        yield draw
+
+
+def _different(
+    documents: Iterable[Encoded], count: int, without: Collection[str] = ()
+) -> tuple[Encoded, ...]:
+    """Return the first documents that differ from each other and from others."""
+    taken: dict[str, Encoded] = {}
+    for document in documents:
+        if document.sha256 not in without:
+            taken[document.sha256] = document
+        if len(taken) == count:
+            break  # before the next is read
+    return tuple(taken.values())
+
+
+def take(
+    usable: Usable, count: int, role: str, order: Iterable[Encoded] | None = None
+) -> tuple[Encoded, ...]:
+    """Take the first `count` usable documents of an order, and note what was left out."""
+    documents = usable.cut(usable.hashes()) if order is None else order
+    taken = _different(documents, count)
+    _note(usable, len(taken), count, role)
+    if not taken and role == "calibration":
+        raise CorpusError("the calibration text has no usable document", hint="give another text")
+    return taken
+
+
+def _note(usable: Usable, taken: int, count: int, role: str) -> None:
+    notes = usable.cutter.notes
+    if usable.short:
+        notes.append(f"{usable.short} {role} documents with nothing to score were left out")
+    if usable.twice:
+        notes.append(f"{usable.twice} duplicate {role} documents were left out")
+    if taken < count:
+        notes.append(f"{count} {role} documents were requested and {taken} are usable")
+
+
+def take_units(usable: Usable, count: int) -> tuple[Encoded, ...]:
+    """Take evaluation documents until they are so many, near-copies being one together."""
+    if usable.cutter.protocol.packed:
+        return take(usable, count, "evaluation")
+    copies, taken, notes = NearCopies(), list[Encoded](), usable.cutter.notes
+    for encoded in usable.cut(usable.hashes()):
+        taken.append(replace(encoded, unit=copies.add(encoded.compared)))
+        if copies.count == count:
+            break  # before the next is read
+    if len(taken) > copies.count:
+        notes.append(
+            f"{len(taken) - copies.count} evaluation documents are near-copies of others, and are "
+            f"counted with them: {copies.count} units remain"
+        )
+    _note(usable, copies.count, count, "evaluation")
+    return tuple(taken)
