@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.errors import UsageError
+from qaudit.formats.gguf import base as gguf_base
 from qaudit.formats.gguf.header import read_header
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.repository import must_match
@@ -318,14 +319,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def _is_refused_or_the_same(base: Converted, metadata: dict[str, object], folder: Path) -> bool:
     """Return whether llama.cpp obeys metadata; fail where it does, and they are accepted."""
-    path = folder / "changed.gguf"
-    architecture = read_header(base.path).architecture
-    own = {f"{architecture}.{key}": value for key, value in metadata.items()}
-    rewrite(base.path, path, own)
+    header = read_header(base.path)
+    changed = {f"{header.architecture}.{key}": value for key, value in metadata.items()}
     try:
-        must_match("m", path, base.folder)
+        as_described = replace(header, metadata={**header.metadata, **changed})
+        gguf_base.must_match("m", as_described, base.folder)
     except UsageError:
         return True
+    path = folder / "changed.gguf"
+    rewrite(base.path, path, changed)
     other = _logits_in_a_child(path)
     largest = np.abs(base.theirs).max()
     return other is None or bool(np.abs(other - base.theirs).max() <= 1e-6 * largest)

@@ -52,7 +52,7 @@ class Converter:
         assert self._process.stdin and self._process.stdout
         print(json.dumps([str(folder), str(out)]), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
-        assert answer == "converted\n", answer
+        assert answer == "converted\n", "the converter ended with what it says on stderr"
 
     def close(self) -> None:
         assert self._process.stdin
@@ -64,6 +64,12 @@ def main(answers: IO[str]) -> None:
     sys.path[:0] = [str(CONVERTER), str(CONVERTER / "gguf-py")]
     import conversion
     import gguf
+    from transformers import AutoConfig
+
+    def not_read(*_: object) -> None:
+        raise ValueError("`config.json` is read as it is")
+
+    AutoConfig.from_pretrained = not_read
 
     def without_words(self: Any) -> None:
         self.gguf_writer.add_tokenizer_model("none")
@@ -73,7 +79,7 @@ def main(answers: IO[str]) -> None:
         folder, out = (Path(path) for path in json.loads(line))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = conversion.get_model_class(config["architectures"][0])
-        changed = {"set_vocab": without_words, "model_arch": kind.model_arch}
+        changed = {"set_vocab": without_words, "model_arch": kind.model_arch, "no_mtp": True}
         with torch.inference_mode():
             own = type(kind.__name__, (kind,), changed)
             own(folder, gguf.LlamaFileType.ALL_F32, out, eager=True).write()

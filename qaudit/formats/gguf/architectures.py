@@ -23,6 +23,15 @@ _MULTIPLIERS = {
     "residual_scale": (1.0, "residual_multiplier"),
     "logit_scale": (None, "logits_scaling"),
 }
+_STATE = {
+    "ssm.state_size": (None, "ssm_state_size", "mamba_d_state", "state_size",
+                       "linear_key_head_dim"),
+    "ssm.group_count": (0, "n_groups", "mamba_n_groups", "linear_num_key_heads"),
+}  # fmt: skip
+_WITHOUT_ATTENTION = (
+    "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "rope.dimension_count",
+)  # fmt: skip
 _FREE_OF_LATENTS = (
     "attention.key_length", "attention.value_length", "attention.head_count_kv",
 )  # fmt: skip
@@ -125,5 +134,49 @@ ARCHITECTURES = {
         moves=moves.GPT2,
         needs={"scale_attn_weights": (None, True), "add_cross_attention": (None, False),
                "scale_attn_by_inverse_layer_idx": (None, False)},
+    ),
+    "qwen3next": Architecture(
+        ("qwen3_next",), adds_one=True, normalizes=True, moves=moves.QWEN3_NEXT, keys=_STATE,
+        needs=_EXPERTS_EVERYWHERE,
+    ),
+    "qwen35": Architecture(
+        ("qwen3_5_text",), adds_one=True, moves=moves.QWEN35, keys=_STATE
+    ),
+    "qwen35moe": Architecture(
+        ("qwen3_5_moe_text",), adds_one=True, normalizes=True, moves=moves.QWEN35, keys=_STATE,
+        free=("feed_forward_length",),
+    ),
+    "minimax-m2": Architecture(("minimax_m2",), normalizes=True),
+    "llama4": Architecture(
+        ("llama4_text",), gating=SIGMOID, moves=moves.LLAMA4, free=("feed_forward_length",),
+        needs={"attention_chunk_size": (None, 8192), "floor_scale": (None, 8192),
+               "attn_scale": (None, 0.1), "attn_temperature_tuning": (None, 4, True)},
+    ),
+    "dots1": Architecture(("dots1",)),
+    "exaone-moe": Architecture(("exaone_moe",)),
+    "gptneox": Architecture(
+        ("gpt_neox",), layer_norms=True, epsilon="layer_norm_eps", activations=("gelu",),
+        moves=moves.GPT_NEOX, keys={"use_parallel_residual": (None, "use_parallel_residual")},
+    ),
+    "mpt": Architecture(
+        ("mpt",), layer_norms=True, epsilon="layer_norm_epsilon", activations=(),
+        free=("feed_forward_length",), keys={"attention.max_alibi_bias": (0, "alibi_bias_max")},
+        needs={"alibi": (None, True), "qk_ln": (None, False), "softmax_scale": (None,)},
+    ),
+    "starcoder": Architecture(
+        ("gpt_bigcode",), layer_norms=True, epsilon="layer_norm_epsilon", activations=_TANH,
+        needs={"multi_query": (None, True), "scale_attn_weights": (None, True)},
+    ),
+    "granitehybrid": Architecture(
+        ("granitemoehybrid",), interleaved=True, layered=True, normalizes=True,
+        moves=moves.GRANITE, keys={**_MULTIPLIERS, **_STATE},
+    ),
+    "jamba": Architecture(("jamba",), layered=True, normalizes=False, keys=_STATE),
+    "mamba": Architecture(
+        ("mamba", "falcon_mamba"), epsilon="layer_norm_epsilon", keys=_STATE,
+        free=_WITHOUT_ATTENTION,
+    ),
+    "mamba2": Architecture(
+        ("mamba2",), epsilon="layer_norm_epsilon", keys=_STATE, free=_WITHOUT_ATTENTION
     ),
 }  # fmt: skip

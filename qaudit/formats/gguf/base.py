@@ -19,8 +19,9 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.errors import SourceError, UsageError
 from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
-from qaudit.formats.gguf.keys import UNKNOWN, differences, rope_factors
+from qaudit.formats.gguf.keys import UNKNOWN, differences
 from qaudit.formats.gguf.moves import EVERYWHERE, Dense, place_of
+from qaudit.formats.gguf.positions import rope_factors
 from qaudit.formats.reading import refused
 from qaudit.formats.tokenizers import (
     VOCABULARY,
@@ -61,8 +62,10 @@ def heads_of(header: GgufHeader, tensor: str) -> int | None:
     match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", tensor)
     if match is None or not ARCHITECTURES[header.architecture].interleaved:
         return None
-    every = header.number("attention.head_count")
-    shared = header.number("attention.head_count_kv")
+    every, shared = (
+        header.largest("attention.head_count"),
+        header.largest("attention.head_count_kv"),
+    )
     heads = every if match[1] == "q" or shared is None else shared
     rows = header.tensors[tensor].shape[0]
     if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):

@@ -53,6 +53,11 @@ class Values:
         return next((t[key] for t in self._rope if t.get(key) is not None), None)
 
     @property
+    def rotated(self) -> float:
+        """The share of a head's columns that are rotated."""
+        return float(self.rope("partial_rotary_factor") or self("rotary_pct") or 1)
+
+    @property
     def layers(self) -> int:
         return int(self("num_hidden_layers", "n_layer", "n_layers") or 0)
 
@@ -67,6 +72,8 @@ class Values:
     @property
     def shared_heads(self) -> int | None:
         """The heads of keys and values."""
+        if self.type == "gpt_bigcode" and self("multi_query"):
+            return 1
         if self.type == "falcon" and not self("new_decoder_architecture"):
             return 1 if self("multi_query") else self.heads
         return self._whole("num_key_value_heads", "num_kv_heads", "kv_n_heads") or self.heads

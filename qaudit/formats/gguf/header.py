@@ -60,6 +60,14 @@ class GgufHeader:
             return None
         return value if math.isfinite(value) else None
 
+    def largest(self, key: str) -> float | None:
+        """Return a number, or the largest of those of blocks."""
+        values = self.metadata.get(f"{self.architecture}.{key}")
+        if not isinstance(values, list):
+            return self.number(key)
+        whole = [value for value in values if type(value) is int]
+        return max(whole, default=None)
+
 
 def read_header(path: Path) -> GgufHeader:
     try:

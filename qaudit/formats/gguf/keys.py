@@ -18,13 +18,19 @@ from typing import Any
 from qaudit.formats.gguf.architectures import ARCHITECTURES, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
 from qaudit.formats.gguf.configuration import Values
 from qaudit.formats.gguf.header import GgufHeader
+from qaudit.formats.gguf.positions import (
+    LISTS,
+    every,
+    linear_attention_keys,
+    scaling_keys,
+    slides,
+    window_keys,
+)
 
 UNKNOWN = "a file without it"
 _NO_ARITHMETIC = (
     "context_length", "vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
 )  # fmt: skip
-_WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
-_WITH_WINDOW = "olmo2"  # of those that are read, the one whose windows llama.cpp runs
 _ROTATED = 4  # of SmolLM3: the last of so many layers is not rotated
 _LAYER_NORM_EPSILON = 1e-5  # of OLMo and DBRX, which have it in their code
 _EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
@@ -37,15 +43,16 @@ _SIZES = (
 """What llama.cpp holds against the tensors; it loads no file that has other ones."""
 
 _SIGMOID = (
-    "deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "youtu",
+    "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "llama4_text",
+    "minimax_m2", "youtu",
 )  # fmt: skip
 """Types whose routers are sigmoids; no configuration of transformers has it."""
-_WITH_NORM_KEY = ("deepseek2", "glm4moe")
+_WITH_NORM_KEY = ("deepseek2", "dots1", "exaone-moe", "glm4moe")
 
 _NONE: Mapping[str, Sequence[object]] = {
     "attention.scale": (0,), "attention.causal": (True,), "expert_count": (0,),
     "expert_used_count": (0,), "pooling_type": (0,), "rope.scaling.attn_factor": (1,),
-    "rope.scaling.yarn_attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.yarn_attn_factor": (1,),
 }  # fmt: skip
 """Keys that no base of these architectures has a value for, and what changes nothing."""
 
@@ -57,7 +64,7 @@ def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple
     wanted = _wanted(header.architecture, stored, config)
     for key, (absent, *accepted) in wanted.items():
         value = stored.get(key, absent)
-        values = value if isinstance(value, list) and key != _PATTERN else [value]
+        values = value if isinstance(value, list) and key not in LISTS else [value]
         if not values or not all(any(_equal(v, option) for option in accepted) for v in values):
             yield key, "not there" if value is None else value, accepted[0]
     yield from _in_code(header.architecture, config)
@@ -82,7 +89,7 @@ def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
         yield from _of_windows(architecture, get)
     if architecture == "smollm3":
         every = get("no_rope_layer_interval") or _ROTATED
-        rotated, usual = (_every(period, get.layers) for period in (every, _ROTATED))
+        rotated, usual = (every(period, get.layers) for period in (every, _ROTATED))
         if (get("no_rope_layers") or [*map(int, rotated)]) != [*map(int, usual)]:
             yield "no_rope_layers", f"each {_ROTATED}th", get("no_rope_layers") or f"each {every}th"
 
@@ -94,7 +101,7 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}
 def _of_windows(architecture: str, get: Values) -> Iterator[tuple[str, Any, Any]]:
     """Yield what llama.cpp has in its code: windows by layer, and Gemma's scales of attention."""
     layers, period = get.layers, ARCHITECTURES[architecture].period
-    if _slides(get, layers, period) != _every(period, layers):
+    if slides(get, layers, period) != every(period, layers):
         yield "layer_types", f"full attention in each {period}th", "another order"
     if architecture not in _LARGEST:
         return
@@ -133,7 +140,9 @@ def _of_experts(
     return wanted
 
 
-def _of_one(architecture: str, get: Values) -> dict[str, tuple[Any, ...]]:
+def _of_one(
+    architecture: str, stored: Mapping[str, Any], get: Values
+) -> dict[str, tuple[Any, ...]]:
     """Return keys that single architectures read."""
     wanted: dict[str, tuple[Any, ...]] = {
         key: (absent, get(*names) if get(*names) is not None else absent)
@@ -150,6 +159,12 @@ def _of_one(architecture: str, get: Values) -> dict[str, tuple[Any, ...]]:
     if architecture == "stablelm":
         parallel = bool(get("use_parallel_residual"))
         wanted["use_parallel_residual"] = (parallel, parallel)
+    if architecture == "granitehybrid":
+        wanted["rope.scaling.finetuned"] = (True, get("position_embedding_type") == "rope")
+    if architecture == "mamba":
+        wanted["ssm.dt_b_c_rms"] = (False, get.type == "falcon_mamba")
+    if architecture.startswith("qwen3") and get("linear_num_key_heads"):
+        wanted |= linear_attention_keys(architecture, stored, get)
     if get("kv_lora_rank") and architecture != "minicpm3":
         length = get("qk_nope_head_dim") + get("qk_rope_head_dim")
         wanted["attention.key_length_mla"] = (None, length)
@@ -176,17 +191,17 @@ def _wanted(
         "attention.value_length": (usual, head),
         "rope.dimension_count": (
             stored.get("attention.key_length", usual),
-            int(head * (get.rope("partial_rotary_factor") or 1)) if head else None,
+            get("rotary_dim") or (int(head * get.rotated) if head else None),
         ),
         "attention.clamp_kqv": (0, get("clip_qkv") or 0),
         "rope.freq_base": (10000.0, theta),
         "rope.freq_base_swa": (stored.get("rope.freq_base", 10000.0), theta),
         **{key: (accepted[0], *accepted) for key, accepted in _NONE.items()},
-        **_scaling(stored, get),
-        **_window(architecture, stored, get),
+        **scaling_keys(stored, get),
+        **window_keys(architecture, stored, get),
         **{key: (stored.get(key), stored.get(key)) for key in (*_SIZES, *code.free)},
         **_of_experts(architecture, stored, get),
-        **_of_one(architecture, get),
+        **_of_one(architecture, stored, get),
     }
     if code.layered:  # blocks without attention have no heads
         for key in ("attention.head_count", "attention.head_count_kv"):
@@ -199,75 +214,6 @@ def _wanted(
         wanted[of_rms] = (None, get(code.epsilon))
         wanted[of_layers] = (stored.get(of_layers), stored.get(of_layers))
     return wanted
-
-
-def _scaling(stored: Mapping[str, Any], get: Values) -> dict[str, tuple[Any, ...]]:
-    kind = str(get.rope("rope_type") or get.rope("type") or "default")
-    factor = get.rope("factor") if kind in ("linear", "yarn") else None
-    key = "rope.scaling."
-    scaling: dict[str, tuple[Any, ...]] = {
-        f"{key}type": ("linear", "yarn") if kind == "yarn" else ("linear", "linear", "none"),
-        f"{key}factor": (stored.get("rope.scale_linear", 0), *((factor,) if factor else (0, 1))),
-        "rope.scale_linear": (0, stored.get("rope.scale_linear", 0)),  # an older name
-        f"{key}yarn_ext_factor": (-1, *((-1, 1) if kind == "yarn" else (-1, 0))),
-    }
-    yarn = kind == "yarn"
-    for name, parameter, usual in (("fast", "beta_fast", 32), ("slow", "beta_slow", 1)):
-        named = stored.get(f"{key}yarn_beta_{name}", usual)
-        scaling[f"{key}yarn_beta_{name}"] = (
-            usual,
-            (get.rope(parameter) or usual) if yarn else named,
-        )
-    original, context = f"{key}original_context_length", stored.get("context_length")
-    trained = get.rope("original_max_position_embeddings") or get("max_position_embeddings")
-    scaling[original] = (context, trained if yarn else stored.get(original, context))
-    attention = get.rope("attention_factor")
-    scaled = 1 + 0.1 * math.log(factor) if yarn and factor else 1
-    if attention is not None and not math.isclose(attention, scaled, rel_tol=1e-6):
-        scaling[f"{key}attn_factor"] = (1, f"scaled by {attention:g}")
-    if kind not in ("default", "linear", "yarn", "llama3", "dynamic"):
-        scaling[f"{key}type"] = ("linear", kind)
-    return scaling
-
-
-def _window(
-    architecture: str, stored: Mapping[str, Any], get: Values
-) -> dict[str, tuple[Any, ...]]:
-    window = get("sliding_window") or 0
-    if get("use_sliding_window") is False:
-        window = 0
-    if alternates := ARCHITECTURES[architecture].period:
-        layers = get.layers
-        listed = isinstance(stored.get(_PATTERN), list)
-        fixed = _every(alternates, layers) if listed else alternates
-        usual = 4096 if architecture == "gemma2" else 0
-        return {_WINDOW: (usual, window), _PATTERN: (fixed, fixed)}
-    if architecture != _WITH_WINDOW:
-        return {_WINDOW: (window, window)}
-    if not window and not stored.get(_WINDOW):
-        return {_WINDOW: (0, 0), _PATTERN: (None, stored.get(_PATTERN))}
-    layers = get.layers
-    slides = _slides(get, layers, 4)
-    wanted: dict[str, tuple[Any, ...]] = {
-        _WINDOW: (0, window),
-        _PATTERN: (_every(4, layers), slides),
-    }
-    if isinstance(period := stored.get(_PATTERN), int):
-        accepted = period if _every(period, layers) == slides else slides
-        wanted[_PATTERN] = (period, accepted)
-    return wanted
-
-
-def _slides(get: Values, layers: int, period: int) -> list[bool]:
-    """Return which layers of a base have a window."""
-    kinds = get("layer_types") or ()
-    every = int(get("sliding_window_pattern") or get("_sliding_window_pattern") or period)
-    return [kind == "sliding_attention" for kind in kinds] or _every(every, layers)
-
-
-def _every(period: int, layers: int) -> list[bool]:
-    """Return which layers have a window where the last of each period has none."""
-    return [period < 1 or k % period < period - 1 for k in range(layers)]
 
 
 def _equal(value: Any, wanted: Any) -> bool:
@@ -283,19 +229,3 @@ def _narrow(number: float) -> float:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return math.nan
-
-
-def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
-    """Return llama.cpp's divisors of frequencies (`rope_freqs.weight`); None without any."""
-    get = Values(config)
-    if (get.rope("rope_type") or get.rope("type")) != "llama3":
-        return None
-    theta, factor = get.rope("rope_theta"), get.rope("factor")
-    low, high = get.rope("low_freq_factor"), get.rope("high_freq_factor")
-    trained = get.rope("original_max_position_embeddings")
-    factors = []
-    for k in range(pairs):
-        turns = trained * theta ** (-k / pairs) / (2 * math.pi)  # within the trained context
-        smooth = min(max((turns - low) / (high - low), 0), 1)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return factors

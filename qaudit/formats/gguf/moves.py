@@ -82,9 +82,67 @@ def _by_groups(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     return torch.cat(groups, 1).flatten(0, 1)
 
 
+def _by_heads(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    """Put query, key and value of each head together (GPT-NeoX)."""
+    heads, _ = _heads(header)
+    return parts[0].unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+
+
 def _heads(header: GgufHeader) -> tuple[int, int]:
-    heads = int(header.number("attention.head_count") or 1)
-    return heads, int(header.number("attention.head_count_kv") or heads)
+    heads = int(header.largest("attention.head_count") or 1)
+    return heads, int(header.largest("attention.head_count_kv") or heads)
+
+
+# ------------------------------------------------------------------------- linear attention
+
+
+def _shared_and_each(header: GgufHeader) -> tuple[int, int]:
+    """Return the heads of keys, and how many heads of values share one."""
+    keys, values = (int(header.number(f"ssm.{n}") or 1) for n in ("group_count", "time_step_rank"))
+    return keys, values // keys
+
+
+def _grouped(values: Tensor, header: GgufHeader, dim: int = 0) -> Tensor:
+    """Put heads of values that share a key beside one another; llama.cpp has them a key apart."""
+    keys, each = _shared_and_each(header)
+    split = values.unflatten(dim, (each, keys, -1))
+    return split.transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def _grouped_rows(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    return _grouped(parts[0], header)
+
+
+def _grouped_columns(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    return _grouped(parts[0], header, 1)
+
+
+def _grouped_log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    return _grouped(_log(parts, header), header)
+
+
+def _grouped_values(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    """Leave queries and keys, and group values behind them."""
+    import torch
+
+    rows = int(header.number("ssm.inner_size") or 0)
+    others = parts[0].shape[0] - rows
+    return torch.cat([parts[0][:others], _grouped(parts[0][others:], header)])
+
+
+def _grouped_values_with_channel(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    return _grouped_values(parts, header).unsqueeze(1)
+
+
+def _by_keys(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    """Put query, key, values and gates of each head of keys together (Qwen3-Next)."""
+    import torch
+
+    keys, _ = _shared_and_each(header)
+    rows = int(header.number("ssm.inner_size") or 0)
+    others = (parts[0].shape[0] - rows) // 2
+    split = (*torch.split(parts[0], [others, others, rows]), parts[1])
+    return torch.cat([part.unflatten(0, (keys, -1)) for part in split], 1).flatten(0, 1)
 
 
 # ---------------------------------------------------------------------------------- experts
@@ -169,4 +227,20 @@ GPT2 = (
     Move(r"attn\.c_proj\.weight", ("attn_output.weight",), _turned),
     Move(r"mlp\.c_fc\.weight", ("ffn_up.weight",), _turned),
     Move(r"mlp\.c_proj\.weight", ("ffn_down.weight",), _turned),
+)
+GPT_NEOX = (Move(r"attention\.query_key_value\.(\w+)", ("attn_qkv.{}",), _by_heads),)
+QWEN3_NEXT = (
+    Move(r"linear_attn\.in_proj_qkvz\.weight", ("attn_qkv.weight", "attn_gate.weight"), _by_keys),
+)
+QWEN35 = (
+    Move(r"linear_attn\.in_proj_qkv\.weight", ("attn_qkv.weight",), _grouped_values),
+    Move(r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",), _grouped_rows),
+    Move(r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight",), _grouped_rows),
+    Move(r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight",), _grouped_rows),
+    Move(r"linear_attn\.out_proj\.weight", ("ssm_out.weight",), _grouped_columns),
+    Move(r"linear_attn\.A_log", ("ssm_a",), _grouped_log),
+    Move(r"linear_attn\.dt_bias", ("ssm_dt.bias",), _grouped_rows),
+    Move(r"linear_attn\.conv1d\.weight", ("ssm_conv1d.weight",), _grouped_values_with_channel),
+    Move(r"mlp\.experts\.gate_up_proj", _GATE_UP, _joined),
+    Move(r"mlp\.experts\.down_proj", ("ffn_down_exps.weight",)),
 )
