@@ -192,6 +192,23 @@ def test_tensors_that_the_base_does_not_have_are_refused(
         GgufFile(path, base=[*names, "model.other.weight"])
 
 
+def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    ahead = {"llama.block_count": 4, "llama.nextn_predict_layers": 1}
+    more = {"blk.3.attn_norm": torch.ones(64), "blk.3.nextn.eh_proj": torch.ones(64, 128)}
+    write_gguf(folders["llama"], path, matrices("Q4_0"), metadata=ahead, more=more)
+    must_match("m", path, folders["llama"])
+    assert set(GgufFile(path, base=names_of(folders["llama"])).names()) == set(
+        names_of(folders["llama"])
+    )
+    path = tmp_path / "n.gguf"
+    write_gguf(folders["llama"], path, matrices("Q4_0"), metadata={}, more=more)
+    with pytest.raises(SourceError, match="for which its base has no place"):
+        GgufFile(path, base=names_of(folders["llama"]))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [

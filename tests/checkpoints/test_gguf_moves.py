@@ -19,8 +19,10 @@ HEADS, SHARED, PER_HEAD, WIDTH, EXPERTS = 4, 2, 8, 16, 3
 
 
 def header(architecture: str) -> GgufHeader:
-    heads = {"head_count": HEADS, "head_count_kv": SHARED}
-    metadata = {f"{architecture}.attention.{key}": value for key, value in heads.items()}
+    numbers = {"attention.head_count": HEADS, "attention.head_count_kv": SHARED,
+               "ssm.group_count": SHARED, "ssm.time_step_rank": HEADS,
+               "ssm.inner_size": HEADS * PER_HEAD}  # fmt: skip
+    metadata = {f"{architecture}.{key}": value for key, value in numbers.items()}
     return GgufHeader({"general.architecture": architecture, **metadata}, {})
 
 
@@ -37,6 +39,28 @@ def fused_attention(qkv: Tensor) -> Sequence[Tensor]:
 def of_latents(kv: Tensor) -> Sequence[Tensor]:
     keys, values = kv.reshape(HEADS, -1, WIDTH).split([5, 7], 1)
     return [keys.transpose(1, 2), values]
+
+
+def linear_attention(fused: Tensor) -> Sequence[Tensor]:
+    """Let the heads of values of a key be apart, as `_reorder_v_heads` does."""
+    others, values = fused[: -HEADS * PER_HEAD], fused[-HEADS * PER_HEAD :]
+    return [torch.cat([others, apart(values)])]
+
+
+def apart(values: Tensor) -> Tensor:
+    split = values.reshape(SHARED, HEADS // SHARED, -1, *values.shape[1:])
+    return split.transpose(0, 1).reshape(values.shape)
+
+
+def keys_values_gates(fused: Tensor) -> Sequence[Tensor]:
+    each = HEADS // SHARED * PER_HEAD
+    groups = fused.reshape(SHARED, -1, WIDTH).split([5, 5, each, each], 1)
+    query, key, values, gates = (part.reshape(-1, WIDTH) for part in groups)
+    return [torch.cat([query, key, values]), gates]
+
+
+def by_role(qkv: Tensor) -> Sequence[Tensor]:
+    return [qkv.reshape(HEADS, 3, PER_HEAD, WIDTH).transpose(0, 1).reshape(-1, WIDTH)]
 
 
 def halves(fused: Tensor) -> Sequence[Tensor]:
@@ -62,6 +86,17 @@ CASES: list[tuple[str, str, Tensor, Callable[[Tensor], Sequence[Tensor]]]] = [
     ("dbrx", "ffn.experts.mlp.w2", random(EXPERTS * 10, WIDTH),
      lambda t: [t.reshape(EXPERTS, 10, WIDTH).transpose(1, 2)]),
     ("gpt2", "attn.c_attn.weight", random(10, WIDTH), lambda t: [t.T]),
+    ("qwen35", "linear_attn.in_proj_qkv.weight", random(20 + HEADS * PER_HEAD, WIDTH),
+     linear_attention),
+    ("qwen35", "linear_attn.in_proj_z.weight", random(HEADS * PER_HEAD, WIDTH),
+     lambda t: [apart(t)]),
+    ("qwen35", "linear_attn.out_proj.weight", random(WIDTH, HEADS * PER_HEAD),
+     lambda t: [apart(t.T).T]),
+    ("qwen35", "linear_attn.dt_bias", random(HEADS), lambda t: [apart(t)]),
+    ("qwen35moe", "mlp.experts.gate_up_proj", random(EXPERTS, 10, WIDTH), halves),
+    ("qwen3next", "linear_attn.in_proj_qkvz.weight",
+     random(SHARED * 10 + 2 * HEADS * PER_HEAD, WIDTH), keys_values_gates),
+    ("gptneox", "attention.query_key_value.weight", random(3 * HEADS * PER_HEAD, WIDTH), by_role),
     ("lfm2", "conv.conv.weight", random(WIDTH, 1, 3), lambda t: [t[:, 0]]),
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,6 +61,12 @@ class Converter:
         self._process.wait()
 
 
+def _with_those_below(kind: Any) -> Iterator[Any]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _with_those_below(below)
+
+
 def main(answers: IO[str]) -> None:
     sys.path[:0] = [str(CONVERTER), str(CONVERTER / "gguf-py")]
     import conversion
@@ -79,10 +86,12 @@ def main(answers: IO[str]) -> None:
         folder, out = (Path(path) for path in json.loads(line))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = conversion.get_model_class(config["architectures"][0])
-        changed = {"set_vocab": without_words, "model_arch": kind.model_arch, "no_mtp": True}
+        for below in _with_those_below(conversion.ModelBase):
+            if "set_vocab" in vars(below):
+                below.set_vocab = without_words
+        kind.no_mtp = True
         with torch.inference_mode():
-            own = type(kind.__name__, (kind,), changed)
-            own(folder, gguf.LlamaFileType.ALL_F32, out, eager=True).write()
+            kind(folder, gguf.LlamaFileType.ALL_F32, out, eager=True).write()
         print("converted", file=answers, flush=True)
 
 

@@ -32,6 +32,7 @@ _WITHOUT_ATTENTION = (
     "feed_forward_length", "attention.head_count", "attention.head_count_kv",
     "attention.key_length", "attention.value_length", "rope.dimension_count",
 )  # fmt: skip
+_LOGITS = {"logit_scale": (None, "logit_scale")}
 _FREE_OF_LATENTS = (
     "attention.key_length", "attention.value_length", "attention.head_count_kv",
 )  # fmt: skip
@@ -95,8 +96,12 @@ ARCHITECTURES = {
         ("nemotron",), adds_one=True, layer_norms=True, epsilon="norm_eps", activations=("relu2",)
     ),
     "stablelm": Architecture(("stablelm",), layer_norms=True, epsilon="layer_norm_eps"),
-    "command-r": Architecture(("cohere",), layer_norms=True, epsilon="layer_norm_eps"),
-    "cohere2": Architecture(("cohere2",), layer_norms=True, epsilon="layer_norm_eps", period=4),
+    "command-r": Architecture(
+        ("cohere",), layer_norms=True, epsilon="layer_norm_eps", keys=_LOGITS
+    ),
+    "cohere2": Architecture(
+        ("cohere2",), layer_norms=True, epsilon="layer_norm_eps", period=4, keys=_LOGITS
+    ),
     "gpt-oss": Architecture(
         ("gpt_oss",), period=2, gating=SOFTMAX_OF_CHOSEN, moves=moves.GPT_OSS,
         needs={"swiglu_limit": (None, 7.0)},
@@ -178,5 +183,43 @@ ARCHITECTURES = {
     ),
     "mamba2": Architecture(
         ("mamba2",), epsilon="layer_norm_epsilon", keys=_STATE, free=_WITHOUT_ATTENTION
+    ),
+    "apertus": Architecture(("apertus",), activations=("xielu",)),
+    "afmoe": Architecture(
+        ("afmoe",), period=4, gating=SIGMOID, needs={"mup_enabled": (True,)}
+    ),
+    "nemotron_h": Architecture(
+        ("nemotron_h",), interleaved=True, layer_norms=True, epsilon="layer_norm_epsilon",
+        activations=(), layered=True, keys=_STATE, moves=moves.NEMOTRON_H,
+        free=("feed_forward_length", "rope.dimension_count"),
+        needs={"mlp_hidden_act": (None, "relu2")},
+    ),
+    "nemotron_h_moe": Architecture(
+        ("nemotron_h",), interleaved=True, layer_norms=True, epsilon="layer_norm_epsilon",
+        activations=(), layered=True, gating=SIGMOID, keys=_STATE, moves=moves.NEMOTRON_H,
+        free=("feed_forward_length", "rope.dimension_count"),
+        needs={"mlp_hidden_act": (None, "relu2")},
+    ),
+    "gemma4": Architecture(
+        ("gemma4_text",), activations=_TANH, moves=moves.GEMMA4, free=("feed_forward_length",),
+        keys={
+            "attention.shared_kv_layers": (0, "num_kv_shared_layers"),
+            "embedding_length_per_layer_input": (None, "hidden_size_per_layer_input"),
+            "attention.key_length_swa": (None, "head_dim"),
+            "attention.value_length_swa": (None, "head_dim"),
+            "rope.dimension_count_swa": (None, "head_dim"),
+            "final_logit_softcapping": (0, "final_logit_softcapping"),
+        },
+        needs={"enable_moe_block": (None, False)},
+    ),
+    "mistral3": Architecture(
+        ("ministral3",), interleaved=True, needs={"sliding_window": (None,)}
+    ),
+    "exaone4": Architecture(("exaone4",), needs={"sliding_window": (None,)}),
+    "jais2": Architecture(
+        ("jais2",), layer_norms=True, epsilon="layer_norm_eps", activations=("relu2",)
+    ),
+    "phi2": Architecture(
+        ("phi",), layer_norms=True, epsilon="layer_norm_eps", activations=_TANH
     ),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
 from qaudit.formats.gguf.keys import UNKNOWN, differences
-from qaudit.formats.gguf.moves import EVERYWHERE, Dense, place_of
+from qaudit.formats.gguf.moves import BLOCK, EVERYWHERE, XIELU, Dense, place_of
 from qaudit.formats.gguf.positions import rope_factors
 from qaudit.formats.reading import refused
 from qaudit.formats.tokenizers import (
@@ -86,10 +86,11 @@ class FilePlace:
     tensors: tuple[str, ...]
     expert: int | None = None  # of the first
     dense: Dense | None = None  # makes it of them, if it is not the first
+    numbers: tuple[float, ...] = ()  # what it holds, where metadata have it
 
     @property
     def first(self) -> str:
-        return self.tensors[0]
+        return self.tensors[0] if self.tensors else ""
 
 
 def expert_in(name: str) -> int | None:
@@ -120,6 +121,9 @@ def dense_places(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[s
     moves = (*ARCHITECTURES[header.architecture].moves, *EVERYWHERE)
     places = {}
     for name, plain in of_text(base).items():
+        if numbers := _activation(header, plain):
+            places[name] = FilePlace((), numbers=numbers)
+            continue
         merged = _EXPERT.sub(r"\1.", plain)
         moved = place_of(moves, merged)
         if moved is None or not set(moved[0]) <= set(header.tensors):
@@ -131,6 +135,17 @@ def dense_places(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[s
     return places
 
 
+def _activation(header: GgufHeader, name: str) -> tuple[float, ...]:
+    """Return the number of a block's activation that metadata hold (Apertus)."""
+    block = BLOCK.fullmatch(name)
+    match = XIELU.fullmatch(block[2]) if block else None
+    values = header.metadata.get(f"xielu.{match[1]}") if match else None
+    if not block or not isinstance(values, list) or int(block[1]) >= len(values):
+        return ()
+    value = values[int(block[1])]
+    return (value,) if isinstance(value, float) and math.isfinite(value) else ()
+
+
 def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = None) -> None:
     """Refuse a file by which llama.cpp computes another model than the base, or other tokens.
 
@@ -139,12 +154,12 @@ def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = N
     config = read_configuration(base)
     inner = config.get("text_config")
     config = inner if isinstance(inner, dict) else config
-    own, theirs = header.architecture, config.get("model_type")
-    if own in ARCHITECTURES:
-        if theirs not in ARCHITECTURES[own].types:
-            raise other_model(label, "architecture", own, theirs, base)
+    architecture, theirs = header.architecture, config.get("model_type")
+    if architecture in ARCHITECTURES:
+        if theirs not in ARCHITECTURES[architecture].types:
+            raise other_model(label, "architecture", architecture, theirs, base)
         for key, value, wanted in differences(header, config):
-            raise _other_arithmetic(label, f"{own}.{key}", value, wanted, base)
+            raise _other_arithmetic(label, f"{architecture}.{key}", value, wanted, base)
         _must_rotate_alike(label, header, config, base, path)
     _must_have_words(label, header, base)
 
@@ -196,7 +211,7 @@ def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:
     if table is None or not isinstance(tokens, list):
         return
     extra = table.get("added_tokens")
-    added = {one.get("id") for one in extra if isinstance(one, dict)} if extra else set()
+    added = {token.get("id") for token in extra if isinstance(token, dict)} if extra else set()
     for text, number in table["model"]["vocab"].items():
         if number in added or not isinstance(number, int):
             continue

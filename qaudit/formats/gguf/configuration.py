@@ -33,7 +33,9 @@ class Values:
         for part in _PARTS:
             inner = config.get(part)
             written |= inner if isinstance(inner, Mapping) else {}
-        self._written, self._default = written, {**_USUAL, **defaults().get(self.type, {})}
+        usual = {**_USUAL, **defaults().get(self.type, {})}
+        self._written = written  # `null` is no default, but nothing
+        self._default = {name: value for name, value in usual.items() if name not in config}
         tables = [
             written.get("rope_parameters"),
             written.get("rope_scaling"),
@@ -59,7 +61,8 @@ class Values:
 
     @property
     def layers(self) -> int:
-        return int(self("num_hidden_layers", "n_layer", "n_layers") or 0)
+        kinds = self("hybrid_override_pattern", "layers_block_type") or ()  # of Nemotron-H
+        return int(self("num_hidden_layers", "n_layer", "n_layers") or len(kinds))
 
     @property
     def hidden(self) -> int | None:
@@ -77,6 +80,13 @@ class Values:
         if self.type == "falcon" and not self("new_decoder_architecture"):
             return 1 if self("multi_query") else self.heads
         return self._whole("num_key_value_heads", "num_kv_heads", "kv_n_heads") or self.heads
+
+    def of_full_attention(self, name: str) -> int | None:
+        """Return what layers without a window have otherwise (Gemma 4)."""
+        layers = self("per_layer_config")
+        tables = layers.values() if isinstance(layers, Mapping) else ()
+        values = (table.get(name) for table in tables if isinstance(table, Mapping))
+        return next((value for value in values if isinstance(value, int)), None)
 
     @property
     def feed_forward(self) -> int | None:

@@ -123,20 +123,20 @@ def header_in(path: PurePath, data: bytes, size: int) -> GgufHeader:
         metadata[key] = reader.value(int(reader.number("I")))
     found: dict[str, GgufTensor] = {}
     for _ in range(tensors):
-        one = reader.tensor()
-        if one.name in found:
-            raise reader.damaged(f"names the tensor `{one.name[:60]}` twice")
-        found[one.name] = one
+        info = reader.tensor()
+        if info.name in found:
+            raise reader.damaged(f"names the tensor `{info.name[:60]}` twice")
+        found[info.name] = info
     start = _aligned(reader, metadata)
     placed = {
-        name: GgufTensor(name, one.kind, one.shape, start + one.start)
-        for name, one in found.items()
+        name: GgufTensor(name, info.kind, info.shape, start + info.start)
+        for name, info in found.items()
     }
     if not placed:
         raise SourceError(f"`{path}` holds no tensors", hint=DAMAGED)
-    for one in placed.values():
-        if one.start > size:
-            raise reader.damaged(f"is cut short: `{one.name[:60]}` is behind its end")
+    for info in placed.values():
+        if info.start > size:
+            raise reader.damaged(f"is cut short: `{info.name[:60]}` is behind its end")
     return GgufHeader(metadata, placed)
 
 

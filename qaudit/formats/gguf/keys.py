@@ -44,10 +44,10 @@ _SIZES = (
 
 _SIGMOID = (
     "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "llama4_text",
-    "minimax_m2", "youtu",
+    "minimax_m2", "youtu", "afmoe", "nemotron_h",
 )  # fmt: skip
 """Types whose routers are sigmoids; no configuration of transformers has it."""
-_WITH_NORM_KEY = ("deepseek2", "dots1", "exaone-moe", "glm4moe")
+_WITH_NORM_KEY = ("afmoe", "deepseek2", "dots1", "exaone-moe", "glm4moe", "nemotron_h_moe")
 
 _NONE: Mapping[str, Sequence[object]] = {
     "attention.scale": (0,), "attention.causal": (True,), "expert_count": (0,),
@@ -64,7 +64,8 @@ def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple
     wanted = _wanted(header.architecture, stored, config)
     for key, (absent, *accepted) in wanted.items():
         value = stored.get(key, absent)
-        values = value if isinstance(value, list) and key not in LISTS else [value]
+        of_layers = isinstance(value, list) and key not in LISTS and value not in accepted
+        values = value if of_layers else [value]
         if not values or not all(any(_equal(v, option) for option in accepted) for v in values):
             yield key, "not there" if value is None else value, accepted[0]
     yield from _in_code(header.architecture, config)
@@ -88,10 +89,11 @@ def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
     if code.period:
         yield from _of_windows(architecture, get)
     if architecture == "smollm3":
-        every = get("no_rope_layer_interval") or _ROTATED
-        rotated, usual = (every(period, get.layers) for period in (every, _ROTATED))
+        period = get("no_rope_layer_interval") or _ROTATED
+        rotated, usual = (every(length, get.layers) for length in (period, _ROTATED))
         if (get("no_rope_layers") or [*map(int, rotated)]) != [*map(int, usual)]:
-            yield "no_rope_layers", f"each {_ROTATED}th", get("no_rope_layers") or f"each {every}th"
+            stated = get("no_rope_layers") or f"each {period}th"
+            yield "no_rope_layers", f"each {_ROTATED}th", stated
 
 
 _LARGEST = {"gemma2": 46, "gemma3": 62}
@@ -133,10 +135,32 @@ def _of_experts(
         norm: (stored.get(norm), stored.get(norm)),
     }
     if code.normalizes is None and architecture in _WITH_NORM_KEY:
-        wanted[norm] = (False, bool(get("norm_topk_prob", "route_norm")))
+        wanted[norm] = (False, get.type == "afmoe" or bool(get("norm_topk_prob")))
     for key, name in (("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")):
         groups = get(name) or 0
         wanted[key] = (0, groups, *((0, 1) if groups < 2 else ()))
+    return wanted
+
+
+_WIDE_HEAD = 512  # of Gemma 4, in layers without a window, where a configuration has none
+
+
+def _of_gemma(architecture: str, get: Values) -> dict[str, tuple[Any, ...]]:
+    wanted: dict[str, tuple[Any, ...]] = {}
+    if architecture == "gemma2":
+        wanted["attn_logit_softcapping"] = (50.0, get("attn_logit_softcapping"))
+        wanted["final_logit_softcapping"] = (30.0, get("final_logit_softcapping"))
+    if architecture == "gemma3":
+        wanted["final_logit_softcapping"] = (0, get("final_logit_softcapping") or 0)
+    if architecture in ("gemma3", "gemma4"):
+        wanted["rope.freq_base_swa"] = (10000.0, get.local_theta)
+    if architecture == "gemma4":
+        wide = get("global_head_dim") or get.of_full_attention("head_dim") or _WIDE_HEAD
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            wanted[key] = (None, wide)
+        few = get("num_global_key_value_heads") or get.of_full_attention("num_key_value_heads")
+        shared = (number for number in (get.shared_heads, few) if number)
+        wanted["attention.head_count_kv"] = (None, *shared)
     return wanted
 
 
@@ -148,17 +172,11 @@ def _of_one(
         key: (absent, get(*names) if get(*names) is not None else absent)
         for key, (absent, *names) in ARCHITECTURES[architecture].keys.items()
     }
-    if architecture == "gemma2":
-        wanted["attn_logit_softcapping"] = (50.0, get("attn_logit_softcapping"))
-        wanted["final_logit_softcapping"] = (30.0, get("final_logit_softcapping"))
-    if architecture == "gemma3":
-        wanted["final_logit_softcapping"] = (0, get("final_logit_softcapping") or 0)
-        wanted["rope.freq_base_swa"] = (10000.0, get.local_theta)
-    if architecture in ("command-r", "cohere2"):
-        wanted["logit_scale"] = (None, get("logit_scale"))
+    wanted |= _of_gemma(architecture, get)
     if architecture == "stablelm":
-        parallel = bool(get("use_parallel_residual"))
-        wanted["use_parallel_residual"] = (parallel, parallel)
+        wanted["use_parallel_residual"] = (bool(get("use_parallel_residual")),) * 2
+    if architecture == "mistral3":
+        wanted["attention.temperature_scale"] = (0, get.rope("llama_4_scaling_beta") or 0)
     if architecture == "granitehybrid":
         wanted["rope.scaling.finetuned"] = (True, get("position_embedding_type") == "rope")
     if architecture == "mamba":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Dense = Callable[[Sequence["Tensor"], GgufHeader], "Tensor"]
 """Return a dense tensor of those of a file."""
 
-_BLOCK = re.compile(r"(?:[a-z_]+\.)+?(\d+)\.(.+)")
+BLOCK = re.compile(r"(?:[a-z_]+\.)+?(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Move:
 
 def place_of(moves: Sequence[Move], name: str) -> tuple[tuple[str, ...], Dense | None] | None:
     """Return the tensors of a file that a dense one is made of, and how; None without a move."""
-    block = _BLOCK.fullmatch(name)
+    block = BLOCK.fullmatch(name)
     if block is None:
         return None
     for move in moves:
@@ -85,7 +85,8 @@ def _by_groups(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 def _by_heads(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put query, key and value of each head together (GPT-NeoX)."""
     heads, _ = _heads(header)
-    return parts[0].unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+    split = parts[0].reshape(3, heads, -1, *parts[0].shape[1:])
+    return split.transpose(0, 1).flatten(0, 2)
 
 
 def _heads(header: GgufHeader) -> tuple[int, int]:
@@ -105,7 +106,8 @@ def _shared_and_each(header: GgufHeader) -> tuple[int, int]:
 def _grouped(values: Tensor, header: GgufHeader, dim: int = 0) -> Tensor:
     """Put heads of values that share a key beside one another; llama.cpp has them a key apart."""
     keys, each = _shared_and_each(header)
-    split = values.unflatten(dim, (each, keys, -1))
+    shape = values.shape
+    split = values.reshape(*shape[:dim], each, keys, -1, *shape[dim + 1 :])
     return split.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
@@ -142,7 +144,7 @@ def _by_keys(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     rows = int(header.number("ssm.inner_size") or 0)
     others = (parts[0].shape[0] - rows) // 2
     split = (*torch.split(parts[0], [others, others, rows]), parts[1])
-    return torch.cat([part.unflatten(0, (keys, -1)) for part in split], 1).flatten(0, 1)
+    return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in split], 1).flatten(0, 1)
 
 
 # ---------------------------------------------------------------------------------- experts
@@ -181,6 +183,9 @@ def _turned_rows_of_all(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 
 
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+
+XIELU = re.compile(r"mlp\.act_fn\.(alpha_n|alpha_p|beta|eps)")
+"""Numbers of Apertus' activations, which are metadata: `xielu.*`, one for each block."""
 
 EVERYWHERE = (
     Move(r".*\b(?:e_score_correction_bias|expert_bias)", ("exp_probs_b.bias",)),
@@ -244,3 +249,8 @@ QWEN35 = (
     Move(r"mlp\.experts\.gate_up_proj", _GATE_UP, _joined),
     Move(r"mlp\.experts\.down_proj", ("ffn_down_exps.weight",)),
 )
+NEMOTRON_H = (
+    Move(r"mixer\.experts\.(up|down)_proj\.weight", ("ffn_{}_exps.weight",)),
+    Move(r"mixer\.gate\.weight", ("ffn_gate_inp.weight",)),
+)
+GEMMA4 = (Move(r"layer_scalar", ("layer_output_scale.weight",)),)

@@ -14,7 +14,11 @@ RECURRENT, SECTIONS = "attention.recurrent_layers", "rope.dimension_sections"
 LISTS = (PATTERN, RECURRENT, SECTIONS)
 """Keys whose lists have one value, not one for each layer."""
 _WITH_SECTIONS = ("qwen35", "qwen35moe")
-_WITH_WINDOW = ("olmo2", "exaone-moe")  # whose windows llama.cpp runs by layer, as a file says
+_WITH_WINDOW = (
+    "olmo2",
+    "exaone-moe",
+    "gemma4",
+)  # whose windows llama.cpp runs by layer, as a file says
 
 
 def scaling_keys(stored: Mapping[str, Any], get: Values) -> dict[str, tuple[Any, ...]]:
@@ -38,12 +42,13 @@ def scaling_keys(stored: Mapping[str, Any], get: Values) -> dict[str, tuple[Any,
     trained = get.rope("original_max_position_embeddings") or get("max_position_embeddings")
     scaling[original] = (context, trained if yarn else stored.get(original, context))
     log = get.rope("mscale_all_dim") if yarn else None  # of DeepSeek
-    scaling[f"{key}yarn_log_multiplier"] = (0, 0.1 * log if log else 0)
+    share = 1 if get.type == "ministral3" else 0.1
+    scaling[f"{key}yarn_log_multiplier"] = (0, share * log if log else 0)
     attention = get.rope("attention_factor")
     scaled = 1 + 0.1 * math.log(factor) if yarn and factor else 1
     if attention is not None and not math.isclose(attention, scaled, rel_tol=1e-6):
         scaling[f"{key}attn_factor"] = (1, f"scaled by {attention:g}")
-    if kind not in ("default", "linear", "yarn", "llama3", "dynamic"):
+    if kind not in ("default", "linear", "yarn", "llama3", "dynamic", "proportional"):
         scaling[f"{key}type"] = ("linear", kind)
     return scaling
 
@@ -109,7 +114,11 @@ def linear_attention_keys(
 def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
     """Return llama.cpp's divisors of frequencies (`rope_freqs.weight`); None without any."""
     get = Values(config)
-    if (get.rope("rope_type") or get.rope("type")) != "llama3":
+    kind = get.rope("rope_type") or get.rope("type")
+    if kind == "proportional":  # of Gemma 4: the others are not rotated
+        rotated = int(pairs * (get.rope("partial_rotary_factor") or 1))
+        return [1.0] * rotated + [1e30] * (pairs - rotated)
+    if kind != "llama3":
         return None
     theta, factor = get.rope("rope_theta"), get.rope("factor")
     low, high = get.rope("low_freq_factor"), get.rope("high_freq_factor")

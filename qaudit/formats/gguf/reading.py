@@ -72,8 +72,8 @@ class GgufFile:
         self._places: Mapping[str, FilePlace] = named
         self._layouts = {
             name: Stored(self.shape(name), bits_of(kinds[place.first]))
-            for name, place in self._places.items()
-            if kinds[place.first] not in _PLAIN
+            for name, place in named.items()
+            if kinds.get(place.first, "F32") not in _PLAIN
         }
 
     @property
@@ -106,6 +106,8 @@ class GgufFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places[name]
+        if place.numbers:
+            return self._numbers(name, place.numbers).shape
         shapes = [self._header.tensors[tensor].shape for tensor in place.tensors]
         if place.dense is not None:
             import torch
@@ -117,10 +119,18 @@ class GgufFile:
     def read(self, name: str) -> Tensor:
         """Return a dense tensor in float32, with rows where transformers has them."""
         place = self._places[name]
+        if place.numbers:
+            return self._numbers(name, place.numbers)
         tensors = [self._decoded(name, tensor, place.expert) for tensor in place.tensors]
         if place.dense is None:
             return tensors[0]
         return self._made(name, place.dense, tensors).contiguous()
+
+    def _numbers(self, name: str, numbers: tuple[float, ...]) -> Tensor:
+        import torch
+
+        is_scalar = name.endswith((".beta", ".eps"))
+        return torch.tensor(numbers[0] if is_scalar else numbers, dtype=torch.float32)
 
     def _made(self, name: str, dense: Dense, tensors: list[Tensor]) -> Tensor:
         try:
@@ -182,7 +192,7 @@ class GgufFile:
             if place.expert is not None:
                 _must_hold_expert(self._header.tensors[place.first], place.expert)
         placed = {tensor for place in places.values() for tensor in place.tensors}
-        unplaced = set(self._kinds) - placed - set(OF_NO_CONSEQUENCE)
+        unplaced = set(self._kinds) - placed - set(OF_NO_CONSEQUENCE) - self._of_later_tokens()
         if HEAD in unplaced and is_tied:
             unplaced.remove(HEAD)
             if not self._is_tied():
@@ -197,6 +207,13 @@ class GgufFile:
                 hint="give the model that the file was made from as the target",
             )
         return places
+
+    def _of_later_tokens(self) -> set[str]:
+        """Return the tensors of the blocks behind the last, which guess tokens ahead."""
+        blocks = int(self._header.number("block_count") or 0)
+        count = int(self._header.number("nextn_predict_layers") or 0)
+        starts = tuple(f"blk.{k}." for k in range(max(blocks - count, 0), blocks))
+        return {name for name in self._kinds if name.startswith(starts)} if starts else set()
 
     def _is_tied(self) -> bool:
         """Return whether the head is a copy of the embeddings, as OLMo 2 needs it."""
