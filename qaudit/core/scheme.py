@@ -162,6 +162,10 @@ class Scheme:
         """How many candidates of its scale each weight is rounded under, before one is taken."""
         return 0
 
+    def tried_weights(self, count: int) -> int:
+        """Return how many weights a GPU rounds at a time, of linears that have so many."""
+        return count
+
     @property
     def sampled_operations(self) -> int:
         """How many operations it takes with each number of the sampled inputs."""

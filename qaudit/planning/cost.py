@@ -89,7 +89,7 @@ def flops(sizes: Sizes, load: Load) -> float:
     weights = sizes.blocks * sizes.block_parameters
     active = sizes.blocks * sizes.active_parameters
     forward = 2.0 * active + 4.0 * sizes.blocks * text.context * sizes.hidden + BETWEEN * read
-    gram = 9 / 8 * sizes.blocks * (3 * sizes.hidden**2 + sizes.widest**2)
+    gram = 9 / 8 * sizes.blocks * _gram_products(sizes)
     evaluating = load.streams * (
         (text.evaluation_tokens + text.item_tokens) * forward
         + text.evaluation_tokens * sizes.vocabulary * (2.0 * sizes.hidden + BETWEEN)
@@ -105,6 +105,19 @@ def flops(sizes: Sizes, load: Load) -> float:
         work += BETWEEN * scheme.trials * weights
         work += scheme.sampled_operations * min(2 * SAMPLE, calibration_tokens) * read
     return work
+
+
+def _gram_products(sizes: Sizes) -> float:
+    """Return the products of a token with itself that Gram matrices of a block sum.
+
+    Those of experts are made one by one: of what a token's own experts read, which goes through
+    the first two linears of each once more.
+    """
+    if not sizes.experts:
+        return 3.0 * sizes.hidden**2 + sizes.widest**2
+    inner = sizes.expert_inner
+    of_expert = sizes.hidden**2 + inner**2 + 4 * sizes.hidden * inner
+    return 2.0 * sizes.hidden**2 + sizes.per_token * of_expert
 
 
 @cache

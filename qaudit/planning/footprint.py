@@ -93,10 +93,16 @@ class Footprint:
     def _stages_nbytes(self) -> tuple[int, ...]:
         """Return the memory of each stage: quantizing, the head, a block, learning."""
         sizes, load, itemsize = self.sizes, self.load, self.itemsize
-        quantizing = 16 * sizes.block_parameters + 12 * sizes.widest**2
+        # Experts are quantized one after another; their weights are kept as the model has them.
+        together = sizes.quantized_together
+        installed = (sizes.block_parameters - together) * itemsize
+        quantizing = 16 * together + installed + 12 * sizes.widest**2
         # Logits of full precision, its probabilities and a stream's, and every stream's batch.
         head = 12 * HEAD_ROWS * sizes.vocabulary
         if self.device != "cpu":  # parts of them are made once more, to subtract and to multiply
+            group = 2 * sizes.hidden * sizes.widest
+            tried = max((s.tried_weights(group) for s in load.schemes), default=0)
+            quantizing = max(quantizing, installed + 12 * tried)
             head = 16 * gpu_head_rows(sizes.vocabulary) * sizes.vocabulary
         head += load.streams * BATCH_TOKENS * sizes.hidden * itemsize
         forward = 8 * BATCH_TOKENS * sizes.widest * itemsize

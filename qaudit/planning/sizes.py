@@ -61,6 +61,18 @@ class Sizes:
         idle = self.expert_parameters * (self.experts - self.per_token) // self.experts
         return self.block_parameters - idle
 
+    @property
+    def quantized_together(self) -> int:
+        """Parameters of a block that are quantized side by side: its dense ones, or an expert."""
+        if not self.experts:
+            return self.block_parameters
+        return self.block_parameters - self.expert_parameters * (self.experts - 1) // self.experts
+
+    @property
+    def expert_inner(self) -> int:
+        """Columns of an expert's last linear, as if it had three that are alike."""
+        return self.expert_parameters // (3 * self.hidden * self.experts) if self.experts else 0
+
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
         """Read the sizes of the model in `folder` from its headers."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -22,6 +22,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.cost import Load
+from qaudit.planning.experts import with_experts
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import ResultStore
@@ -57,29 +58,46 @@ def whole(checkpoint, tmp_path_factory):
     return measurements, sorted(first.values())
 
 
+def held_and_planned(config, schemes, documents, folder):
+    """Return what a pass holds on the device at its peak, and what the plan says of it."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    context, batches = config.max_position_embeddings, []
+    for seed in (1, 2):
+        draw = np.random.default_rng(seed)
+        ids_DT = draw.integers(3, config.vocab_size, (documents, context))
+        windows = [Window(k, ids_T.astype(np.int32)) for k, ids_T in enumerate(ids_DT)]
+        batches.append(make_batches(windows, context))
+    with pretended() as device:
+        cuda = torch.device("cuda")
+        model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=cuda)
+        with HiddenStates(folder, 0, cuda) as states:  # on the host
+            run_blocks(model, Feed(*batches), schemes, states)
+    load = Load.of(schemes, TextSize(documents * context, documents * context, context))
+    sizes = with_experts(Sizes.read(folder), config.to_dict())
+    return device.reserved, Footprint(sizes, load, 4, 0, "cuda").memory_nbytes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("documents", "hidden", "inner", "vocabulary"),
-    [(10, 512, 1376, 2048), (4, 1024, 2752, 512)],
+    [(10, 512, 1376, 2048), (4, 768, 2048, 1024)],
 )
 def test_a_plan_names_what_a_device_holds(documents, hidden, inner, vocabulary, tmp_path):
     shape = {"hidden_size": hidden, "intermediate_size": inner, "vocab_size": vocabulary}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     config = LlamaConfig(**shape, **heads, max_position_embeddings=512)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    schemes, batches = parse_schemes(DEFAULT_SCHEMES), []
-    for seed in (1, 2):
-        ids_DT = np.random.default_rng(seed).integers(3, vocabulary, (documents, 512))
-        windows = [Window(k, ids_T.astype(np.int32)) for k, ids_T in enumerate(ids_DT)]
-        batches.append(make_batches(windows, 512))
-    with pretended() as device:
-        cuda = torch.device("cuda")
-        model = BlockModel(tmp_path, WeightFolder(tmp_path), dtype=torch.float32, device=cuda)
-        with HiddenStates(tmp_path, 0, cuda) as states:  # on the host
-            run_blocks(model, Feed(*batches), schemes, states)
-    load = Load.of(schemes, TextSize(documents * 512, documents * 512, 512))
-    planned = Footprint(Sizes.read(tmp_path), load, 4, 0, "cuda").memory_nbytes
-    assert device.reserved / 1.5 < planned < 1.5 * device.reserved
+    held, planned = held_and_planned(config, parse_schemes(DEFAULT_SCHEMES), documents, tmp_path)
+    assert held / 1.5 < planned < 1.5 * held
+
+
+def test_a_plan_names_what_a_device_holds_of_a_mixture(tmp_path):
+    shape = {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    experts = {"num_experts": 32, "num_experts_per_tok": 2}
+    config = OlmoeConfig(**shape, **heads, **experts, max_position_embeddings=256)
+    schemes = parse_schemes(["gptq-4bit,awq-4bit"])
+    held, planned = held_and_planned(config, schemes, 8, tmp_path)
+    assert held / 1.5 < planned < 1.5 * held
 
 
 def must_go_on(checkpoint, whole, folder, numbers):

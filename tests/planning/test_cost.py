@@ -264,6 +264,25 @@ def test_a_token_is_priced_by_the_experts_that_read_it(fused):
     assert everyone - routed == pytest.approx(2 * calibration * 2 * 6 * 3 * 32 * 64)
 
 
+def test_gram_matrices_of_experts_are_priced_by_those_that_read_a_token():
+    sizes = mixture(fused=False)
+    of_expert = sizes.hidden**2 + 32**2 + 4 * sizes.hidden * 32  # and gate and up once more
+    assert cost._gram_products(sizes) == 2 * sizes.hidden**2 + 2 * of_expert
+    assert cost._gram_products(SMALL) == 3 * 64**2 + 160**2
+
+
+def test_experts_are_quantized_one_after_another():
+    sizes = mixture(fused=False)
+    one = sizes.expert_parameters // 8
+    assert sizes.quantized_together == sizes.block_parameters - 7 * one
+    assert SMALL.quantized_together == SMALL.block_parameters
+    quantizing, of_every_expert = (
+        Footprint(size, load(), 2, 0)._stages_nbytes()[0]
+        for size in (sizes, replace(sizes, experts=0))
+    )
+    assert of_every_expert - quantizing == (16 - 2) * 7 * one
+
+
 def test_a_plan_names_the_gates_it_leaves_and_the_memory_of_experts():
     notes = list(expert_notes(mixture(fused=False), Recipe(("here",))))
     assert notes[0].startswith("2 of 8 experts in a layer read a token")

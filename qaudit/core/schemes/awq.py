@@ -128,6 +128,9 @@ class Awq(Scheme):
     def compares_modules(self) -> bool:
         return self.modules
 
+    def tried_weights(self, count: int) -> int:
+        return min(GPU_CHUNK, len(RATIOS[self.ratios]) * count)
+
     @property
     def experts_see_all(self) -> bool:
         return self.all_tokens
