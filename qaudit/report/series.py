@@ -75,6 +75,19 @@ def trunk(view: View) -> tuple[Subject, ...]:
     return tuple(s for s, on in zip(view.checkpoints, marked, strict=True) if on)
 
 
+def runs(view: View, where: Axis) -> list[list[Subject]]:
+    """Split the main line where it goes back: what does not come later begins another run."""
+    apart: list[list[Subject]] = []
+    for subject in trunk(view):
+        last = where.positions[apart[-1][-1].label] if apart else -math.inf
+        if where.positions[subject.label] > last:
+            apart = apart or [[]]
+            apart[-1].append(subject)
+        else:
+            apart.append([subject])
+    return apart
+
+
 def soup_position(where: Axis, k: int, of: int = 1) -> float:
     """Return a place a little after the last checkpoint: a soup is no later, only made of it."""
     low, high = min(where.positions.values()), max(where.positions.values())
@@ -94,9 +107,11 @@ def phases(view: View, where: Axis) -> tuple[Phase, ...]:
     """Return where the learning rate is held, falls and rises, if it is known."""
     if not knows_rates(view):
         return ()
-    points = [(where.positions[s.label], s.first.learning_rate or 0.0) for s in trunk(view)]
+    pairs = [pair for run in runs(view, where) for pair in pairwise(run)]
     joined: list[Phase] = []
-    for (begin, before), (end, after) in pairwise(points):
+    for a, b in pairs:
+        begin, end = where.positions[a.label], where.positions[b.label]
+        before, after = a.first.learning_rate or 0.0, b.first.learning_rate or 0.0
         same = math.isclose(before, after, rel_tol=1e-6)
         name = "held" if same else "falls" if after < before else "rises"
         if joined and joined[-1].name == name:

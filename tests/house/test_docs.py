@@ -81,12 +81,14 @@ def test_the_page_of_findings_is_up_to_date() -> None:
     assert FINDINGS.read_text(encoding="utf-8") == findings(), "run `make readme`"
 
 
-def test_every_page_stands_once_in_the_index_and_once_on_the_site() -> None:
+def test_every_page_stands_once_in_the_index_and_once_on_the_site_by_one_title() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^- \[([\w-]+\.md)\]\(\1\): \S", index, re.M)
-    site = re.findall(r'"([\w-]+\.md)" }', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    listed = re.findall(r"^- \[(.+?)\]\(([\w-]+\.md)\): \S", index, re.M)
+    navigation = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    site = re.findall(r'{ "(.+?)" = "([\w-]+\.md)" }', navigation)
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
-    assert sorted(listed) == sorted(site) == sorted(pages)
+    assert sorted(listed) == sorted(site)
+    assert sorted(page for _, page in listed) == sorted(pages)
 
 
 def test_the_pages_that_people_write_stay_short() -> None:

@@ -7,7 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, starmap
 from pathlib import Path
 
 import matplotlib.image
@@ -282,6 +282,29 @@ def test_the_line_is_the_relative_error_along_the_main_line() -> None:
     # Ingredients beside the main line are lines of their own, from the state they decay from.
     fork = line.points[tokens.index(max(t for t in tokens if t in stage_tokens(view)))]
     assert [path.points[0] for path in siblings if isinstance(path, Line)] == [fork, fork]
+
+
+def test_runs_side_by_side_are_lines_of_their_own() -> None:
+    plain = sample.many(6, 2)
+
+    def anew(k: int, subject: Subject) -> Subject:
+        first, step = subject.first, k % 3
+        stage = ("half", "tenth")[k // 3]
+        again = replace(
+            first, step=step, tokens=8192 * step, stage=stage, ingredient=None, family=None
+        )
+        return replace(subject, members=((again, 1.0),))
+
+    audit = replace(plain, subjects=tuple(starmap(anew, enumerate(plain.subjects))))
+    view = View(audit)
+    drawing = figure(audit, "trajectory")
+    lines = [path.points for path in parts(drawing, Line, "line") if isinstance(path, Line)]
+    assert len(lines) >= 2 * len(view.schemes)
+    assert {len(points) for points in lines} == {3}
+    assert all(a[0] < b[0] for points in lines for a, b in pairwise(points))
+    assert not {"half", "tenth"} & set(texts(drawing))
+    assert "a line for each run" in drawing.note
+    assert all(phase.begin < phase.end for phase in phases(view, axis(view)))
 
 
 def stage_tokens(view: View) -> set[float]:

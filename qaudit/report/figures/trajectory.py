@@ -32,7 +32,7 @@ from qaudit.report.figures.frame import (
 )
 from qaudit.report.figures.style import Look, fitted, looks, name
 from qaudit.report.format import count, percent, pixels_of, printable
-from qaudit.report.series import Axis, axis, knows_rates, phases, soup_position, trunk
+from qaudit.report.series import Axis, axis, knows_rates, phases, runs, soup_position, trunk
 from qaudit.report.views import View
 from qaudit.types import Interval, Subject
 
@@ -146,7 +146,11 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
         for subject, x in placed
         if (error := view.error(subject.label, scheme)) and math.isfinite(error.estimate)
     ]
-    parts = frame.curve([(x, error) for s, x, error in points if s.label in main], up, look)
+    parts: list[Part] = []
+    at = {subject.label: (x, error) for subject, x, error in points}
+    for run in runs(view, where):
+        if measured := [at[subject.label] for subject in run if subject.label in at]:
+            parts += frame.curve(measured, up, look)
     parts += _siblings(view, {s.label: (x, up.at(e.estimate)) for s, x, e in points}, look)
     for subject, x, error in points:
         soup, on_main = subject.kind == "soup", subject.label in main
@@ -213,7 +217,9 @@ def _stages(view: View, where: Axis, along: Scale, floor: float) -> Iterator[Par
     """Mark the ends of stages, and name stages and soups above where there is room."""
     ends = sorted(where.stage_ends.items(), key=lambda pair: pair[1])
     begin, names = min(where.positions.values()), []
-    for stage, end in ends if len(ends) > 1 else []:
+    if len(ends) < 2 or len(runs(view, where)) > 1:  # runs side by side end at the same place
+        ends = []
+    for stage, end in ends:
         names.append((stage, along.at((begin + end) / 2)))
         begin = end
     for _, end in ends[:-1]:
@@ -246,13 +252,17 @@ def _falls(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
 
 def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
     """Draw the learning rate along the main line, and name its phases."""
-    rates = [(where.positions[s.label], s.first.learning_rate or 0.0) for s in trunk(view)]
-    peak = max(rate for _, rate in rates)
+    rates = [
+        [(where.positions[s.label], s.first.learning_rate or 0.0) for s in run]
+        for run in runs(view, where)
+    ]
+    peak = max(rate for run in rates for _, rate in run)
     up = Scale(0.0, peak or 1.0, floor - 6, floor - RATE_HEIGHT, (0.0, peak) if peak else (0.0,))
-    points = [(along.at(x), up.at(rate)) for x, rate in rates]
+    lines = [tuple((along.at(x), up.at(rate)) for x, rate in run) for run in rates]
+    points = [point for drawn in lines for point in drawn]
     parts = frame.axis_left(up, LEFT, RIGHT, "{:.2g}".format)
     parts += [Label("learning rate", 0, floor - RATE_HEIGHT - 12, "faint")]
-    parts += [Path(tuple(points), "line ink")]
+    parts += [Path(drawn, "line ink") for drawn in lines]
     parts += [frame.mark("o", x, y, "faint") for x, y in points] if len(points) <= MANY else []
     named = [(p.name, along.at((p.begin + p.end) / 2)) for p in phases(view, where)]
     parts += _in_a_row(named, floor - 12, LEFT, "faint bare")
@@ -266,6 +276,8 @@ def _key(view: View) -> str:
     words = [f"bands: {level} intervals over {view.unit}s{draws}"]
     if len(trunk(view)) < len(view.checkpoints):
         words.append("hollow, on lines of their own: other ingredients")
+    if len(runs(view, axis(view))) > 1:
+        words.append("a line for each run")
     if view.soups:
         words.append("star: soup" if len(view.soups) == 1 else "stars: soups")
     if any(phase.name == "falls" for phase in phases(view, axis(view))):
