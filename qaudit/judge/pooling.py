@@ -76,13 +76,15 @@ class Columns:
 def columns_of(
     table: Measurements, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
 ) -> Columns | None:
-    """Return the columns of cells; None where a sum is missing or not finite."""
+    """Return the columns of cells; None where a sum is missing, not finite, or over no token."""
     columns = [column_of(table, cell, split, sums) for cell in cells]
     present = [column for column in columns if column is not None]
     if len(present) < len(columns) or not present:
         return None
     counts = sure_tokens if sums is sure_flips else scored_tokens
     tokens = counts(table.draws(*cells[0])[0].evidence)[table.scored(split)]
+    if not tokens.any():
+        return None
     noises = [noise_of(table, cell, split, sums) for cell in cells]
     return Columns((*present, tokens), (*map(noise_in, noises), None))
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from qaudit.core.sizes import size as size  # the one place where sizes are printed
 from qaudit.errors import UsageError
-from qaudit.types import Interval
+from qaudit.types import Interval, typical_change
 
 NOT_MEASURED = "-"
 NO_CHANGE = "0"
@@ -36,6 +36,12 @@ def renderer_of(form: str, formats: Mapping[str, Callable[[Value], str]]) -> Cal
 def shown(value: Value | None, show: Callable[[Value], str]) -> str:
     """Print a value; `-` where it was not measured."""
     return NOT_MEASURED if value is None else show(value)
+
+
+def typical_percent(kl: float) -> str:
+    """Print by how many percent the probability of a token typically changes."""
+    change = 100 * typical_change(kl)
+    return f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
 
 
 def percent(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
-from qaudit.report.format import listing, percent, plural, spread
+from qaudit.report.format import listing, percent, plural, spread, typical_percent
 from qaudit.report.views import View
 from qaudit.types import (
     NEAR_BASELINE,
@@ -19,7 +19,6 @@ from qaudit.types import (
     NextStep,
     Status,
     Verdict,
-    typical_change,
 )
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
@@ -283,7 +282,7 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
 
 
 def change_of_probability(kl: float) -> str:
-    return f"the probability of a token changes by about {100 * typical_change(kl):.2g} %"
+    return f"the probability of a token changes by about {typical_percent(kl)} %"
 
 
 def _least(view: View, one: ClassVerdict) -> Iterator[str]:

@@ -491,7 +491,7 @@ def test_sure_tokens_that_changed_are_judged_by_their_share_of_sure_tokens() -> 
     flips = np.stack([tokens * 0 + 20, tokens * 0 + 5, draw.integers(0, 2, 60), tokens * 0], 1)
     sums = ByConfidence(counts, counts * 0.01, flips)
 
-    def with_sums(m: Measurement) -> Measurement:
+    def with_sums(m: Measurement, sums: ByConfidence = sums) -> Measurement:
         quantized = with_divergence(m, 0.02)
         assert quantized.evidence.fidelity is not None
         fidelity = replace(quantized.evidence.fidelity, by_confidence=sums)
@@ -506,3 +506,9 @@ def test_sure_tokens_that_changed_are_judged_by_their_share_of_sure_tokens() -> 
     assert check.outcome == "pass"
     answer, _ = gated([m if m.scheme == "fp" else with_divergence(m, 0.02) for m in rows], policy)
     assert [check.outcome for check in answer.checks] == ["missing"]
+    counts[:, 1] += counts[:, 2:].sum(1)
+    unsure = ByConfidence(counts * [1, 1, 0, 0], sums.kl_sum, flips * [1, 1, 0, 0])
+    answer, _ = gated([m if m.scheme == "fp" else with_sums(m, unsure) for m in rows], policy)
+    (check,) = answer.checks
+    assert check.outcome == "missing"
+    assert "gives no token of these documents at least 0.5" in check.message

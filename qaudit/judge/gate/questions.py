@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qaudit.judge.fidelity import disagreements, reroutings, sure_flips
+from qaudit.judge.fidelity import disagreements, reroutings, sure_flips, sure_tokens
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import (
@@ -182,11 +182,8 @@ def question_of(
     table = audit.table
     plain = Question(rule, table, label, scheme, split)
     absent, hint = _unmeasured(table, plain.own), _MEASURE
-    if not absent and plain.record.of_fidelity and _uncompared(plain, table):
-        absent = f"{plain.record.compared} of `{label}` under {scheme} was not measured"
-        hint = "scan again: this version measures it"
-        if plain.record.sums == "reroutings":
-            hint = "only models with experts have it, unless `--routing reference` replays it"
+    if not absent and plain.record.of_fidelity:
+        absent, hint = _uncompared(plain, table)
     if not absent and rule.strata and not plain.is_grouped:
         absent, hint = "the documents are not grouped", "scan with `--strata FIELD`"
     if not absent and plain.record.of_tasks:
@@ -210,10 +207,24 @@ def question_of(
     return Question(rule, table, label, scheme, split, columns=(cells,))
 
 
-def _uncompared(question: Question, table: Measurements) -> bool:
-    sums = SUMS[question.record.sums]
-    draws = table.draws(question.subject, question.scheme or FULL_PRECISION)
-    return any(bool(np.isnan(sums(draw.evidence)).any()) for draw in draws)
+def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:
+    """Return why a stream was not compared with full precision, and a hint; '' where it was."""
+    label, scheme, record = question.subject, question.scheme or FULL_PRECISION, question.record
+    draws = table.draws(label, scheme)
+    if any(bool(np.isnan(SUMS[record.sums](draw.evidence)).any()) for draw in draws):
+        hint = "scan again: this version measures it"
+        if record.sums == "reroutings":
+            hint = "only models with experts have it, unless `--routing reference` replays it"
+        return f"{record.compared} of `{label}` under {scheme} was not measured", hint
+    scored = table.scored(question.split)
+    if record.sums == "sure_flips" and not any(
+        sure_tokens(draw.evidence)[scored].any() for draw in draws
+    ):
+        return (
+            f"full precision of `{label}` gives no token of these documents at least 0.5",
+            "measure more documents, or text that the model is surer of: `--evaluation`",
+        )
+    return "", ""
 
 
 def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:

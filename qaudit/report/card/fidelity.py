@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qaudit.report import document as doc
 from qaudit.report.card.noise import divergence_floor
-from qaudit.report.format import listing, percent, shown, spread
+from qaudit.report.format import listing, percent, shown, spread, typical_percent
 from qaudit.report.verdict import NOT_A_RANK
 from qaudit.report.views import View
-from qaudit.types import NEAR_BASELINE, MeasurementRow, Subject, typical_change
+from qaudit.types import NEAR_BASELINE, MeasurementRow, Subject
 
 COLUMNS = doc.columns(
     "scheme",
@@ -71,7 +71,7 @@ def _row(view: View, score: MeasurementRow) -> doc.TableRow:
     cells = (
         doc.cell(score.scheme),
         doc.interval_cell(spread(score.kl)),
-        doc.cell(f"{100 * typical_change(score.kl.estimate):.2g}"),
+        doc.cell(typical_percent(score.kl.estimate)),
         *(doc.interval_cell(shown(divergence, spread)) for divergence in divergences),
         doc.cell(shown(score.kl_max, "{:.3g}".format)),
         doc.interval_cell(shown(score.top1_agreement, percent)),
