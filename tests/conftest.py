@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 
 FREE_NBYTES = 16 * 2**30
 
+CACHES = itertools.count()
 INPUTS = [0]  # generated for property tests, in this process and in finished workers
 
 
@@ -87,29 +89,28 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     INPUTS[0] += getattr(node, "workeroutput", {}).get("inputs", 0)
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    for name in list(os.environ):
-        if name.startswith("QAUDIT_"):
-            monkeypatch.delenv(name)
-    cache = tmp_path_factory.getbasetemp() / f"qaudit-cache-{uuid.uuid4().hex}"
-    monkeypatch.setenv("QAUDIT_CACHE", str(cache))  # one for each test, made if it is used
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Pin what is free, too: plans and routes depend on it, and other processes take some."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in list(os.environ):
+            if name.startswith("QAUDIT_"):
+                patched.delenv(name)
+        with suppress(ImportError):  # the environment of the kernels' tests has none
+            import psutil
+
+            memory = psutil.virtual_memory()._replace(available=FREE_NBYTES)
+            patched.setattr(psutil, "virtual_memory", lambda: memory)
+            no_cgroups = tmp_path_factory.getbasetemp() / "no-cgroups"
+            patched.setattr("qaudit.host.CGROUPS", no_cgroups)
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _enough_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Pin what is free: plans and routes depend on it, and other processes take some."""
-    try:
-        import psutil
-    except ImportError:  # the environment of the kernels' tests has none, and needs none
-        return
-    memory = psutil.virtual_memory()._replace(available=FREE_NBYTES)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr("qaudit.host.CGROUPS", tmp_path_factory.getbasetemp() / "no-cgroups")
+def _named_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Name a cache for each test, made if it is used."""
+    cache = tmp_path_factory.getbasetemp() / f"qaudit-cache-{next(CACHES)}"
+    os.environ["QAUDIT_CACHE"] = str(cache)
 
 
 @pytest.fixture
