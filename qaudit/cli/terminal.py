@@ -85,6 +85,9 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `qaudit report out | head`
         _discard(stream)
+    except OSError:  # a full disk: Python would say so again at its end
+        _discard(stream)
+        raise
 
 
 def _discard(stream: TextIO) -> None:

@@ -76,7 +76,9 @@ def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bo
     numbered = [f"{number} {text}" for text, number in notes.numbers.items()]
     remarks = ["From its family's file:", *catalog.remarks] if catalog.remarks else []
     below = (catalog.refusals, [*numbered, *also], _inferred(catalog), remarks)
-    legend = "* selected   - not known, or not checked (`--check` reads every tree)"
+    every = all(catalog.size_of(checkpoint) is not None for checkpoint in catalog.checkpoints)
+    legend = "* selected   - not known"
+    legend += "" if every else ", or not checked (`--check` reads every tree)"
     parts = [_filled(_head(catalog), width), "\n".join(table)]
     parts += ["\n".join(_filled(line, width) for line in lines) for lines in below if lines]
     return inert("\n\n".join([*parts, legend]) + "\n")

@@ -450,6 +450,20 @@ def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path, ending: str) 
     assert (done.returncode, done.stderr) == (2, b"")
 
 
+def test_a_result_that_the_disk_does_not_take_is_one_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$0" -c "$1" list schemes >/dev/full', sys.executable, COMMAND],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: `output`: no space left on device\n")
+    assert "Exception ignored" not in done.stderr
+
+
 def test_whoever_stops_listening_to_the_talk_changes_no_code(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

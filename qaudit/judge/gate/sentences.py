@@ -24,8 +24,14 @@ def sentence(question: Question, interval: Interval, against: str | None, docume
         text += f" in `{against}`, the worst stratum"
     if question.rule.tasks is not None:
         text += f" in `{against}`, the worst task"
-    bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} {unit}"
-    return f"{text}, and the margin is {bound}"
+    return f"{text}, and the margin is {bound_of(margin, unit)}"
+
+
+def bound_of(margin: float, unit: Unit) -> str:
+    """Print a margin: `2 %`, `1 nat`, `0.5 nats`."""
+    if unit == "fraction":
+        return f"{100 * margin:g} %"
+    return f"{margin:g} {unit.removesuffix('s') if margin == 1 else unit}"
 
 
 def in_unit(interval: Interval, unit: Unit) -> str:

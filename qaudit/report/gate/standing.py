@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from qaudit.judge.gate.sentences import in_unit
+from qaudit.judge.gate.sentences import bound_of, in_unit
 from qaudit.report.format import NOT_MEASURED, listing, percent, shown, spread
 from qaudit.types import Check, CheckStanding, Gate
 
@@ -112,10 +112,8 @@ def margin(check: Check) -> str:
     """Print the margin in the unit of the value."""
     if check.margin is None:
         return NOT_MEASURED
-    if check.unit == "fraction":
-        return f"{100 * check.margin:g} %"
     least = "at least " if check.record is not None and check.record.at_least else ""
-    return f"{least}{check.margin:g} {check.unit}"
+    return f"{least if check.unit != 'fraction' else ''}{bound_of(check.margin, check.unit)}"
 
 
 def where(check: Check) -> str:
