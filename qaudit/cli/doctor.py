@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from qaudit.cli.options import AsJson
 from qaudit.cli.terminal import print_result
-from qaudit.report.terminal import columns_of_terminal
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ def doctor(as_json: AsJson = False) -> int:
 
 
 def _text(facts: Sequence[Fact]) -> str:
+    from qaudit.report.terminal import columns_of_terminal
+
     width = max(len(fact.name) for fact in facts)
     lines = [f"qaudit {__version__}"]
     for about, group in groupby(facts, key=lambda fact: fact.about):

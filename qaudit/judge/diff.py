@@ -76,6 +76,11 @@ class Side:
         """The evidence of one measurement; all have the same documents."""
         if not self.measurements:
             raise AuditError(f"`{self.name}` measured nothing", hint="name an audit that did")
+        if not self.measurements[0].evidence.document_sha256:
+            raise AuditError(
+                f"`{self.name}` has imported answers alone, and no loss to compare",
+                hint="scan the weights of both",
+            )
         return self.measurements[0].evidence
 
     @cached_property

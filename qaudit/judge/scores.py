@@ -48,7 +48,7 @@ def score(
     used = tokens > 0
     full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
     relative = change = share = needed = None
-    if full is not None and is_finite(full) and is_finite(measured):
+    if full is not None and is_finite(full) and is_finite(measured) and used.any():
         pair = nll[used], full.evidence.nll_sum[used]
         relative = statistics.relative_error(*pair, confidence)
         change = statistics.absolute_change(*pair, tokens[used], confidence)

@@ -51,6 +51,11 @@ def choices(
     An objective that compares classes chooses once. Soups in `searched` were made for the documents
     to choose on, and are judged on the others.
     """
+    if not table.documents:  # imported answers alone: without losses nothing is chosen
+        names = classes or classes_of(table)
+        return tuple(
+            ClassVerdict(name, "off", "undecided", None, None, "", documents=0) for name in names
+        )
     fewest = _cheapest(table, objective, classes)
     if fewest is not None:
         return (_of_cheapest(table, objective, fewest, searched),)

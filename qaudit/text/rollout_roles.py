@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from qaudit.types import ANSWER, REASONING, ROLES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _TAIL = 8  # tokens at the end of a prompt in which a template may begin the reasoning
 
@@ -38,6 +40,8 @@ def roles_of(
     prompt: Sequence[int], new_ids: Sequence[int], markers: Sequence[TokenMarker]
 ) -> npt.NDArray[np.int8]:
     """Return the place in `ROLES` of each token that was written."""
+    import numpy as np
+
     tail = tuple(prompt[-_TAIL:])
     ids, first = (*tail, *new_ids), len(tail)
     roles = np.full(len(ids), ROLES.index(ANSWER), dtype=np.int8)

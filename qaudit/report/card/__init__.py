@@ -100,7 +100,24 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
 
 def document(view: View) -> doc.Page:
     """Return one screen, and every section in the order of the card."""
-    sections = [
+    has_text = view.documents > 0 or not view.audit.measurements
+    sections = _of_scan(view) if has_text else _of_answers(view)
+    blocks = (*screen(view), *(section for section in sections if section.blocks))
+    return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
+
+
+def _of_answers(view: View) -> list[doc.Section]:
+    """Return the sections of imported answers alone."""
+    return [
+        doc.Section("Policy checks", policy_section(view), 1, LONG),
+        doc.Section("Tasks", tasks_section(view), 5, LONG),
+        doc.Section("Tasks", accuracies_section(view), 5, ("terminal",)),
+        doc.Section("Ignores applied", ignores_section(view), 1, LONG),
+    ]
+
+
+def _of_scan(view: View) -> list[doc.Section]:
+    return [
         doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
         doc.Section("Policy checks", policy_section(view), 1, LONG),
         doc.Section("Added loss", errors_section(view), 0, LONG),
@@ -122,8 +139,6 @@ def document(view: View) -> doc.Page:
         doc.Section("Ignores applied", ignores_section(view), 1, LONG),
         doc.Section("Reproduce", reproduce_section(view), 0, LONG),
     ]
-    blocks = (*screen(view), *(section for section in sections if section.blocks))
-    return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
 
 
 def screen(view: View) -> tuple[doc.Block, ...]:
@@ -132,7 +147,7 @@ def screen(view: View) -> tuple[doc.Block, ...]:
     blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
     return (
         *blocks,
-        *candidates(view),
+        *(candidates(view) if view.documents else ()),
         *(series_picture(view) or picture(view, "pareto") or picture(view, "shipped")),
     )
 
