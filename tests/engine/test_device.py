@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core import fidelity
+from qaudit.core import fidelity, rows
 from qaudit.core.clipped import fit_searched
 from qaudit.core.gguf.pack import pack
 from qaudit.core.gram import InputsAccumulator
@@ -172,7 +172,7 @@ def test_the_limit_of_hidden_states_holds_on_the_device_too():
 def test_the_head_takes_what_the_plan_prices(monkeypatch):
     logits_NV = torch.randn(256, 1000, generator=torch.Generator().manual_seed(0))
     targets_N = torch.arange(256)
-    monkeypatch.setattr(fidelity, "_CUDA_ELEMENTS", logits_NV.numel() // 4)  # as of 2**26
+    monkeypatch.setattr(rows, "_CUDA_ELEMENTS", logits_NV.numel() // 4)  # as of 2**26
     with pretended() as device:
         targets_N = targets_N.to("cuda")
         reference = fidelity.Reference.of(logits_NV.to("cuda"), targets_N)
