@@ -152,10 +152,12 @@ class Reference:
         # In float64: the two are close, and each is rounded already.
         shift_N1 = highest_N1.double() - self.highest_N1[part].double()
         shift_N1 += (total_N1.double() / self.total_N1[part].double()).log()
-        torch.sub(q_NV, self.logits_NV[part], out=work_NV)
         if q_NV.device.type == "cpu":
+            p_NV = self.logits_NV[part].float()  # two passes are faster than one of two dtypes
+            torch.sub(q_NV, p_NV, out=work_NV)
             return nll_N, self._divergence(part, q_NV, work_NV, shift_N1), same_N
         # To be told which rows are small a GPU would wait, and it is memory that takes its time.
+        torch.sub(q_NV, self.logits_NV[part], out=work_NV)
         kl_N = _excess(work_NV.sub_(shift_N1.float()), self.weights_NV[part])
         kl_N = (kl_N / self.total_N1[part].squeeze(1)).clamp_(min=0)
         return nll_N, _finite(kl_N, self.logits_NV[part], q_NV), same_N
@@ -164,27 +166,24 @@ class Reference:
         """Return the divergence of rows whose logits moved by so much."""
         import torch
 
-        moved_N1 = moves_NV.mul_(self.weights_NV[part]).sum(1, keepdim=True).double()
+        moved_N1 = (moves_NV * self.weights_NV[part]).sum(1, keepdim=True).double()
         moved_N1 /= self.total_N1[part]
         kl_N1 = shift_N1 - moved_N1
         trusted_N1 = torch.isfinite(kl_N1) & (kl_N1 > _TRUSTED * (1 + moved_N1.abs()))
         kl_N, small_S = kl_N1.squeeze(1).float(), (~trusted_N1.squeeze(1)).nonzero().squeeze(1)
         if len(small_S):
-            kl_N[small_S] = self._small(part, small_S, q_NV, shift_N1)
+            v_NV = moves_NV.sub_(shift_N1.float())
+            kl_N[small_S] = self._small(part, small_S, q_NV, v_NV)
         return kl_N
 
-    def _small(self, part: slice, small_S: Tensor, q_NV: Tensor, shift_N1: Tensor) -> Tensor:
+    def _small(self, part: slice, small_S: Tensor, q_NV: Tensor, v_NV: Tensor) -> Tensor:
         """Return the divergence of rows where it is small, or where it is not finite."""
-        import torch
-
-        rows = self.logits_NV[part], self.weights_NV[part], self.total_N1[part]
-        tensors: tuple[Tensor, ...] = (q_NV, shift_N1, *rows)
+        tensors = v_NV, self.weights_NV[part], self.total_N1[part]
+        # Two at least: of a single row threads would split the sum, which then ends otherwise.
+        rows_S = small_S if len(small_S) > 1 or len(q_NV) == 1 else small_S.repeat(2)
         if len(small_S) < len(q_NV):
-            # Two at least: of a single row threads would split the sum, which then ends otherwise.
-            rows_S = small_S if len(small_S) > 1 else small_S.repeat(2)
-            tensors = tuple(tensor[rows_S] for tensor in tensors)
-        q_SV, shift_S1, p_SV, weights_SV, total_S1 = tensors
-        v_SV = torch.sub(q_SV, p_SV).sub_(shift_S1.float())
+            tensors = v_NV[rows_S], tensors[1][rows_S], tensors[2][rows_S]
+        v_SV, weights_SV, total_S1 = tensors
         terms_SV = (v_SV * weights_SV).mul_(v_SV)
         kl_S = terms_SV.sum(1) / 2
         kl_S += terms_SV.mul_(v_SV).sum(1) / 6
@@ -195,7 +194,7 @@ class Reference:
             far_F = far_F if len(far_F) > 1 else far_F.repeat(2)
             kl_S[far_F] = _excess(v_SV[far_F], weights_SV[far_F])
         kl_S = (kl_S / total_S1.squeeze(1)).clamp_(min=0)
-        return _finite(kl_S, p_SV, q_SV)[: len(small_S)]
+        return _finite(kl_S, self.logits_NV[part], q_NV, rows_S)[: len(small_S)]
 
 
 def _excess(v_NV: Tensor, weights_NV: Tensor) -> Tensor:
@@ -205,14 +204,16 @@ def _excess(v_NV: Tensor, weights_NV: Tensor) -> Tensor:
     return torch.expm1(v_NV).sub_(v_NV).mul_(weights_NV).sum(1)
 
 
-def _finite(kl_N: Tensor, p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """Return divergences, by the definition where they are not finite."""
+def _finite(
+    kl_S: Tensor, p_NV: Tensor, q_NV: Tensor, rows_S: Tensor | slice = slice(None)
+) -> Tensor:
+    """Return divergences of some rows, by the definition where they are not finite."""
     import torch
 
-    odd_N = ~torch.isfinite(kl_N)
-    if bool(odd_N.any()):
-        kl_N[odd_N] = divergence(p_NV[odd_N], q_NV[odd_N]).float()
-    return kl_N
+    odd_S = ~torch.isfinite(kl_S)
+    if bool(odd_S.any()):
+        kl_S[odd_S] = divergence(p_NV[rows_S][odd_S], q_NV[rows_S][odd_S]).float()
+    return kl_S
 
 
 def output_error(full_ND: Tensor, hidden_ND: Tensor) -> Tensor | None:
