@@ -92,13 +92,6 @@ def _without_copy(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     return candidates
 
 
-def find_checkpoints(
-    target: str | Path, recipe: Recipe | None = None, *, hashed: bool = True
-) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of one target in the order in which they were trained."""
-    return find_all([str(target)], recipe, hashed=hashed)
-
-
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Read every weight file and small file once and keep the hash of its bytes."""
     return tuple(_with_files(c, folder_of(c)) for c in checkpoints)

@@ -26,7 +26,7 @@ from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
-from qaudit.model.head import chunk_rows, chunked_nll
+from qaudit.model.head import chunk_rows, chunked_nll, target_nll
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
@@ -78,7 +78,7 @@ class BlockModel:
         self._set_stubs(returns=0)
         self._fill_front_and_head()
         width = self._check_links()
-        self._inspector = Inspector(width, self._heads(), dtype, device, self.experts.gates)
+        self._inspector = Inspector(width, Heads.of(self.config), dtype, device, self.experts.gates)
 
     def prove_rotations(self) -> None:
         """Let every block say which of its outputs can be rotated."""
@@ -175,25 +175,9 @@ class BlockModel:
     def target_nll(
         self, hidden_BTD: Tensor, rows_Q: Tensor, targets_Q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a token after each of some rows, in fp32, and if it is the likeliest.
-
-        A row may be asked for several tokens; it goes through the head once.
-        """
+        """Return the loss of a token after each of some rows, and if it is the likeliest."""
         hidden_ND = hidden_BTD.to(self.device).reshape(-1, hidden_BTD.shape[-1])
-        read_U, places_Q = torch.unique(rows_Q, return_inverse=True)
-        nll_Q = torch.zeros(len(rows_Q), dtype=torch.float32)
-        greedy_Q = torch.zeros(len(rows_Q), dtype=torch.bool)
-        step = chunk_rows(self._vocabulary, self.device)
-        for start in range(0, len(read_U), step):
-            rows_U = read_U[start : start + step].to(self.device)
-            logits_UV = self.logits(hidden_ND[rows_U][None])[0].float()
-            some = torch.nonzero((places_Q >= start) & (places_Q < start + step)).squeeze(1)
-            at_Q = (places_Q[some] - start).to(self.device)
-            wanted_Q = targets_Q[some].to(self.device)
-            total_U = logits_UV.logsumexp(1)
-            nll_Q[some] = (total_U[at_Q] - logits_UV[at_Q, wanted_Q]).cpu()
-            greedy_Q[some] = (logits_UV.argmax(1)[at_Q] == wanted_Q).cpu()
-        return nll_Q, greedy_Q
+        return target_nll(self.logits, hidden_ND, rows_Q, targets_Q, self.head_rows)
 
     @torch.no_grad()
     def nll(self, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
@@ -320,18 +304,6 @@ class BlockModel:
         block = Block(index, module, groups, notes, arguments, self.num_blocks)
         block.experts = self.experts
         return block
-
-    def _heads(self) -> Heads:
-        config = self.config.get_text_config()
-        try:
-            query = int(getattr(config, "num_attention_heads", 0) or 0)
-            key_value = int(getattr(config, "num_key_value_heads", None) or query)
-            width = getattr(config, "head_dim", None)
-        except (RuntimeError, ValueError):  # they vary from layer to layer
-            return Heads(0, 0, 0)
-        if width is None and query:
-            width = config.hidden_size // query
-        return Heads(query, key_value, int(width or 0))
 
     def _arguments(self, index: int, shape: Shape) -> Arguments:
         if shape not in self._recorded:

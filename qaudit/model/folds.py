@@ -65,6 +65,19 @@ class Heads:
     key_value: int
     width: int
 
+    @classmethod
+    def of(cls, config: Any) -> Heads:
+        config = config.get_text_config()
+        try:
+            query = int(getattr(config, "num_attention_heads", 0) or 0)
+            key_value = int(getattr(config, "num_key_value_heads", None) or query)
+            width = getattr(config, "head_dim", None)
+        except (RuntimeError, ValueError):  # they vary from layer to layer
+            return cls(0, 0, 0)
+        if width is None and query:
+            width = config.hidden_size // query
+        return cls(query, key_value, int(width or 0))
+
 
 def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator[Fold]:
     """Yield every place that could absorb a group's input scale, likely ones first."""

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.folder import DEMO, find_all, find_checkpoints, shipped_series
+from qaudit.checkpoints.folder import DEMO, find_all, shipped_series
 from qaudit.checkpoints.series import tell_apart
 from qaudit.errors import QauditError, RecipeError, SourceError, UsageError
 from qaudit.types import Checkpoint, Recipe, Ref
+from tests.support.series import find_checkpoints
 
 FAMILY = """
 family: mine

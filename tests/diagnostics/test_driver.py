@@ -14,7 +14,6 @@ import torch
 
 import qaudit.diagnostics
 import qaudit.diagnostics.sensitivity.measure as sensitivity_part
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import registry
 from qaudit.diagnostics.case import Case, Measure, is_on_disk
@@ -32,6 +31,7 @@ from tests.support import sample
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.running import Outcome, measure_tasks
+from tests.support.series import find_checkpoints
 
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16"])
 QUICK = SCHEMES[1:]

@@ -9,7 +9,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.planning.releases
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.errors import MachineError
 from qaudit.families import Family
 from qaudit.families.tables import FamilySoup
@@ -18,6 +17,7 @@ from qaudit.planning.resolve import Resolved
 from qaudit.report.plan import render_plan
 from qaudit.settings import RunOptions
 from qaudit.types import Checkpoint, Plan, Subject
+from tests.support.series import find_checkpoints
 from tests.support.shelf import STEPS, Place, alone, place, plan_of, recipe, shelf
 
 __all__ = ["place", "shelf"]  # fixtures

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
@@ -31,6 +30,7 @@ from qaudit.types import Subject, Window
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.pretended_device import pretended
+from tests.support.series import find_checkpoints
 
 ON_GPU = replace(MACHINE, device=torch.device("cuda"), device_stream_limit_nbytes=10**9)
 

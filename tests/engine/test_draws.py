@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import qaudit.engine.measure
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
@@ -40,6 +39,7 @@ from qaudit.types import (
 )
 from tests.support.models import save_model
 from tests.support.running import floor_of, is_stored, measure_each, tasks_of
+from tests.support.series import find_checkpoints
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16", "awq-4bit:group=16"])

@@ -14,7 +14,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
@@ -24,6 +23,7 @@ from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
+from tests.support.series import find_checkpoints
 
 
 @pytest.fixture

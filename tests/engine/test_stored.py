@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
 from qaudit.engine.stored import StoredStream
@@ -20,6 +19,7 @@ from qaudit.saved.results import ResultStore
 from qaudit.types import Measurement, Subject
 from tests.support import tiny
 from tests.support.measuring import MACHINE, corpus
+from tests.support.series import find_checkpoints
 
 GROUP = 32
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.schedules import WarmupStableDecay
 from qaudit.errors import RecipeError
 from qaudit.lab.experiments.plan import LabPrice, PlannedRun, planned_runs, price, save_rate
@@ -21,6 +20,7 @@ from qaudit.lab.experiments.table import (
     read_experiment,
     shipped_experiments,
 )
+from tests.support.series import find_checkpoints
 
 NAMES = tuple(shipped_experiments())
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import qaudit.search.released as released
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import SourceError
 from qaudit.judge.released import WeightDifference, fits, released_findings
@@ -29,6 +28,7 @@ from qaudit.search.released import (
     ulps_between,
 )
 from qaudit.types import Checkpoint, Recipe, Subject
+from tests.support.series import find_checkpoints
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST = 2**63 - 1

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.diagnostics.case import Case, DocumentChoice
 from qaudit.diagnostics.curvature.measure import measure_curvature, room
 from qaudit.diagnostics.curvature.measure.room import PassShape, find_room, product_nbytes
@@ -20,6 +19,7 @@ from qaudit.saved.results import ResultStore
 from qaudit.types import Corpus, CurvatureRow, Subject
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
+from tests.support.series import find_checkpoints
 
 CPU = torch.device("cpu")
 QUICK = Curvature(documents=3, probes=4, steps=6, tolerance=0.0)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears
@@ -24,6 +23,7 @@ from qaudit.saved.results import ResultStore
 from qaudit.types import PlaneRow, Subject
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
+from tests.support.series import find_checkpoints
 
 RTN = parse_scheme("rtn-3bit:group=16")
 GPTQ = parse_scheme("gptq-3bit:group=16")
