@@ -223,12 +223,10 @@ def test_a_site_of_audits_has_the_verdict(
 ) -> None:
     out, _ = machine.run("gallery", AUDIT, "--out", "site")
     assert out == "site/index.html\n"
-    index, page = (
-        re.sub(r"<[^>]+>", " ", (machine.home / "site" / name).read_text("utf-8"))
-        for name in ("index.html", "demo/report.html")
-    )
+    index = re.sub(r"<[^>]+>", " ", (machine.home / "site" / "index.html").read_text("utf-8"))
+    page = re.sub(r"<[^>]+>", "", (machine.home / "site" / "demo/report.html").read_text("utf-8"))
     assert re.search(rf"4\s+SHIP\s+{ships.subject}\s+{ships.scheme}\s", index)
-    assert scanned[0].splitlines()[0] in " ".join(page.split())
+    assert scanned[0].splitlines()[0] in page
 
 
 @pytest.mark.browser
