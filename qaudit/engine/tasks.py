@@ -231,7 +231,7 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
         folder = folder_for(task, store)
         result = folder.find(task.subject.label, short_of(scheme), identity.key)
         if result is not None:
-            filed[spec] = _regrouped(result, task.corpus.strata, folder, identity)
+            filed[spec] = _regrouped(result, task.corpus, folder, identity)
         task_identities[spec] = {
             name: task.identity(scheme, machine, name) for name in task.corpus.tasks
         }
@@ -247,14 +247,15 @@ def place_of(folder: ResultStore, task: str) -> ResultStore:
     return folder.within(f"{TASKS}/{slug_of(task)}")
 
 
-def _regrouped(
-    filed: Filed, strata: tuple[str, ...], folder: ResultStore, identity: Identity
-) -> Filed:
-    """Return a result with these strata: they group its numbers, and change none."""
-    evidence = filed.measurement.evidence
-    if evidence.strata == strata:
+def _regrouped(filed: Filed, corpus: Corpus, folder: ResultStore, identity: Identity) -> Filed:
+    """Return a result with the strata and marks of a text, which change none of its numbers."""
+    evidence, text = filed.measurement.evidence, corpus.rollouts
+    rollouts = evidence.rollouts
+    if rollouts is not None and text is not None and rollouts.sha256 != text.sha256:
+        rollouts = replace(rollouts, sha256=text.sha256, mark=text.mark)
+    if evidence.strata == corpus.strata and rollouts is evidence.rollouts:
         return filed
-    evidence = replace(evidence, strata=strata)
+    evidence = replace(evidence, strata=corpus.strata, rollouts=rollouts)
     again = replace(filed.measurement, evidence=evidence)
     return folder.write(again, identity.key, identity)
 

@@ -159,6 +159,16 @@ class RolloutText:
     unweighed: str = ""  # why marks give no expected score
 
     @property
+    def fed_sha256(self) -> str:
+        """Identify what is fed and what is summed. Marks weigh those sums, and change none."""
+        windows = [_identity(window) for window in self.windows]
+        rows = [
+            None if rows is None else rows.tolist()
+            for rows in (self.prompt, self.greedy, self.read)
+        ]
+        return digest([windows, rows, self.mark is None, self.unweighed])
+
+    @property
     def choices(self) -> RolloutChoices:
         sampler = None if self.mark is None or self.unweighed else self.sampler
         return RolloutChoices(tuple(ids for _, ids in self.ends), sampler)
@@ -233,15 +243,13 @@ class Corpus:
     def sha256(self) -> str:
         """Identify every token of documents that is fed, every one that is scored, and what for.
 
-        Strata are left out: they group results and change none.
+        Strata and marks are left out: they group and weigh results, and change none.
         """
         windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
         cut = [[_identity(window) for window in part] for part in windows]
         if self.rollouts is not None:
             rollouts = self.rollouts
-            roles = b"".join(w.roles.tobytes() for w in rollouts.windows if w.roles is not None)
-            parts = hashlib.sha256(roles).hexdigest()
-            cut.append([(rollouts.sha256, rollouts.ends, rollouts.choices.sampler, parts)])
+            cut.append([(rollouts.fed_sha256, rollouts.ends, rollouts.choices.sampler)])
         return digest([cut, [document.split for document in self.documents]])
 
     @cached_property

@@ -101,7 +101,7 @@ def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: 
 
 
 def test_marks_of_written_rollouts_become_expected_scores(
-    place: Path, scan: Run, qaudit: Run
+    place: Path, scan: Run, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [json.dumps({"prompt": text(seed, 3)}) for seed in range(30, 42)]
     (place / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
@@ -110,13 +110,26 @@ def test_marks_of_written_rollouts_become_expected_scores(
     assert qaudit(*write).code == 0
     samples = [s for s in read_rollouts(place / "rolls").samples if not s.greedy]
     right = [s.new_ids[0] % 2 == 0 for s in samples]
-    marks = [
-        {"prompt": s.prompt, "sample": s.sample, "correct": mark, "reads": 1}
-        for s, mark in zip(samples, right, strict=True)
-    ]
-    (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
-    assert qaudit(*write, "--marks", "marks.jsonl").code == 0
+
+    def mark(correct: list[bool]) -> None:
+        marks = [
+            {"prompt": s.prompt, "sample": s.sample, "correct": one, "reads": 1}
+            for s, one in zip(samples, correct, strict=True)
+        ]
+        (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
+        assert qaudit(*write, "--marks", "marks.jsonl").code == 0
+
+    mark([not one for one in right])
     assert scan(*ROLLOUTS).code == 0
+    first: Any = audit_of(place / "out")
+    assert first["diagnostics"]["rollouts"][0]["expected_score"] == pytest.approx(
+        1 - sum(right) / len(right)
+    )
+    mark(right)
+    with monkeypatch.context() as patch:  # other marks weigh what was measured
+        patch.setattr("qaudit.engine.measure.send", None)
+        done = scan(*ROLLOUTS)
+    assert done.code == 0, done.err
     audit: Any = audit_of(place / "out")
     rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
     assert rows["fp"]["expected_score"] == pytest.approx(sum(right) / len(right))
