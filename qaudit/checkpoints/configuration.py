@@ -3,7 +3,7 @@
 A configuration comes from a stranger and decides what is built. The libraries that read it take
 its word: a million layers are a list of a million entries, an attention implementation is the
 name of a repository whose kernels are loaded. So counts are bounded here before anything is
-built or priced, and what is ours to choose is listed in `OURS`.
+built or priced; what is ours to choose is left out in `model/config.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,6 @@ from typing import Any
 
 from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
 from qaudit.whole import read_regular
-
-OURS = (
-    "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
-    "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
-    "kernel_config", "use_kernels",
-)  # fmt: skip
-"""Keys that name an implementation, which a checkpoint does not choose."""
 
 NEWER = "check `model_type` and the values beside it; a newer `transformers` may know it"
 

@@ -133,18 +133,11 @@ def judged_alone(
     """Write an audit of the weights that a pass wrote into a folder; return the choice with it."""
     assert choice.record is not None
     before, plan = choice.record, choice.record.plan
-    store = ResultStore(folder / "evidence")
-    files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
-    for m in measured:
-        identity = task.identity(task.streams[m.spec], machine)
-        path = store.write(m, identity.key, identity).path
-        at = (path.relative_to(folder).as_posix(), sha256_of(path))
-        files[m.subject, m.spec, m.calibration_seed] = at
     (bits,) = {m.bit_class for m in measured if m.spec == choice.scheme.spec}
     judgement = judge(
         (choice.subject,),
         measured,
-        files,
+        _write_evidence(task, measured, machine, folder),
         confidence=plan.recipe.confidence,
         policy=policy_named(plan.recipe.policy),
         today=datetime.now(UTC).date(),
@@ -181,3 +174,17 @@ def judged_alone(
     )
     write_whole(folder / FILE, to_json(record))
     return replace(choice, record=record, audit_file=folder / FILE)
+
+
+def _write_evidence(
+    task: Task, measured: Sequence[Measurement], machine: Machine, folder: Path
+) -> dict[tuple[str, str, int | str], tuple[str, str]]:
+    """Write measurements into a folder; return file and hash of each."""
+    store = ResultStore(folder / "evidence")
+    files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
+    for m in measured:
+        identity = task.identity(task.streams[m.spec], machine)
+        path = store.write(m, identity.key, identity).path
+        at = (path.relative_to(folder).as_posix(), sha256_of(path))
+        files[m.subject, m.spec, m.calibration_seed] = at
+    return files

@@ -25,7 +25,7 @@ from qaudit.engine.measure import quantize_only, send
 from qaudit.engine.opening import open_weights
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import NotShipping, UsageError
-from qaudit.executors.ready import make_ready
+from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import EVIDENCE
 from qaudit.export.folder import Alone, Origin, Work, dense_of, write_export_folder
@@ -85,16 +85,7 @@ def export_quantized(
     if _export_kept(choice, packing, out, shard_nbytes, watch):
         return out
     ready = make_ready(choice.plan, choice.options, choice.hub)
-    if choice.subject.label in ready.refused:
-        raise ready.refused[choice.subject.label]
-    must_be_the_text(choice, ready.corpus.sha256)
-    if is_remote(folder_of(choice.subject.first)):
-        raise UsageError(
-            f"`{choice.subject.label}` is code of its own, which no runtime loads quantized",
-            hint="export a model of a family that transformers has",
-        )
-    if choice.hub is not None and choice.subject.first.commit is not None:
-        must_have_names(choice, choice.hub, packing)
+    _must_be_exportable(choice, packing, ready)
     text, schemes = ready.corpus.draws[0], (choice.scheme,)
     task = Task.unplanned(choice.subject, text, schemes, full_precision=False)
     everything = whole(choice.subject)  # towers, too, which are copied
@@ -115,6 +106,20 @@ def export_quantized(
             write_export_folder(work, weights, begun, shard_nbytes, partial(_made_as_audited, work))
     _must_ship(read_export(out), choice, out)
     return out
+
+
+def _must_be_exportable(choice: ExportChoice, form: Format, ready: Ready) -> None:
+    """Refuse what this machine or the format cannot hold, before weights are downloaded."""
+    if choice.subject.label in ready.refused:
+        raise ready.refused[choice.subject.label]
+    must_be_the_text(choice, ready.corpus.sha256)
+    if is_remote(folder_of(choice.subject.first)):
+        raise UsageError(
+            f"`{choice.subject.label}` is code of its own, which no runtime loads quantized",
+            hint="export a model of a family that transformers has",
+        )
+    if choice.hub is not None and choice.subject.first.commit is not None:
+        must_have_names(choice, choice.hub, form)
 
 
 def _export_kept(

@@ -141,10 +141,6 @@ FORMAT = Reader(
 )  # fmt: skip
 
 
-_MAXIMA = ("absmax", "quant_map")
-_NESTED = ("nested_absmax", "nested_quant_map")
-
-
 class Bitsandbytes(Format):
     """Files that transformers and SGLang load through bitsandbytes."""
 
