@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qaudit.audit import load
 from tests.support.cli import Outcome, Run, audit_of, refused
 from tests.support.schemas import violations
 
@@ -43,6 +44,8 @@ def test_answers_alone_make_an_audit_without_losses(imported: Outcome, place: Pa
     assert rows["gptq-4bit", "mean"]["flips"] == 0
     for row in audit["measurements"]:
         assert (row["documents"], row["ce"], row["perplexity"]) == (0, None, None)
+    row = load("out").tidy()[0]
+    assert (row["loss"], row["bits_per_weight"], row["choice_accuracy"]) == (None, None, 0.4)
     assert audit["pick"] is None
     assert audit["findings"] == []
     card = (place / "out" / "card.md").read_text("utf-8")
