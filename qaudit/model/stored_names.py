@@ -37,11 +37,12 @@ def skeleton_of_names(folder: Path, weights: Weights) -> Skeleton:
     """Return a skeleton for the names in it: the last one, where checkpoints of a series agree."""
     shapes = tuple((name, tuple(weights.shape(name))) for name in weights.names())
     alike = ((folder / "config.json").read_bytes(), shapes)
-    if alike not in _LAST:
+    skeleton = _LAST.get(alike)
+    if skeleton is None:
         skeleton = build_skeleton(folder, weights, torch.float32)
         _LAST.clear()
         _LAST[alike] = skeleton
-    return _LAST[alike]
+    return skeleton
 
 
 def names_of(skeleton: Skeleton) -> Names:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import QauditError, UsageError
+from qaudit.hub import environment
 from qaudit.hub.client import Client
 from qaudit.hub.failures import requested_wait_seconds
 from qaudit.hub.series import find_all
@@ -40,6 +42,21 @@ def test_an_odd_variable_is_named(name: str, value: str, monkeypatch: pytest.Mon
     assert f"`{name}`" in caught.value.message
     assert caught.value.message.isprintable()
     assert caught.value.hint
+
+
+def test_certificates_are_read_once_for_each_place_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, contexts = httpx2.create_ssl_context, list[object]()
+    monkeypatch.setattr(httpx2, "create_ssl_context", lambda: contexts.append(1) or read())
+    environment._certificates.cache_clear()
+    for _ in range(2):
+        Client.from_environment()
+    assert len(contexts) == 1
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates")
+    with pytest.raises(UsageError, match="SSL_CERT_FILE"):
+        Client.from_environment()
+    assert len(contexts) == 2
 
 
 def test_a_local_audit_names_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ModelError
-from qaudit.model.skeleton import build_skeleton
-from qaudit.model.stored_names import Unfused
+from qaudit.model.skeleton import Skeleton, build_skeleton
+from qaudit.model.stored_names import Unfused, skeleton_of_names
 from tests.support import released
+from tests.support.models import save_model
 
 
 def unfused(folder: Path) -> Unfused:
@@ -58,3 +59,17 @@ def test_what_is_stored_one_by_one_keeps_its_names(family: str, tmp_path: Path) 
 def test_experts_without_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no runtime has names for the quantized linears"):
         unfused(released.save(tmp_path, "gpt_oss"))
+
+
+def test_checkpoints_of_one_shape_share_the_skeleton_of_names(tmp_path: Path) -> None:
+    def skeleton(folder: Path) -> Skeleton:
+        return skeleton_of_names(folder, WeightFolder(folder))
+
+    first, second = (save_model(tmp_path / f"step{seed}", seed) for seed in (1, 2))
+    wider = save_model(tmp_path / "wider", 1, intermediate_size=96)
+    shared = skeleton(first)
+    assert skeleton(second) is shared
+    assert skeleton(wider) is not shared
+    config = second / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 0.1'))
+    assert skeleton(second) is not skeleton(first)
