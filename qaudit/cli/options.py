@@ -12,16 +12,7 @@ import typer
 
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.errors import UsageError
-from qaudit.settings import (
-    COMPUTE,
-    OUTPUT,
-    Entry,
-    Nbytes,
-    Presets,
-    Recipe,
-    RunOptions,
-    settings_of,
-)
+from qaudit.settings import COMPUTE, OUTPUT, Entry, Nbytes, Presets, Recipe, RunOptions, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., int])
 

@@ -20,9 +20,7 @@ from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, shipped_reference
-from qaudit.engine.batches import (
-    make_batches,
-)
+from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
@@ -44,14 +42,7 @@ from qaudit.engine.shipped import without_reference
 from qaudit.engine.stored import StoredStream, stored
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
-from qaudit.engine.tasks import (
-    Machine,
-    StoredResults,
-    Task,
-    folder_for,
-    look_up,
-    short_of,
-)
+from qaudit.engine.tasks import Machine, StoredResults, Task, folder_for, look_up, short_of
 from qaudit.engine.tokens import REFERENCE, Feed
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import Weights

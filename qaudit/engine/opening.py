@@ -12,12 +12,7 @@ from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.safetensors import WeightFolder, unread_tensors
 from qaudit.core.registry import parse_merge
 from qaudit.core.shipped import Shipped
-from qaudit.engine.batches import (
-    TOKENS_PER_BATCH,
-    backwards,
-    make_batches,
-    make_rollout_batches,
-)
+from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, make_rollout_batches
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.reference import opener as open_reference
 from qaudit.engine.route import Route

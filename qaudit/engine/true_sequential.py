@@ -23,15 +23,7 @@ import torch
 from torch import Tensor
 
 from qaudit.core.linears import Inputs
-from qaudit.engine.gathering import (
-    Beside,
-    Read,
-    Sums,
-    alone,
-    gathered,
-    hooked,
-    without_padding,
-)
+from qaudit.engine.gathering import Beside, Read, Sums, alone, gathered, hooked, without_padding
 from qaudit.model.blocks import Block, Group
 
 

@@ -21,14 +21,7 @@ from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.older import class_of
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
-from qaudit.types import (
-    FULL_PRECISION,
-    HELD_OUT,
-    SELECTION,
-    Interval,
-    Measurement,
-    MeasurementRow,
-)
+from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement, MeasurementRow
 
 UNQUANTIZED = "fp"
 """The class of full precision, which only an objective that names it chooses."""

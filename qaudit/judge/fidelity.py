@@ -17,15 +17,7 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
-from qaudit.types import (
-    SURE,
-    ByConfidence,
-    Evidence,
-    Fidelity,
-    Interval,
-    Measurement,
-    Routing,
-)
+from qaudit.types import SURE, ByConfidence, Evidence, Fidelity, Interval, Measurement, Routing
 
 Mean = Literal[
     "kl",

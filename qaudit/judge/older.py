@@ -11,13 +11,7 @@ import re
 from functools import cache
 
 from qaudit.core.registry import parse_scheme, schemes, split_bits
-from qaudit.core.scheme import (
-    BIT_CLASS,
-    Calibration,
-    Scheme,
-    bit_class_of,
-    class_of_stored,
-)
+from qaudit.core.scheme import BIT_CLASS, Calibration, Scheme, bit_class_of, class_of_stored
 from qaudit.core.shipped import Shipped
 from qaudit.errors import SchemeError
 from qaudit.types import FULL_PRECISION, Measurement, MeasurementRow

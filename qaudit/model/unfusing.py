@@ -17,12 +17,7 @@ quantized was not found.
 
 from __future__ import annotations
 
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    Transpose,
-    WeightConverter,
-)
+from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
 
 _LLAMA4 = "feed_forward.experts"
 

@@ -28,15 +28,7 @@ from qaudit.core.schedules import build
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
-from qaudit.settings import (
-    PRESETS,
-    Entry,
-    Nbytes,
-    Presets,
-    Recipe,
-    RunOptions,
-    settings_of,
-)
+from qaudit.settings import PRESETS, Entry, Nbytes, Presets, Recipe, RunOptions, settings_of
 
 DEMO = "demo"
 _MOST_NBYTES = 2.0**63

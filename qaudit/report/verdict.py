@@ -11,15 +11,7 @@ from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread, typical_percent
 from qaudit.report.views import View
-from qaudit.types import (
-    NEAR_BASELINE,
-    ClaimKind,
-    ClassVerdict,
-    Interval,
-    NextStep,
-    Status,
-    Verdict,
-)
+from qaudit.types import NEAR_BASELINE, ClaimKind, ClassVerdict, Interval, NextStep, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
 """Of the classes in the headline: those that the policy does not ask for are not in it."""

@@ -28,14 +28,7 @@ from qaudit.sandbox import Templates
 from qaudit.saved.writer import one_writer
 from qaudit.settings import Recipe, RunOptions
 from qaudit.text.chat import Chat
-from qaudit.text.rollouts import (
-    FORMAT,
-    Rollout,
-    RolloutHeader,
-    Rollouts,
-    Sampler,
-    read_rollouts,
-)
+from qaudit.text.rollouts import FORMAT, Rollout, RolloutHeader, Rollouts, Sampler, read_rollouts
 from qaudit.text.tokenizer import borrowed_tokenizer, tokenizer_of, tokenizer_sha256
 from qaudit.types import SILENT, Subject, Watch, digest
 

@@ -40,17 +40,7 @@ from qaudit.saved.plans import (
 )
 from qaudit.saved.plans import subjects_in as subjects_of
 from qaudit.saved.results import slug_of
-from qaudit.types import (
-    Checkpoint,
-    Pass,
-    Pins,
-    Plan,
-    Run,
-    WorkUnit,
-    digest,
-    units_of,
-    work_of,
-)
+from qaudit.types import Checkpoint, Pass, Pins, Plan, Run, WorkUnit, digest, units_of, work_of
 from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
 

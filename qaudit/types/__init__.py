@@ -87,14 +87,7 @@ from qaudit.types.experiments import (
     SeedPoint,
     Standing,
 )
-from qaudit.types.metrics import (
-    METRICS,
-    NEAR_BASELINE,
-    Metric,
-    MetricRecord,
-    Unit,
-    typical_change,
-)
+from qaudit.types.metrics import METRICS, NEAR_BASELINE, Metric, MetricRecord, Unit, typical_change
 from qaudit.types.parts import Pins, Run, WorkUnit, units_of, work_of
 from qaudit.types.plugins import Plugin, PluginKind
 from qaudit.types.policies import (

@@ -40,15 +40,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN
-from qaudit.core.gptq_solver import (
-    Hessian,
-    Solution,
-    Start,
-    Walk,
-    column_order,
-    factorize,
-    solve,
-)
+from qaudit.core.gptq_solver import Hessian, Solution, Start, Walk, column_order, factorize, solve
 from qaudit.core.gptq_triton import obstacle
 from qaudit.core.grid import Grid, as_stored, fit, group_notes, group_size
 from qaudit.core.linears import (

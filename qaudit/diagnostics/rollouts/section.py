@@ -8,14 +8,7 @@ from qaudit.diagnostics.strata.section import interval_of, shipped
 from qaudit.report import document as doc
 from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
-from qaudit.types import (
-    FULL_PRECISION,
-    Diagnostics,
-    Interval,
-    PositionRow,
-    RoleRow,
-    RolloutRow,
-)
+from qaudit.types import FULL_PRECISION, Diagnostics, Interval, PositionRow, RoleRow, RolloutRow
 
 TITLE = "Rollouts"
 COLUMNS = doc.columns(

@@ -36,13 +36,7 @@ from qaudit.formats.packing import (
     integer_codes,
     schemes_of,
 )
-from qaudit.formats.reading import (
-    Layout,
-    Reader,
-    StoredLinear,
-    contradiction,
-    whole_number,
-)
+from qaudit.formats.reading import Layout, Reader, StoredLinear, contradiction, whole_number
 from qaudit.settings import EXAMPLE_SCHEME
 
 if TYPE_CHECKING:

@@ -12,16 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from qaudit.judge.gate.audits import SHIPS, GateInput
-from qaudit.types import (
-    NEAR_BASELINE,
-    Check,
-    ClassVerdict,
-    Gate,
-    Level,
-    Policy,
-    Status,
-    Verdict,
-)
+from qaudit.types import NEAR_BASELINE, Check, ClassVerdict, Gate, Level, Policy, Status, Verdict
 
 UNANSWERED, REQUIRED = "QA040", "QA025"
 _STATUS: dict[str, Status] = {

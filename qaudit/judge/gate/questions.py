@@ -16,14 +16,7 @@ import numpy as np
 from qaudit.judge.fidelity import disagreements, reroutings, sure_flips, sure_tokens
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
-from qaudit.types import (
-    FULL_PRECISION,
-    METRICS,
-    Level,
-    MetricRecord,
-    Policy,
-    PolicyRule,
-)
+from qaudit.types import FULL_PRECISION, METRICS, Level, MetricRecord, Policy, PolicyRule
 
 SUMS: Mapping[str, Sums] = {
     "losses": losses,
