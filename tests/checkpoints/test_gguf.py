@@ -203,6 +203,8 @@ def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
     assert set(GgufFile(path, base=names_of(folders["llama"])).names()) == set(
         names_of(folders["llama"])
     )
+    names = [*names_of(folders["llama"]), "mtp.fc.weight", "model.layers.3.eh_proj.weight"]
+    assert set(GgufFile(path, base=names).names()) == set(names_of(folders["llama"]))
     path = tmp_path / "n.gguf"
     write_gguf(folders["llama"], path, matrices("Q4_0"), metadata={}, more=more)
     with pytest.raises(SourceError, match="for which its base has no place"):

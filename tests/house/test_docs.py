@@ -15,7 +15,7 @@ from qaudit.recipe.table import find_recipe, is_recipe, read_recipe
 from tests.house.commands import PAGE as OPTIONS
 from tests.house.commands import commands
 from tests.house.commands import page as page_of_options
-from tests.house.readme import FINDINGS, findings
+from tests.house.readme import FINDINGS, GGUF, findings, gguf
 from tests.house.source import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,6 +79,7 @@ def test_the_page_of_options_is_up_to_date() -> None:
 
 def test_the_page_of_findings_is_up_to_date() -> None:
     assert FINDINGS.read_text(encoding="utf-8") == findings(), "run `make readme`"
+    assert GGUF.read_text(encoding="utf-8") == gguf(), "run `make readme`"
 
 
 def test_every_page_stands_once_in_the_index_and_once_on_the_site_by_one_title() -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -22,21 +23,26 @@ CONVERTER = Path(sys.prefix) / "converter"
 TYPES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("gguf_types.yaml").read_text(encoding="utf-8")
 )
-"""Types that are read: changes of the tiny model, keys of releases, how far logits may be."""
+"""Types that are read, and wrappers of some: what their tiny models need."""
 
 TOKENS = [(7 * j) % 251 + 3 for j in range(40)]
 
 
 def make(folder: Path, model_type: str) -> Any:
     """Save a tiny model with the configuration that its releases have; return it."""
-    kind = tiny.save(folder, model_type, TYPES[model_type].get("changes"))
+    case = TYPES[model_type]
+    with patch.dict(tiny.TABLES["types"], case.get("text") or {}):
+        kind = tiny.save(folder, model_type, case.get("changes"))
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
-    words = {"model": {"vocab": {f"t{k}": k for k in range(model.config.vocab_size)}}}
-    (folder / "tokenizer.json").write_text(json.dumps({**words, "added_tokens": []}))
+    for module in model.modules():
+        if "epsilon" in case and hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = case["epsilon"]
+    size = model.config.get_text_config().vocab_size
+    words = {"model": {"vocab": {f"t{k}": k for k in range(size)}}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    written = TYPES[model_type].get("written") or {}
-    path.write_text(json.dumps({**config, **written}), encoding="utf-8")
+    path.write_text(json.dumps({**config, **(case.get("written") or {})}), encoding="utf-8")
     return model
 
 

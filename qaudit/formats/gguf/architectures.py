@@ -222,4 +222,29 @@ ARCHITECTURES = {
     "phi2": Architecture(
         ("phi",), layer_norms=True, epsilon="layer_norm_eps", activations=_TANH
     ),
+    "qwen2vl": Architecture(("qwen2_vl_text", "qwen2_5_vl_text")),
 }  # fmt: skip
+
+UNPROVED = {
+    "qwen3vl": "llama.cpp's logits of a tiny file are 3e-3 away from those of transformers",
+    "qwen3vlmoe": "the converter expects its experts in another layout than transformers writes",
+    "mistral4": "its converter knows the wrapper alone, and its text is not tried",
+    "kimi-linear": "its converter reads other names of tensors than transformers writes",
+    "hunyuan-moe": "llama.cpp's logits of a tiny file are those of another model",
+    "hunyuan_vl": "it is the text of a wrapper that is not tried",
+    "falcon-h1": "its multipliers are folded into the weights of a file",
+    "chatglm": "its converter writes another epsilon than transformers has for GLM",
+    "bitnet": "its converter has no name for the head that transformers writes",
+    "gemma3n": "it runs whole here, and such models take no shipped files",
+    "glm-dsa": "it runs whole here, and such models take no shipped files",
+    "mimo2": "its converter needs keys that transformers does not write",
+    "minicpm3": "its scales are constants of llama.cpp, which are not compared",
+    "phimoe": "its converter needs factors of rotations for long texts, which are not read",
+    "paddleocr": "it is the text of a wrapper that is not tried",
+    "deepseek2-ocr": "it is the text of a wrapper that is not tried",
+    "gptj": "llama.cpp has its name and no graph",
+    "chameleon": "it is the text of a wrapper that is not tried",
+    "t5": "it has an encoder",
+    "t5encoder": "it is an encoder",
+}
+"""Architectures of models that transformers has too, and why their files are not read."""

@@ -36,6 +36,7 @@ _USER_DEFINED = 4  # a type of tokens
 _WORD_MARK = "\u2581"  # in place of spaces in the vocabulary of Gemma
 _EXPERT = re.compile(r"(\.experts)\.(\d+)\.")
 _INSIDE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.*)")
+_BESIDE = ("mtp.", "visual.")  # blocks that guess tokens ahead, and towers (Qwen)
 ROPE_FACTORS = "rope_freqs.weight"
 _NORM_OF_STATE = "ssm_norm.weight"
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
@@ -106,7 +107,7 @@ def of_text(base: Collection[str]) -> dict[str, str]:
     """
     inside = {name: match[1] for name in base if (match := _INSIDE.fullmatch(name))}
     if not inside:
-        return {name: name for name in base}
+        return {name: name for name in base if not name.startswith(_BESIDE)}
     heads = {name: "lm_head.weight" for name in base if name.endswith("lm_head.weight")}
     return {name: f"model.{plain}" for name, plain in inside.items()} | heads
 

@@ -23,6 +23,7 @@ from qaudit.formats.gguf.positions import (
     every,
     linear_attention_keys,
     scaling_keys,
+    section_keys,
     slides,
     window_keys,
 )
@@ -182,7 +183,7 @@ def _of_one(
     if architecture == "mamba":
         wanted["ssm.dt_b_c_rms"] = (False, get.type == "falcon_mamba")
     if architecture.startswith("qwen3") and get("linear_num_key_heads"):
-        wanted |= linear_attention_keys(architecture, stored, get)
+        wanted |= linear_attention_keys(stored, get)
     if get("kv_lora_rank") and architecture != "minicpm3":
         length = get("qk_nope_head_dim") + get("qk_rope_head_dim")
         wanted["attention.key_length_mla"] = (None, length)
@@ -217,6 +218,7 @@ def _wanted(
         **{key: (accepted[0], *accepted) for key, accepted in _NONE.items()},
         **scaling_keys(stored, get),
         **window_keys(architecture, stored, get),
+        **section_keys(architecture, get),
         **{key: (stored.get(key), stored.get(key)) for key in (*_SIZES, *code.free)},
         **_of_experts(architecture, stored, get),
         **_of_one(architecture, stored, get),

@@ -13,7 +13,9 @@ WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 RECURRENT, SECTIONS = "attention.recurrent_layers", "rope.dimension_sections"
 LISTS = (PATTERN, RECURRENT, SECTIONS)
 """Keys whose lists have one value, not one for each layer."""
-_WITH_SECTIONS = ("qwen35", "qwen35moe")
+_SECTIONS = {
+    "qwen35": (11, 11, 10), "qwen35moe": (11, 11, 10), "qwen2vl": (16, 24, 24),
+}  # fmt: skip
 _WITH_WINDOW = (
     "olmo2",
     "exaone-moe",
@@ -93,21 +95,24 @@ def every(period: int, layers: int) -> list[bool]:
     return [period < 1 or k % period < period - 1 for k in range(layers)]
 
 
-def linear_attention_keys(
-    architecture: str, stored: Mapping[str, Any], get: Values
-) -> dict[str, tuple[Any, ...]]:
-    """Return which blocks are recurrent, and sections of rotations, of which text has one."""
+def section_keys(architecture: str, get: Values) -> dict[str, tuple[Any, ...]]:
+    """Return sections of rotations: positions of text are the same in all but the last."""
+    usual = _SECTIONS.get(architecture)
+    sections = get.rope("mrope_section") or usual
+    return {SECTIONS: (None, [*sections, 0])} if usual and sections else {}
+
+
+def linear_attention_keys(stored: Mapping[str, Any], get: Values) -> dict[str, tuple[Any, ...]]:
+    """Return which blocks are recurrent."""
     kinds = get("layer_types") or ()
     linear = [kind == "linear_attention" for kind in kinds]
     linear = linear or every(int(get("full_attention_interval") or 4), get.layers)
     dense = [False] * int(stored.get("nextn_predict_layers") or 0)
     interval = stored.get("full_attention_interval", 4)
     by_interval = every(interval, get.layers) if isinstance(interval, int) else None
-    sections = [*(get.rope("mrope_section") or (11, 11, 10)), 0]
     return {
         RECURRENT: (by_interval, [*linear, *dense] if RECURRENT in stored else linear),
         "full_attention_interval": (interval, interval),
-        **({SECTIONS: (None, sections)} if architecture in _WITH_SECTIONS else {}),
     }
 
 

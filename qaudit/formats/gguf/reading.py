@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.activations import Rounding
-from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.architectures import ARCHITECTURES, UNPROVED
 from qaudit.formats.gguf.base import (
     EMBEDDINGS,
     HEAD,
@@ -28,7 +28,7 @@ from qaudit.formats.gguf.base import (
     separate,
 )
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
-from qaudit.formats.gguf.moves import Dense
+from qaudit.formats.gguf.moves import BLOCK, Dense
 from qaudit.formats.reading import most_bits, refused
 from qaudit.whole import open_regular
 
@@ -181,7 +181,11 @@ class GgufFile:
         places = dense_places(self._header, base, self._gguf)
         text = of_text(base)
         is_tied = "lm_head.weight" not in text.values()
-        missing = sorted(n for n in text if n not in places and text[n] != "lm_head.weight")
+        missing = sorted(
+            name
+            for name, plain in text.items()
+            if name not in places and plain != "lm_head.weight" and not self._is_ahead(plain)
+        )
         if missing:
             raise SourceError(
                 f"`{self._path}` has nothing for `{missing[0]}` of its base"
@@ -192,7 +196,7 @@ class GgufFile:
             if place.expert is not None:
                 _must_hold_expert(self._header.tensors[place.first], place.expert)
         placed = {tensor for place in places.values() for tensor in place.tensors}
-        unplaced = set(self._kinds) - placed - set(OF_NO_CONSEQUENCE) - self._of_later_tokens()
+        unplaced = set(self._kinds) - placed - set(OF_NO_CONSEQUENCE) - self._of_blocks_ahead()
         if HEAD in unplaced and is_tied:
             unplaced.remove(HEAD)
             if not self._is_tied():
@@ -208,11 +212,19 @@ class GgufFile:
             )
         return places
 
-    def _of_later_tokens(self) -> set[str]:
-        """Return the tensors of the blocks behind the last, which guess tokens ahead."""
+    @property
+    def _blocks(self) -> tuple[int, int]:
+        """Return the number of blocks, and of all with those that guess tokens ahead."""
         blocks = int(self._header.number("block_count") or 0)
-        count = int(self._header.number("nextn_predict_layers") or 0)
-        starts = tuple(f"blk.{k}." for k in range(max(blocks - count, 0), blocks))
+        return blocks - int(self._header.number("nextn_predict_layers") or 0), blocks
+
+    def _is_ahead(self, plain: str) -> bool:
+        """Return whether a tensor of the base is of a block that guesses tokens ahead."""
+        block = BLOCK.fullmatch(plain)
+        return block is not None and int(block[1]) >= self._blocks[0]
+
+    def _of_blocks_ahead(self) -> set[str]:
+        starts = tuple(f"blk.{k}." for k in range(max(self._blocks[0], 0), self._blocks[1]))
         return {name for name in self._kinds if name.startswith(starts)} if starts else set()
 
     def _is_tied(self) -> bool:
@@ -268,10 +280,10 @@ def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
             f"`{path}` is one of {str(header.metadata['split.count'])[:20]} parts of a model",
             hint="join them with `llama-gguf-split --merge`, and name the whole file",
         )
-    if header.architecture not in ARCHITECTURES:
+    if (architecture := header.architecture) not in ARCHITECTURES:
+        why = UNPROVED.get(architecture, "transformers has no decoder that is made so")
         raise SourceError(
-            f"`{path}` is a model of the architecture `{header.architecture}`, whose order of rows "
-            "is not known here",
+            f"`{path}` is a model of the architecture `{architecture}`, which is not read: {why}",
             hint=f"these are read: {', '.join(ARCHITECTURES)}",
         )
     decoded = {int(k): k.name for k in gguf.GGMLQuantizationType if _is_decoded(k, gguf)}
