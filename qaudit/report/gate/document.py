@@ -54,7 +54,7 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
     if bad:
         sections.append(doc.Section("Checks that did not pass", _table(bad, most), expendable=1))
     if to_do:
-        items = (doc.bullets(*to_do), *_more(bad, most, "line"))
+        items = (doc.bullets(*dict.fromkeys(to_do)), *_more(bad, most, "line"))
         sections.append(doc.Section("What to do", items, expendable=2))
     if passing:
         inner = _table(passing, min(most, MOST_PASSING))
