@@ -132,7 +132,7 @@ class Recipe:
         "answer",
     )
     reasoning: str | None = setting(
-        "What begins and ends reasoning in them, as '<think> </think>'.",
+        "What begins and ends reasoning in them, as `<think> </think>`.",
         TEXT,
         unset="the markers of the template",
     )

@@ -73,6 +73,12 @@ def test_a_page_s_links_to_files_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", [OPTIONS, FINDINGS], ids=lambda page: page.stem)
+def test_no_words_of_generated_pages_vanish_as_tags(page: Path) -> None:
+    plain = re.sub(r"`[^`\n]*`|```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    assert re.findall(r"<(?!!--)[a-z/][^>\n]*>", plain) == []
+
+
 def test_the_page_of_options_is_up_to_date() -> None:
     assert OPTIONS.read_text(encoding="utf-8") == page_of_options(), "run `make readme`"
 
