@@ -16,6 +16,7 @@ from qaudit.engine.linear_hashes import sha256_of
 from qaudit.formats import gguf as gguf_files
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.saved.exports import FILE, read_export
+from tests.support import released
 from tests.support.cli import TEXT, Run, refused
 from tests.support.gguf import write_gguf
 from tests.support.models import save_model, save_tokenizer
@@ -175,6 +176,22 @@ def test_a_template_of_another_model_is_refused(qaudit: Run, place: Path, templa
     refused(
         export(qaudit, "gguf-q4_0"), 2, "block_count` is 3 where the base needs", "was made from"
     )
+
+
+def test_a_wrapper_is_exported_in_another_format(qaudit: Run, place: Path) -> None:
+    """Its text alone would be a file of GGUF, and what was judged is all of it."""
+    wrapper = released.save(place / "wrapper", "gemma3", **released.FOR_LLAMA_CPP)
+    save_tokenizer(wrapper)
+    text = released.text_of_wrapper(wrapper, place / "text")
+    save_tokenizer(text)
+    write_gguf(text, place / "template.gguf")
+    options = ("--scheme", "gguf-q8_0", "--context", 32, "--out", "new", *ENDS["gguf"])
+    done = qaudit("export", "wrapper", *TEXT, *options)
+    refused(done, 4, "the text of a wrapper alone", "--scheme rtn-8bit:group=32 --format")
+    assert not (place / "new").exists()
+    hinted = ("--scheme", "rtn-8bit:group=32", "--format", "compressed-tensors", "--out", "new")
+    done = qaudit("export", "wrapper", *TEXT, "--context", 32, *hinted, "-q")
+    assert (done.code, done.out) == (0, "new\n"), done.err
 
 
 @pytest.mark.usefixtures("template")
