@@ -33,9 +33,9 @@ class Pricing:
     ) -> float:
         """Return the arithmetic of one pass: schemes, and full precision beside them.
 
-        Items of tasks are a part of a subject's first pass alone.
+        Items of tasks and rollouts are a part of a subject's first pass alone.
         """
-        text = self.text if items else replace(self.text, item_tokens=0)
+        text = self.text if items else self.text.of_documents
         return flops(self.sizes, Load.of(schemes, text, full_precision))
 
 

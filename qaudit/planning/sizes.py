@@ -157,6 +157,13 @@ class TextSize:
     item_tokens: int = 0  # of tasks and multiple-choice items, what the model shares once
     items: tuple[tuple[str, int], ...] = ()  # of each task
     items_counted: bool = True
+    rollout_tokens: int = 0  # of `evaluation_tokens`
+
+    @property
+    def of_documents(self) -> TextSize:
+        """The text without items and rollouts, which a subject's first pass alone reads."""
+        tokens = self.evaluation_tokens - self.rollout_tokens
+        return replace(self, evaluation_tokens=tokens, item_tokens=0, rollout_tokens=0)
 
     @classmethod
     def bound(cls, protocol: Protocol) -> TextSize:
@@ -229,6 +236,7 @@ def _with_rollouts(text: TextSize, folder: str, longest: int) -> TextSize:
     return replace(
         text,
         evaluation_tokens=text.evaluation_tokens + sum(tokens),
+        rollout_tokens=sum(tokens),
         context=max(text.context, *tokens),
     )
 

@@ -166,6 +166,15 @@ def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
     assert price.flops - final * len(searches) == pytest.approx(streams / 2 * each)
 
 
+def test_trials_cost_no_rollouts_and_the_soup_does() -> None:
+    schemes, sizes = parse_schemes(["rtn-4bit"]), Sizes(1000, 2, 300, 400, 10, 20, 40)
+    plain = TextSize(64, 64, 32)
+    whole = TextSize(64, 64 + 999, 32, rollout_tokens=999)
+    prices = [Pricing(sizes, text, Price()) for text in (plain, whole)]
+    assert prices[0].flops(schemes) == prices[1].flops(schemes)
+    assert prices[0].flops(schemes, items=True) < prices[1].flops(schemes, items=True)
+
+
 def evidence(nll: list[float], split: tuple[str, ...]) -> Evidence:
     tokens = np.array([4, 2, 0, 2])
     return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens, split)
