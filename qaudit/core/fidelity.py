@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 _NEAR = 1 / 32
 _TRUSTED = 1e-4  # a divergence above this times 1 + |sum P d|, 200 times the rounding
+CHOSEN, TIE = 1, 2
+"""Of a token that a stream would write itself; and of one that it wrote, and now would not by
+rounding alone, as batches of another shape round otherwise."""
+TIED = 2  # units of rounding of the highest logit that such tokens are below it
 _GPU_HEAD_ELEMENTS, _GPU_HEAD_ROWS = 2**26, 4096
 
 
@@ -58,7 +62,7 @@ class ComparedRows:
     same_top_N: Tensor | None = None
     output_error_N: Tensor | None = None
     confidence_N: Tensor | None = None  # of full precision: the probability of its likeliest token
-    likeliest_N: Tensor | None = None  # of rollouts: whether no token is likelier than the target
+    likeliest_N: Tensor | None = None  # of rollouts: CHOSEN where no token is likelier, TIE, or 0
     ends_NG: Tensor | None = None  # of rollouts: the probability of each group of tokens
     drawn_N: Tensor | None = None  # of rollouts: the log-probability of the target as it was drawn
     entropy_N: Tensor | None = None  # of rollouts, where it wrote them: of what it drew from
@@ -82,7 +86,12 @@ class ComparedRows:
         total_N1 = (self.nll_N + chosen_N.float())[:, None]  # the logarithm of the sum
         groups = [(logits_NV[:, [*ids]].float() - total_N1).exp().sum(1) for ids in choices.ends]
         ends_NG = torch.stack([*groups, total_N1[:, 0]], 1)[:, :-1]
-        likeliest_N = chosen_N == logits_NV.amax(1)
+        highest_N = logits_NV.amax(1)
+        likeliest_N = (chosen_N == highest_N).to(torch.int8) * CHOSEN
+        if wrote:
+            within_N = TIED * torch.finfo(logits_NV.dtype).eps * highest_N.float().abs()
+            is_tied_N = highest_N.float() - chosen_N.float() <= within_N
+            likeliest_N += TIE * (is_tied_N & (likeliest_N == 0))
         drawn_N = -self.nll_N
         entropy_N = torch.zeros_like(drawn_N) if wrote else None
         drawn_S = drawn_S.to(logits_NV.device)

@@ -78,7 +78,9 @@ def make_batches(
     return tuple(batches)
 
 
-def make_rollout_batches(corpus: Corpus) -> tuple[Batch, ...]:
+def make_rollout_batches(
+    corpus: Corpus, tokens_per_batch: int = TOKENS_PER_BATCH
+) -> tuple[Batch, ...]:
     """Group rollouts into batches of their own: those of documents are as without them."""
     if corpus.rollouts is None:
         return ()
@@ -90,7 +92,7 @@ def make_rollout_batches(corpus: Corpus) -> tuple[Batch, ...]:
             choices=rollouts.choices,
             drawn_BT=_drawn_BT(batch, rollouts),
         )
-        for batch in make_batches(rollouts.windows, rollouts.longest)
+        for batch in make_batches(rollouts.windows, rollouts.longest, tokens_per_batch)
     )
 
 

@@ -41,7 +41,8 @@ def evidence_of(
 ) -> Evidence:
     """Return a stream's results by document; it is compared with `full` and `reference`."""
     whole, documents = tally, slice(sum(not batch.is_rollouts for batch in feed.evaluation))
-    rollouts = rollout_evidence(corpus, feed.evaluation[documents.stop :], whole, documents.stop)
+    of_rollouts = feed.evaluation[documents.stop :]
+    rollouts = rollout_evidence(corpus, of_rollouts, whole, full, documents.stop)
     feed = replace(feed, evaluation=feed.evaluation[documents])
     tally, full = tally.of_batches(documents), full and full.of_batches(documents)
     reference = reference and reference.of_batches(documents)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qaudit.core.fidelity import TIE
 from qaudit.engine.batches import Batch
 from qaudit.engine.bins import Floats, Ints, position_edges, sums_by_bin
 from qaudit.engine.tally import Tally
@@ -15,9 +16,12 @@ from qaudit.types import ROLES, Corpus, Positions, Roles, RolloutEvidence, Rollo
 
 
 def rollout_evidence(
-    corpus: Corpus, batches: Sequence[Batch], tally: Tally, first: int
+    corpus: Corpus, batches: Sequence[Batch], tally: Tally, full: Tally | None, first: int
 ) -> RolloutEvidence | None:
-    """Return the sums of each sample; `first` is the place of their batches in the tally."""
+    """Return the sums of each sample; `first` is the place of their batches in the tally.
+
+    Where full precision would not write its own token, by rounding alone, no stream diverges.
+    """
     text = corpus.rollouts
     if text is None or not batches:
         return None
@@ -29,6 +33,9 @@ def rollout_evidence(
     columns_by: dict[int, Floats] = {}  # (N, 2 + G) of each sample
     for k, batch in enumerate(batches):
         likeliest_BT, ends_BTG, drawn_BT, entropy_BT = tally.chosen[k]
+        agrees_BT = likeliest_BT > 0
+        if full is not None:
+            agrees_BT |= full.chosen[k][0] == TIE
         for row, w in enumerate(batch.windows):
             s = w - len(corpus.evaluation)
             written = slice(batch.starts[row], batch.lengths[row])
@@ -43,7 +50,7 @@ def rollout_evidence(
             elif entropy is not None:
                 entropy[s] = float(entropy_BT[row, written][: read[s]].double().sum())
             if text.greedy[s]:
-                agreed[s] = int(likeliest_BT[row, written].long().cumprod(0).sum())
+                agreed[s] = int(agrees_BT[row, written].long().cumprod(0).sum())
     finite = all(np.isfinite(values).all() for values in (nll, kl, ends))
     if not finite or np.isnan(drawn).any():
         tally.note("rollouts are not scored: the loss or divergence of one is not finite")

@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.fidelity import CHOSEN, TIE, ComparedRows, losses
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.core.sampling import log_probabilities as log_probabilities_under
 from qaudit.core.scheme import Scheme
-from qaudit.engine.batches import make_batches, make_rollout_batches
+from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
@@ -34,6 +35,7 @@ from qaudit.types import (
     EvaluationDocument,
     Evidence,
     Protocol,
+    RolloutChoices,
     RolloutText,
     Window,
 )
@@ -261,3 +263,59 @@ def test_documents_are_measured_as_without_rollouts(
             assert beside.fidelity is not None
             np.testing.assert_array_equal(alone.fidelity.kl_sum, beside.fidelity.kl_sum)
         assert alone.rollouts is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rollouts_in_other_batches_are_scored_alike(
+    checkpoint: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Generation with a cache, and batches of other sizes, widths and orders round otherwise."""
+    model = whole(checkpoint).to(dtype)
+    rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
+    corpus, scored = corpus_of(rows_BT), []
+    for k, tokens in enumerate((4096, 70)):
+        batches = [*make_batches(EVALUATION, CONTEXT, 160), *make_rollout_batches(corpus, tokens)]
+        given = Feed(make_batches(CALIBRATION, CONTEXT, 160), tuple(map((same, wider)[k], batches)))
+        streamed = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=dtype, device=CPU)
+        with HiddenStates(tmp_path / str(k), 10**9, CPU) as states:
+            tallies = run_blocks(streamed, given, [SCHEME], states)
+        full = tallies[FULL_PRECISION]
+        scored.append({s: evidence_of(corpus, given, t, full).rollouts for s, t in tallies.items()})
+    rounding = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    for stream in scored[0]:
+        first, second = (each[stream] for each in scored)
+        assert first is not None
+        assert second is not None
+        np.testing.assert_allclose(first.nll_sum, second.nll_sum, rtol=rounding)
+        if dtype == torch.float32:
+            assert first.agreed.tolist() == second.agreed.tolist()
+        if stream == FULL_PRECISION:
+            half = len(rows_BT) // 2
+            assert first.agreed.tolist() == second.agreed.tolist() == [WRITTEN] * half + [-1] * half
+
+
+def same(batch: Batch) -> Batch:
+    return batch
+
+
+def wider(batch: Batch) -> Batch:
+    """Return a batch with more padding."""
+    pad = torch.nn.functional.pad
+    drawn_BT = None if batch.drawn_BT is None else pad(batch.drawn_BT, (0, 5))
+    return replace(batch, tokens_BT=pad(batch.tokens_BT, (0, 5)), drawn_BT=drawn_BT)
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"), [(0.0, CHOSEN), (0.0625, TIE), (0.125, TIE), (0.25, 0)]
+)
+def test_what_full_precision_wrote_may_be_below_its_likeliest_by_rounding(
+    gap: float, expected: int
+) -> None:
+    logits = torch.tensor([[10.0, 10.0 - gap, 1.0]], dtype=torch.bfloat16)
+    target, none = torch.tensor([1]), torch.zeros(0, dtype=torch.long)
+    rows = ComparedRows(losses(logits, target))
+    for wrote in (True, False):
+        choices = RolloutChoices(((2,),))
+        found = rows.with_choices(logits, target, choices, none, wrote=wrote).likeliest_N
+        assert found is not None
+        assert found.tolist() == [expected if wrote else int(expected == CHOSEN)]
