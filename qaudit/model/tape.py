@@ -78,6 +78,7 @@ class Tape:
         if index == 0:
             self.first_BTD = hidden_BTD
         elif hidden_BTD is not self._linked:
+            must_be_plain(self.arguments)  # if they carry state, that is why
             raise LinkedBlocksError(
                 f"the model changes the hidden states before block {index}", hint=_HINT
             )

@@ -23,7 +23,7 @@ from qaudit.model.folds import must_be_causal
 from qaudit.model.head import chunk_rows, chunked_nll
 from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
-from qaudit.model.tape import Arguments, must_be_plain
+from qaudit.model.tape import Arguments, Tape, must_be_plain
 from tests.support import tiny
 
 CPU = torch.device("cpu")
@@ -277,6 +277,17 @@ def test_state_that_passes_between_blocks_is_refused(tmp_path: Path) -> None:
         del tiny.FAMILIES["gemma3n_text"]
     with pytest.raises(ModelError, match="may carry state between blocks"):
         open_model(tmp_path)
+
+
+def test_blocks_that_carry_state_are_refused_for_that_and_not_for_what_follows() -> None:
+    tape, hidden_BTD = Tape(2), torch.zeros(1, 2, 4)
+    tape.pass_on(0, hidden_BTD, Arguments((), {"shared": {"full_attention": hidden_BTD}}))
+    with pytest.raises(ModelError, match="block 0 is given a `dict`, which may carry state"):
+        tape.pass_on(1, hidden_BTD + 1, Arguments((), {}))
+    tape = Tape(2)
+    tape.pass_on(0, hidden_BTD, Arguments((), {}))
+    with pytest.raises(ModelError, match="changes the hidden states before block 1"):
+        tape.pass_on(1, hidden_BTD + 1, Arguments((), {}))
 
 
 def test_a_store_that_no_layer_reads_links_no_blocks() -> None:
