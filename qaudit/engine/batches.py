@@ -97,12 +97,13 @@ def make_rollout_batches(
 
 
 def _drawn_BT(batch: Batch, rollouts: RolloutText) -> Tensor:
-    """Mark the positions whose token was drawn, and is read by a mark."""
+    """Mark the positions whose token was drawn, and that a mark reads."""
     if rollouts.mark is None or rollouts.read is None:
         return torch.zeros(batch.tokens_BT.shape, dtype=torch.bool)
     windows = list(batch.windows)
-    is_marked_B = ~np.isnan(rollouts.mark[windows])
-    ends_B = np.array(batch.starts) + np.where(is_marked_B, rollouts.read[windows], 0)
+    # Samples without a mark, too: they may be marked later, and nothing is measured again.
+    read_B = np.where(rollouts.greedy[windows], 0, rollouts.read[windows])
+    ends_B = np.array(batch.starts) + read_B
     positions_T = torch.arange(batch.tokens_BT.shape[1])
     return batch.scored_BT() & (positions_T < torch.from_numpy(ends_B)[:, None])
 

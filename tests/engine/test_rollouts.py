@@ -104,7 +104,7 @@ def corpus_of(rows_BT: torch.Tensor) -> Corpus:
         greedy=np.arange(len(rows_BT)) < half,
         ends=ENDS,
         sha256="rollouts",
-        mark=np.where(np.arange(len(rows_BT)) < half, np.nan, 1.0),
+        mark=np.where(np.arange(len(rows_BT)) <= half, np.nan, 1.0),  # nor one that was drawn
         read=np.full(len(rows_BT), READ),
         sampler=SAMPLER,
     )
