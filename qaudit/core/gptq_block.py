@@ -99,10 +99,13 @@ def factor_backwards(matrix_CC: Tensor) -> tuple[Tensor, Tensor] | None:
 
     starts = range(0, len(matrix_CC), BLOCK)
     root_C = torch.empty_like(matrix_CC[0])
+    on_host = matrix_CC.device.type == "cpu"
+    failures: list[Tensor] = []
     for start in reversed(starts):
         block = slice(start, start + BLOCK)
         reversed_BB, failed = torch.linalg.cholesky_ex(matrix_CC[block, block].flip(0, 1))
-        if failed:
+        failures.append(failed)
+        if on_host and failed:  # a GPU would wait to tell, so that it is asked once
             return None
         upper_BB = reversed_BB.flip(0, 1)
         panel_BA = matrix_CC[block, :start]
@@ -118,4 +121,6 @@ def factor_backwards(matrix_CC: Tensor) -> tuple[Tensor, Tensor] | None:
         diagonal_B1 = upper_BB.diagonal()[:, None]
         panel_BA.div_(diagonal_B1)
         matrix_CC[block, block] = upper_BB.T / diagonal_B1
+    if bool(torch.stack(failures).any()):
+        return None
     return matrix_CC, root_C.square()
