@@ -38,7 +38,7 @@ WAITS = {
     "smoothquant": 74, "spinquant": 269,
     **{name: 69 for name in NAMES if name.startswith("gguf-")},
 }  # fmt: skip
-UPLOADS = {"bnb-fp4": 59, "bnb-nf4": 59, "fp8": 59, "mr-gptq": 70}
+UPLOADS = {"bnb-fp4": 59, "bnb-nf4": 59, "fp8": 59, "mr-gptq": 74}
 UPLOADS |= {"ostquant": 64, "spinquant": 64}
 OF_ROUNDING, UPLOADS_OF_MOST = 55, 62
 NOISE = 1e-4  # of a loss, where gradients are followed
