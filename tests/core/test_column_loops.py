@@ -59,6 +59,8 @@ def graphs(device):
         mock.patch.object(torch.cuda, "CUDAGraph", Tape),
         mock.patch.object(torch.cuda, "graph", capture),
         mock.patch.object(torch.cuda, "device", lambda device: nullcontext()),
+        # Libraries are warmed up on a stream of their own, where the pretended device only copies.
+        mock.patch.object(torch.cuda, "stream", lambda stream: nullcontext()),
     ):
         yield
     gptq_graph._recorded.cache_clear()

@@ -136,8 +136,10 @@ def current_stream(device: Any = None) -> Stream:
 @contextmanager
 def in_stream(stream: Stream | None) -> Iterator[None]:
     before, _local.stream = getattr(_local, "stream", None), stream
-    yield
-    _local.stream = before
+    try:
+        yield
+    finally:
+        _local.stream = before
 
 
 class Device(TorchFunctionMode):
@@ -262,6 +264,8 @@ class Device(TorchFunctionMode):
             if name == "copy_"
             else self._compute(func, name, args, dict(kwargs), widen=True)
         )
+        if not isinstance(out, torch.Tensor):  # a length, say, which waits for nothing
+            return out
         if name != "copy_":
             is_view = any(_key(out) == _key(t) for t in tensors if isinstance(t, DeviceTensor))
             out = self._wrap(out, target, tensors)
