@@ -75,7 +75,8 @@ peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .
 	.peers/llmcompressor/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_llmcompressor.py $(PYTEST)
 	GPTQMODEL_CPU_WORKERS=2 .peers/gptqmodel/bin/python -m pytest -o filterwarnings=default \
-	    -m peers tests/peers/test_gptqmodel.py tests/peers/test_gptqmodel_runs.py $(PYTEST)
+	    -m peers tests/peers/test_gptqmodel.py tests/peers/test_gptqmodel_runs.py \
+	    tests/peers/test_gptqmodel_files.py $(PYTEST)
 	.peers/mergekit/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_mergekit.py $(PYTEST)
 	.peers/curvature/bin/python -m pytest -o filterwarnings=default -m peers \
