@@ -374,6 +374,15 @@ def test_defaults_of_configurations_are_those_of_transformers(
     assert wanted == {key: one for key, _, one in differences(header, short)}
 
 
+def test_both_epsilons_of_nemotron_h_are_those_of_the_base() -> None:
+    config = {"model_type": "nemotron_h", "layer_norm_epsilon": 1e-5}
+    for epsilon, differs in ((1e-5, False), (0.5, True)):
+        key = "nemotron_h.attention.layer_norm_rms_epsilon"
+        header = GgufHeader({"general.architecture": "nemotron_h", key: epsilon}, {})
+        keys = {one for one, _, _ in differences(header, config)}
+        assert ("attention.layer_norm_rms_epsilon" in keys) is differs
+
+
 def test_written_defaults_are_those_of_the_installed_transformers() -> None:
     from tests.support import gguf_defaults
 

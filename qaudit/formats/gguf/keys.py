@@ -229,7 +229,8 @@ def _wanted(
     of_layers, of_rms = _EPSILON
     if code.layer_norms:
         wanted[of_layers] = (None, get(code.epsilon) if code.epsilon else _LAYER_NORM_EPSILON)
-        wanted[of_rms] = (stored.get(of_rms), stored.get(of_rms))  # not read
+        usual = get(code.epsilon) if code.layered else stored.get(of_rms)
+        wanted[of_rms] = (usual, usual)  # read of Nemotron-H alone
     else:
         wanted[of_rms] = (None, get(code.epsilon))
         wanted[of_layers] = (stored.get(of_layers), stored.get(of_layers))
