@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qaudit.core.rows import LOG2_E, row_parts
-from qaudit.core.sampling import drawn_log_probability, entropy
+from qaudit.core.sampling import drawn_log_probability
 from qaudit.types import RolloutChoices
 
 if TYPE_CHECKING:
@@ -95,12 +95,14 @@ class ComparedRows:
         drawn_N = -self.nll_N
         entropy_N = torch.zeros_like(drawn_N) if wrote else None
         drawn_S = drawn_S.to(logits_NV.device)
-        if choices.sampler is not None and len(drawn_S):
-            drawn_N[drawn_S] = drawn_log_probability(
-                logits_NV, targets_N, drawn_S, choices.sampler, wrote=wrote
+        if len(drawn_S) and (wrote or choices.sampler is not None):
+            log_S, entropy_S = drawn_log_probability(
+                logits_NV, targets_N, drawn_S, choices.sampler or (1.0, None, 1.0), wrote=wrote
             )
-        if entropy_N is not None and len(drawn_S):
-            entropy_N[drawn_S] = entropy(logits_NV, drawn_S, choices.sampler or (1.0, None, 1.0))
+            if choices.sampler is not None:
+                drawn_N[drawn_S] = log_S
+            if entropy_N is not None and entropy_S is not None:
+                entropy_N[drawn_S] = entropy_S
         return replace(
             self, likeliest_N=likeliest_N, ends_NG=ends_NG, drawn_N=drawn_N, entropy_N=entropy_N
         )

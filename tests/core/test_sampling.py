@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from qaudit.core.sampling import draw, drawn_log_probability, entropy, log_probabilities
+from qaudit.core.sampling import draw, drawn_log_probability, log_probabilities
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_a_token_that_was_drawn_was_kept() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     sampler, row = (1.0, 2, 1.0), torch.tensor([0])
     third = torch.tensor([2])
-    assert drawn_log_probability(logits, third, row, sampler, wrote=False).isneginf().all()
-    drawn = drawn_log_probability(logits, third, row, sampler, wrote=True)
+    assert drawn_log_probability(logits, third, row, sampler, wrote=False)[0].isneginf().all()
+    drawn, _ = drawn_log_probability(logits, third, row, sampler, wrote=True)
     kept = torch.tensor([3.0, 2.0, 1.0]).log_softmax(0)[2]
     assert torch.allclose(drawn, kept[None])
     second = torch.tensor([1])
     for wrote in (False, True):
-        found = drawn_log_probability(logits, second, row, sampler, wrote=wrote)
+        found, _ = drawn_log_probability(logits, second, row, sampler, wrote=wrote)
         assert torch.allclose(found, torch.tensor([3.0, 2.0]).log_softmax(0)[1:])
 
 
@@ -84,7 +84,8 @@ def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(
     likely = logits.float().topk(100).indices
     targets = likely.gather(1, torch.randint(0, 100, (20, 1), generator=random)).squeeze(1)
     rows = torch.tensor([0, 3, 5, 6, 7, 9, 14, 18, 19])
-    found = drawn_log_probability(logits, targets, rows, sampler, wrote=False)
+    found, none = drawn_log_probability(logits, targets, rows, sampler, wrote=False)
+    assert none is None
     temperature, top_k, top_p = sampler
     scaled = logits[rows].double() / temperature
     if top_k is not None:
@@ -99,12 +100,15 @@ def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("sampler", [(1.0, None, 1.0), (0.7, 20, 1.0), (1.3, None, 0.9)])
+@pytest.mark.parametrize("sampler", [(1.0, None, 1.0), (0.7, 20, 1.0), (1.3, None, 0.99)])
 def test_entropy_is_that_of_the_distribution_that_is_drawn_from(
     sampler: tuple[float, int | None, float],
 ) -> None:
     logits = 4 * torch.randn(30, 700, generator=torch.Generator().manual_seed(2))
+    logits[:, 5] = -torch.inf
     rows = torch.tensor([3, 4, 9, 29])
     kept = log_probabilities(logits.double()[rows], *sampler).exp()
     wanted = torch.distributions.Categorical(probs=kept).entropy()
-    torch.testing.assert_close(entropy(logits, rows, sampler).double(), wanted, rtol=1e-5, atol=0)
+    _, found = drawn_log_probability(logits, torch.zeros(30).long(), rows, sampler, wrote=True)
+    assert found is not None
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
