@@ -187,7 +187,12 @@ def test_a_wrapper_is_exported_in_another_format(qaudit: Run, place: Path) -> No
     write_gguf(text, place / "template.gguf")
     options = ("--scheme", "gguf-q8_0", "--context", 32, "--out", "new", *ENDS["gguf"])
     done = qaudit("export", "wrapper", *TEXT, *options)
-    refused(done, 4, "the text of a wrapper alone", "--scheme rtn-8bit:group=32 --format")
+    refused(
+        done,
+        4,
+        "the text of a wrapper alone",
+        "a scheme of integers and `--format compressed-tensors`",
+    )
     assert not (place / "new").exists()
     hinted = ("--scheme", "rtn-8bit:group=32", "--format", "compressed-tensors", "--out", "new")
     done = qaudit("export", "wrapper", *TEXT, "--context", 32, *hinted, "-q")

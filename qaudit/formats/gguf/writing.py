@@ -40,8 +40,8 @@ def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, tuple[str, .
     if len(of_text(names)) < len(names):
         raise SourceError(
             "a GGUF file holds the text of a wrapper alone, and an export all of its tensors",
-            hint="export integers in another format: `--scheme rtn-8bit:group=32 --format "
-            "compressed-tensors`, or the text of the wrapper from a folder that holds it alone",
+            hint="name a scheme of integers and `--format compressed-tensors`, or export the text "
+            "of the wrapper from a folder that holds it alone",
         )
     members: dict[str, list[str]] = {}
     for name, place in dense_places(header, names, library()).items():
@@ -49,8 +49,7 @@ def names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, tuple[str, .
             raise SourceError(
                 f"`{name}` is stored in another form in GGUF files of `{header.architecture}`, "
                 "which are read and not written",
-                hint="export integers in another format: `--scheme rtn-8bit:group=32 --format "
-                "compressed-tensors`",
+                hint="name a scheme of integers and `--format compressed-tensors`",
             )
         members.setdefault(place.first, []).append(name)
     places = {place: _in_order(place, found) for place, found in members.items()}
