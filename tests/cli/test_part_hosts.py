@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,11 @@ def slow(file, **arrays):
 
 np.savez_compressed = slow
 """
+
+
+COSTS = {
+    "nbytes_memory_available", "seconds_low", "seconds_high", "detectable_relative_error", "digest"
+}  # fmt: skip
 
 
 def why_not() -> str:
@@ -82,8 +89,6 @@ def test_two_hosts_with_equal_process_numbers_leave_each_others_files(
     assert slow.returncode == 0, err
     assert not list(planned.rglob("*.partial"))
     assert '"pid": 1,' in (planned / "parts" / "0-of-1.jsonl").read_text()
-    assert qaudit("collect", planned).code == 3
-    assert qaudit("part", planned, "--part", "0/1").code == 0
     assert qaudit("collect", planned).code == 0
     assert qaudit("scan", *demo(place), "--out", "whole").code == 0
     same_audit(place / "whole", planned)
@@ -123,15 +128,28 @@ def test_collect_waits_neither_for_what_no_part_measured_nor_for_ever(
     refused(qaudit("collect", planned), 3, "1 is not measured yet: `step10`", "qaudit part")
 
 
+def planned_in(folder: Path) -> Any:
+    """Return a plan without what it costs: that is the host's, and known better by now."""
+
+    def without_costs(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without_costs(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {name: without_costs(item) for name, item in value.items() if name not in COSTS}
+
+    return without_costs(json.loads((folder / "plan.json").read_text(encoding="utf-8")))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_two_hosts_plan_the_same(planned: Path, qaudit: Run) -> None:
     """A plan that another host makes again is the same one, and its parts stay."""
     assert qaudit("part", planned, "--part", "0/1").code == 0
-    before = (planned / "plan.json").read_bytes()
+    before = planned_in(planned)
     again = host("n2", planned.parent, "plan", *demo(planned.parent), "--out", "out")
     _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err
-    assert (planned / "plan.json").read_bytes() == before
+    assert planned_in(planned) == before
     qaudit("collect", planned)
     assert len(numbers(planned)) == 4 * 3
