@@ -59,7 +59,7 @@ def graphs(device):
         mock.patch.object(torch.cuda, "CUDAGraph", Tape),
         mock.patch.object(torch.cuda, "graph", capture),
         mock.patch.object(torch.cuda, "device", lambda device: nullcontext()),
-        # Libraries are warmed up on a stream of their own, where the pretended device only copies.
+        # The warm-up is on a side stream, where the pretended device only copies.
         mock.patch.object(torch.cuda, "stream", lambda stream: nullcontext()),
     ):
         yield
@@ -100,6 +100,38 @@ def test_one_recording_rounds_every_block_of_its_shape(pulls):
         assert gptq_graph._recorded.cache_info().misses == 1
     for ours, theirs in zip(replayed, expected, strict=True):
         assert all(map(torch.equal, ours, theirs))
+
+
+def test_libraries_are_warmed_up_on_a_side_stream_before_the_recording():
+    steps, streams = [], ["main"]
+
+    class Stream:
+        def __init__(self, device, name="side"):
+            self.name = name
+
+        def wait_stream(self, stream):
+            steps.append(f"{self.name} waits for {stream.name}")
+
+    @contextmanager
+    def inside(name):
+        streams.append(name)
+        yield
+        streams.pop()
+
+    cuda = {
+        "Stream": Stream,
+        "CUDAGraph": object,
+        "device": lambda device: nullcontext(),
+        "current_stream": lambda device: Stream(device, "main"),
+        "stream": lambda stream: inside(stream.name),
+        "graph": lambda graph, capture_error_mode: inside("recording"),
+    }
+    with (
+        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.object(gptq_graph, "quantize_block", lambda *_: steps.append(streams[-1])),
+    ):
+        gptq_graph._Recording(2, 3, pulls=False, device=CPU)
+    assert steps == ["side waits for main", "side", "main waits for side", "recording"]
 
 
 def test_a_gpu_takes_what_gives_the_plain_loops_codes():
