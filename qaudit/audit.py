@@ -41,7 +41,6 @@ def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
 
 
 def in_process(prepared: Prepared, watch: Watch = SILENT) -> Executor:
-    """Return this process as the executor of a plan, which is pinned in its output folder."""
     from qaudit.executors.part import whole_plan  # imports torch
 
     return whole_plan(prepared, watch)

@@ -272,7 +272,6 @@ def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
 def _skipped(
     plan: Plan, measured: Mapping[str, Measured], failed: Mapping[str, SourceError]
 ) -> Iterable[Skipped]:
-    """Yield what is missing and why, in the order of the plan."""
     planned = [subject.label for subject in (*plan.subjects, *plan.releases)]
     for label in dict.fromkeys((*planned, *failed)):
         if label in failed:

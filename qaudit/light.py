@@ -11,7 +11,6 @@ from pathlib import Path
 
 
 def lock_file() -> Path:
-    """Return the lock of the packages that judging needs."""
     package = Path(__file__).resolve().parent
     inside = package / "judge.lock"
     return inside if inside.is_file() else package.parent / "requirements" / "judge.lock"

@@ -58,7 +58,6 @@ class Setting:
 
 
 def setting(text: str, panel: str, default: Any = None, **more: Any) -> Any:
-    """Return the field of a setting."""
     return field(default=default, metadata={"setting": Setting(text, panel, **more)})
 
 
@@ -329,7 +328,6 @@ class Entry:
 
     @property
     def shown_default(self) -> str:
-        """The default as help and docs print it."""
         if self.setting.unset:
             return self.setting.unset
         if isinstance(self.default, bool):

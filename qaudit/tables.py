@@ -176,7 +176,6 @@ class Audit:
         return rows
 
     def _tasks_of(self, subject: str, scheme: str) -> dict[str, float | None]:
-        """Return the accuracy and the flips of each task of the audit."""
         names = dict.fromkeys(row.task for row in self.record.tasks)
         rows = {
             row.task: row

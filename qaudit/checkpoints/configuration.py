@@ -78,7 +78,6 @@ def unreadable(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the line in which a library says what is wrong."""
     lines = str(error).strip().splitlines() or [""]
     validated = "StrictDataclass" in type(error).__name__  # names the check first, the reason last
     line = "".join(c if c.isprintable() else " " for c in lines[-1 if validated else 0])

@@ -37,7 +37,6 @@ _GLANCES, _GLANCE_NBYTES = 16, 4096
 
 
 def shipped_series() -> Path:
-    """Return the folder of the series that ships in the wheel."""
     return Path(__file__).resolve().parent.parent / "demo"
 
 

@@ -40,7 +40,6 @@ class TensorInfo:
 
 
 def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
-    """Return the length of the header that follows the first eight bytes of a file."""
     if len(first) < 8:
         raise cut_short(path, expected=8, found=size)
     length = int(struct.unpack("<Q", first[:8])[0])

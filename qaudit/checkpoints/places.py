@@ -43,7 +43,6 @@ def repo_folder(repo: str, kind: str = "model") -> Path:
 
 
 def snapshot(repo: str, commit: str, kind: str = "model") -> Path:
-    """Return the folder of one commit of a repository in the shared cache."""
     return repo_folder(repo, kind) / "snapshots" / commit
 
 

@@ -50,7 +50,6 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """Read the stamp of a file, through links."""
         return cls._of(path.stat())
 
     @classmethod

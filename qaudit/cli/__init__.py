@@ -21,7 +21,6 @@ _LAST_MESSAGE_NBYTES = 1 << 20
 
 
 def main() -> NoReturn:
-    """Run the command line and exit."""
     reserve = bytearray(_LAST_MESSAGE_NBYTES)
     try:
         code = _run()

@@ -93,7 +93,6 @@ def _group() -> typer.core.TyperGroup:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line and return its exit code."""
     group = _group()
     name = "hf qaudit" if Path(argv[0]).stem == "hf-qaudit" else "qaudit"
     if "_QAUDIT_COMPLETE" in os.environ:

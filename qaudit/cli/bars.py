@@ -87,7 +87,6 @@ class Bars:
             self.progress.reset(self._tasks["blocks"], description=label)
 
     def left(self, bar: str, left_seconds: float | None) -> None:
-        """Show the time left for what a bar counts."""
         if bar in self._tasks:
             self.progress.update(self._tasks[bar], left=left_seconds)
 

@@ -33,7 +33,6 @@ class Grouped(TyperCommand):
     """A command whose help lists its options in groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Answer `--help-all`, of a command with many options."""
         if ALL in args and len(self.params) > MANY:
             ctx.meta[ALL] = True
             typer.echo(ctx.get_help())
@@ -53,7 +52,6 @@ class Grouped(TyperCommand):
         raise typer.Exit(super().invoke(ctx) or 0)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each group."""
         groups: dict[str, list[tuple[str, str]]] = {}
         few = len(self.params) > MANY and ALL not in ctx.meta
         for param in self.get_params(ctx):
@@ -89,7 +87,6 @@ class CommandList(TyperGroup):
 
 
 def group_options(app: typer.Typer) -> None:
-    """Group the options of every command of an application, and of those below it."""
     app.info.cls = CommandList
     for command in app.registered_commands:
         command.cls = Grouped
@@ -99,13 +96,11 @@ def group_options(app: typer.Typer) -> None:
 
 
 def variable(option: Any) -> str:
-    """Return the environment variable of an option."""
     name = max(option.opts, key=len).lstrip("-").replace("-", "_")
     return f"QAUDIT_{name.upper()}"
 
 
 def shown_default(option: Any) -> str:
-    """Return the default of an option as help and docs print it."""
     if isinstance(option.show_default, str):
         return option.show_default
     if isinstance(option.default, bool) or option.default is None:

@@ -18,7 +18,6 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def option(panel: str, text: str, *names: str, **how: Any) -> Any:
-    """Return an option of one command, in a panel of its help."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **how)
 
 

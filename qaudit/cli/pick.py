@@ -95,7 +95,6 @@ def pick(
 
 
 def _refuse_race_options(context: typer.Context) -> None:
-    """Refuse an option on the command line that only a race uses."""
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
         if param.name not in _OF_A_PICK and source is not None and source.name == "COMMANDLINE":

@@ -50,7 +50,6 @@ class Progress(Watch):
             self._bars.stop()
 
     def note(self, text: str) -> None:
-        """Print a message, above the bars."""
         if not self._quiet:
             say(text)
 
@@ -81,7 +80,6 @@ class Progress(Watch):
             self._now(line, seconds, printed=self._verbose)
 
     def training(self, run: str, step: int, steps: int, what: str) -> None:
-        """Move on to a step of a training run."""
         if self._bars is not None:
             self._bars.move(run, step, steps, one_line(run), what)
         else:
@@ -142,7 +140,6 @@ class Pace:
         self._costs = dict(costs)
 
     def subject(self, label: str, behind: int, passes: int = 1) -> None:
-        """Begin a subject that so many follow."""
         if self._begun is None:
             self._begun = time.monotonic()
         self._measured += self._cost * (self._part > 0)

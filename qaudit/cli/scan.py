@@ -144,7 +144,6 @@ def prepared(targets: Sequence[str], settings: Mapping[str, Any], progress: Prog
 
 
 def output_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
-    """Return the requested output folder, or the default one of these targets."""
     from qaudit.planning.prepare import folder_name
 
     return settings.get("out") or Path("qaudit-out") / folder_name(targets)
@@ -171,7 +170,6 @@ def executor_named(name: str | None, gpus: str | None) -> str:
 
 
 def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progress) -> Executor:
-    """Return the executor that options choose; the plan is pinned."""
     name, gpus, device = chosen["executor"], chosen["gpus"], prepared.plan.device
     if gpus is not None and not device.startswith("cuda"):
         raise UsageError(

@@ -140,8 +140,6 @@ def library() -> Any:
 
 @contextmanager
 def without_warning(logger: str, start: str) -> Iterator[None]:
-    """Keep one known warning of one logger out of the log."""
-
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(start)
 

@@ -77,7 +77,6 @@ def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence
 
 
 def _chunk_rows(weight_NK: Tensor) -> int:
-    """Return how many rows are tried at a time."""
     on_host = weight_NK.device.type == "cpu"
     return max(1, (CHUNK if on_host else GPU_CHUNK) // weight_NK.shape[1])
 

@@ -184,7 +184,6 @@ def _of_draws(
     statistic: Statistic,
     noises: Sequence[DrawNoise | None],
 ) -> DrawNoise | None:
-    """Return the variance of a statistic that its columns' draws make."""
     if not any(noises):
         return None
     slope_K = _slopes(mean, statistic)

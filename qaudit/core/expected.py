@@ -103,7 +103,6 @@ def _least_squares(signals_NF: Array, y_N: Array) -> Array:
 
 @cache
 def expectations() -> Expectations:
-    """Read what ships."""
     contents = json.loads(FILE.read_text(encoding="utf-8"))
     errors = tuple(
         ExpectedError(**{**row, "coefficients": tuple(row["coefficients"])})

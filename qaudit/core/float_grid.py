@@ -46,7 +46,6 @@ class FloatGrid:
 
 
 def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
-    """Search the 8-bit scale of each row of a group."""
     import torch
 
     usual = nv_scale(weight_KR.abs().amax(0, keepdim=True), tensor_scale)

@@ -165,7 +165,6 @@ class MxFloat4Codes(StoredWeight):
 
     @classmethod
     def of(cls, weight_RC: Tensor, *, rule: str) -> MxFloat4Codes:
-        """Round a float32 weight."""
         import torch
 
         scales_RG = mx_scale(_group_largest(weight_RC, MX_GROUP), rule)

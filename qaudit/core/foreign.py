@@ -222,7 +222,6 @@ Place = tuple[str | int, ...]
 
 
 def lines_of(node: Node | None) -> dict[Place, int]:
-    """Return the line of every key and item of a document."""
     lines: dict[Place, int] = {}
 
     def walk(part: Node, place: Place) -> None:

@@ -67,7 +67,6 @@ class Grid:
     high: Tensor
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Grid:
-        """Return the grid with all three tensors rearranged alike."""
         return Grid(change(self.scale), change(self.low), change(self.high))
 
     def joined(self, grids: Sequence[Grid]) -> Grid:
@@ -204,7 +203,6 @@ def join_groups(
 
 
 def as_stored(scales: Tensor, scale_dtype: str) -> Tensor:
-    """Return scales of a grid in the type in which a file holds them."""
     import torch
 
     return scales.to(torch.bfloat16) if scale_dtype == "bf16" else scales

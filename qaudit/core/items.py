@@ -126,7 +126,6 @@ def mcnemar(lost: int, won: int) -> float:
 
 
 def margin_factor(ratio_N: Scores, confidence: float) -> Interval | None:
-    """Return the median ratio of decision margins, with the interval of its order statistics."""
     ratio_N = np.sort(ratio_N[np.isfinite(ratio_N)])
     count = len(ratio_N)
     if count < 6:  # below six, the least and the largest do not hold the median at 95 %

@@ -69,7 +69,6 @@ def first(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """Spell a path of keys and positions as `stages[0].lr`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 

@@ -183,7 +183,6 @@ class LearningCourse:
     """The transformation of a group on its way."""
 
     def __init__(self, linears: Linears, start: Transform, goal: Goal) -> None:
-        """Begin at `start`."""
         import torch
 
         self._start, self._goal = start, goal
@@ -215,7 +214,6 @@ class LearningCourse:
         return self._factors if self._goal.orthogonal else ()
 
     def end(self) -> None:
-        """Stay where it is."""
         clips = (self._token_clip, *self._row_clips.values())
         for parameter in (*self._factors, self._log_scale_C, *clips):
             parameter.requires_grad_(False)
@@ -257,7 +255,6 @@ class LearningCourse:
 def learn(
     block: WholeBlock, start: Callable[[Linears], Transform], goal: Goal, steps: int
 ) -> list[Transform]:
-    """Return the transformation of each group of a block."""
     starts = [start(linears) for linears in block.groups]
     courses = [LearningCourse(*pair, goal) for pair in zip(block.groups, starts, strict=True)]
     if not descend(block, courses, steps):

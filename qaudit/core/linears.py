@@ -122,7 +122,6 @@ def decoded(
     forwards: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     inputs: Callable[[Tensor], Tensor] | None = None,
 ) -> Quantized:
-    """Return linears as their stored forms make them."""
     weights = {}
     for name, original_RC in linears.weights.items():
         weight_RC = stored[name].decode()
@@ -170,7 +169,6 @@ def largest_inputs(linears: Linears, scheme: str) -> Tensor:
 
 
 def sampled_inputs(linears: Linears, scheme: str) -> Tensor:
-    """Return a sample of the calibration tokens, in float32."""
     sample_TC = required_inputs(linears, scheme).sample_TC
     assert sample_TC is not None, "inputs were captured without a sample of tokens"
     return sample_TC.float()

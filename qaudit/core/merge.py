@@ -61,7 +61,6 @@ class Merge:
     def coefficients(
         self, tensors: Sequence[Tensor], weights: Sequence[float]
     ) -> tuple[float, ...]:
-        """Return the coefficient of each member."""
         raise NotImplementedError
 
     def divisor(self, weights: Sequence[float]) -> float:

@@ -65,7 +65,6 @@ class Plugins(Mapping[str, type[P]], Generic[P]):
 
 @cache
 def entries_of(kind: PluginKind, built_in: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a kind by name; refuse two of one name."""
     origins = dict.fromkeys(built_in, f"qaudit-llm {__version__}")
     entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=f"qaudit.{kind}s"):
@@ -81,7 +80,6 @@ def entries_of(kind: PluginKind, built_in: tuple[str, ...]) -> Mapping[str, Entr
 
 
 def plugin_at(kind: PluginKind, entry: EntryPoint) -> Plugin:
-    """Return the distribution of an entry point."""
     if entry.dist is None:
         return Plugin(kind, entry.name, entry.module, "")
     return Plugin(kind, entry.name, entry.dist.name, entry.dist.version)

@@ -51,7 +51,6 @@ class Pilot:
     def of(
         cls, columns: Sequence[Sums], statistic: Statistic, noises: Sequence[DrawNoise | None] = ()
     ) -> Pilot:
-        """Read a pilot: its columns, and what is known of their draws."""
         result = pooled(columns, statistic, noises=noises)
         documents = np.atleast_2d(columns[0]).shape[1]
         measured = result.spread or Spread(documents, math.inf, 2.0, 0.0)
@@ -63,7 +62,6 @@ class Pilot:
         return cls(spread, DrawNoise(upper, both, result.freedom))
 
     def power(self, effect: float, documents: int, confidence: float) -> float:
-        """Return how often so many documents would find an effect."""
         spread = _with_documents(self.spread, documents)
         reached, draws = np.full(1, max(reach(spread, confidence))), self._draws(documents)
         alone = 0.0
@@ -78,7 +76,6 @@ class Pilot:
         return float(np.mean(special.ndtr((effect - reached) / total)))
 
     def _draws(self, documents: int) -> DrawNoise | None:
-        """Return the noise of draws on so many documents."""
         if self.draws is None:
             return None
         together = self.draws.together * self.spread.documents / documents

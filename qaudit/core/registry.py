@@ -128,7 +128,6 @@ def parse_merge(text: str) -> Merge:
 
 
 def modules_in(package: ModuleType) -> list[ModuleType]:
-    """Import every module of a package, by the order of their names."""
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
     return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
 
@@ -203,7 +202,6 @@ def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
 
 
 def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float | str:
-    """Read a parameter as the type its field is annotated with."""
     kind = field.type if isinstance(field.type, str) else field.type.__name__
     if kind == "bool" and text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -237,7 +235,6 @@ def short_forms(bits: Sequence[int] = (4, 3, 8, 2, 5, 6, 7)) -> list[str]:
 def unknown(
     kind: str, text: str, examples: Sequence[str], names: Iterable[str] | None = None
 ) -> SchemeError:
-    """Return the error for a name that does not exist, with the most similar example."""
     lowered = text.lower().replace("_", "-")
     bare = split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
     behind = [example for example in examples if example.endswith(f"-{lowered}")]

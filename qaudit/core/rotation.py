@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def rotation(n: int) -> Tensor:
-    """Return the orthogonal matrix of size n, in float64."""
     import torch
 
     power = n & -n  # the largest power of two that divides n

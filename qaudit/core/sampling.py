@@ -87,7 +87,6 @@ class _Rows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is computed from them."""
         import torch
 
         return torch.promote_types(self.logits_NV.dtype, torch.float32)

@@ -53,7 +53,6 @@ class _Decaying(Schedule):
         return self.floor_ratio * self.peak
 
     def part(self, n: float) -> float:
-        """Return the part of the decay that is over at `n`."""
         return min(1.0, (n - self.warmup) / (self.end - self.warmup))
 
 
@@ -234,7 +233,6 @@ def spell(schedule: Schedule) -> dict[str, float | str]:
 
 
 def build(kind: str, **parameters: float | str) -> Schedule:
-    """Build the schedule `kind`; ValueError names a wrong parameter and what is allowed."""
     if kind not in KINDS:
         raise ValueError(f"unknown schedule `{kind}`; known: {', '.join(KINDS)}")
     allowed = fields(KINDS[kind])

@@ -173,7 +173,6 @@ class Scheme:
 
     @property
     def calibrates(self) -> bool:
-        """Whether its result depends on the calibration text."""
         return self.calibration is not Calibration.NONE
 
     def planned_bits(self, shapes: Shapes, blocks: int) -> float | None:

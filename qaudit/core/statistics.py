@@ -55,7 +55,6 @@ UNKNOWN = Interval(math.inf, -math.inf, math.inf)
 
 
 def interval(sums: tuple[Sums, ...], statistic: Statistic, confidence: float = 0.95) -> Interval:
-    """Return the statistic of the documents' total sums, with its interval."""
     estimate, influence_D = influences(sums, statistic)
     if not math.isfinite(estimate):
         return UNKNOWN
@@ -164,12 +163,10 @@ def excess_difference(sums: Array) -> Array:
 
 
 def cross_entropy(nll: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
-    """Return the loss in nats per token."""
     return interval((nll, tokens), per_token, confidence)
 
 
 def relative_error(quantized: Sums, full: Sums, confidence: float = 0.95) -> Interval:
-    """Return CE(quantized) / CE(full precision) - 1, a fraction."""
     return interval((quantized, full), excess, confidence)
 
 

@@ -140,7 +140,6 @@ def find_rows(folder: Path, name: str, keys: Sequence[str]) -> StoredRows | None
 
 
 def write_rows(store: ResultStore, label: str, name: str, key: str, rows: Rows) -> None:
-    """Write the rows of a subject atomically."""
     path = store.folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
     write_sealed(path, text_of({"key": key, "rows": rows}))
 

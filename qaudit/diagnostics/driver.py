@@ -56,7 +56,6 @@ class Diagnoses:
         self._observed: dict[tuple[str, str], Case] = {}
 
     def lacks(self, task: Task) -> bool:
-        """Return whether a subject's weights are needed to diagnose it."""
         return any(self._find(diagnostic, task) is None for diagnostic in self._diagnostics)
 
     def watch(self, task: Task, progress: Progress) -> Observer | None:
@@ -107,7 +106,6 @@ class Diagnoses:
                 self._reasons.setdefault((label, diagnostic.name), reason)
 
     def tables(self, labels: Sequence[str]) -> Diagnostics:
-        """Return the rows of each diagnostic, in the order of the labels, and what is missing."""
         return tables_of(self._diagnostics, self.rows, labels, self._subjects)
 
     @property
@@ -127,7 +125,6 @@ class Diagnoses:
     def _measured(
         self, diagnostic: Diagnostic, measure: Measure, task: Task, progress: Progress
     ) -> Rows | None:
-        """Measure and store rows; record the reason if that fails."""
         label, name = task.subject.label, diagnostic.name
         case = self._observed.pop((label, name), None) or self._case(diagnostic, task, progress)
         try:
@@ -147,7 +144,6 @@ class Diagnoses:
         return self._find(diagnostic, task)
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:
-        """Return the rows on disk, under the labels of this audit."""
         before = self._before(diagnostic, task)
         keys = [self._key(diagnostic, task, earlier) for earlier in dict.fromkeys((before, None))]
         stored = find_rows(self._store.folder, diagnostic.name, keys)
@@ -206,6 +202,5 @@ def _measure_of(diagnostic: Diagnostic) -> Measure:
 
 
 def _relabelled(row: dict[str, Any], labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the labels of this audit, where it has any."""
     new = {k: v for k, v in labels.items() if k == "details" or row.get(k) is not None}
     return {**row, **{k: v for k, v in new.items() if k in row}}

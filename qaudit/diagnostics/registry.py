@@ -64,7 +64,6 @@ def parts(name: str) -> Iterator[ModuleType]:
 
 
 def diagnostics() -> dict[str, type[Diagnostic]]:
-    """Return every diagnostic that can be requested, by name."""
     return dict(_diagnostics())
 
 

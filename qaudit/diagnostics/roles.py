@@ -38,7 +38,6 @@ _BY_NAME = {
 
 
 def role_of(linear: str) -> str:
-    """Return the role of a linear, given its name inside a block."""
     parts = linear.split(".")
     by_path = _BY_PATH.get(".".join(parts[-2:]))
     return by_path or _BY_NAME.get(parts[-1], parts[-1])

@@ -66,7 +66,6 @@ class Downloads:
 
     @property
     def order(self) -> tuple[Subject, ...]:
-        """The subjects in the order in which they become ready."""
         return tuple(self._subjects[position] for position in self._order)
 
     def folder(self, checkpoint: Checkpoint) -> Path:

@@ -58,7 +58,6 @@ class DownloadSchedule:
         return tuple(sorted(positions, key=place))
 
     def steps(self, order: Sequence[int] | None = None) -> tuple[Step, ...]:
-        """Return the steps of measuring the subjects at these positions, or all."""
         return tuple(_Walk(self, self.order if order is None else order).steps())
 
     def peak_nbytes(self, steps: Iterable[Step]) -> int:
@@ -79,7 +78,6 @@ class DownloadSchedule:
         return 0 if key in self.cached else self.nbytes[key]
 
     def at_once_nbytes(self, position: int) -> int:
-        """Return the bytes of all that a subject needs."""
         return sum(map(self.weight, self.needs[position]))
 
     def _must_fit(self) -> None:

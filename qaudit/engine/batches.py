@@ -44,13 +44,11 @@ class Batch:
         return positions_T < torch.tensor(self.lengths)[:, None]
 
     def scored_BT(self) -> Tensor:
-        """Mark the positions whose token is scored."""
         positions_T = torch.arange(self.tokens_BT.shape[1])
         scored_BT = self.valid_BT() & (positions_T >= torch.tensor(self.starts)[:, None])
         return scored_BT if self.roles_BT is None else scored_BT & (self.roles_BT != UNSCORED)
 
     def part(self, rows: slice) -> Batch:
-        """Return some of the windows."""
         return Batch(
             self.tokens_BT[rows],
             self.windows[rows],

@@ -81,7 +81,6 @@ def _make_model(folder: Path) -> Path:
 
 
 def _losses(folder: Path, device: torch.device) -> dict[str, float]:
-    """Return the mean loss of each stream in float32."""
     draw = np.random.default_rng(0)
     rows = draw.integers(3, 512, (8, 64), dtype=np.int32)
     calibration, evaluation = (
@@ -99,7 +98,6 @@ def _losses(folder: Path, device: torch.device) -> dict[str, float]:
 
 
 def _rate(device: torch.device, dtype: torch.dtype, side: int = SIDE) -> float:
-    """Measure the rate of a product of matrices."""
     a = torch.ones(side, side, dtype=dtype, device=device)
     best = float("inf")
     for _ in range(4):  # the first one warms up

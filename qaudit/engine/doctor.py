@@ -111,7 +111,6 @@ def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
 
 
 def _torch_fault() -> Fact | None:
-    """Import torch, and return what is wrong if that fails."""
     try:
         importlib.import_module("torch")
     except ModuleNotFoundError as error:

@@ -103,7 +103,6 @@ def _expert_tokens(tally: Tally) -> Ints | None:
 
 
 def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
-    """Yield the losses of the options of each task, or of each part of one."""
     if tally.options is None or not corpus.items:
         return
     nll, greedy = tally.options
@@ -122,7 +121,6 @@ def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
 def document_sums(
     batches: Sequence[Batch], nll: Sequence[Tensor], windows: Sequence[Window], count: int
 ) -> tuple[Floats, Ints]:
-    """Sum losses and scored tokens over documents."""
     sums, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
     for batch, nll_BT in zip(batches, nll, strict=True):
         scored_BT = batch.scored_BT()

@@ -165,7 +165,6 @@ class Captured:
             sums.add(self.block, group, read, valid_BT, self.beside(group, k))
 
     def take(self, group: Group) -> Inputs:
-        """Return a group's moments, and forget them."""
         inputs = self.get(group)
         self.sums.pop(group.name, None)
         return inputs

@@ -84,7 +84,6 @@ class HiddenStates:
         self._memory.clear()
 
     def put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
-        """Store a batch of a stream, over what it was before."""
         key = (stream, batch)
         before = self._memory.pop(key, None)
         if stream not in self._files or not self._files[stream].holds(batch):
@@ -125,7 +124,6 @@ class HiddenStates:
         return sorted(batches, key=lambda entry: entry[:2])
 
     def rename(self, stream: str, name: str) -> None:
-        """Give a stream the name of another that is no longer needed."""
         self.drop(name)
         for key in [k for k in self._memory if k[0] == stream]:
             self._memory[name, key[1]] = self._memory.pop(key)

@@ -140,7 +140,6 @@ def _batches(trees: Sequence[_Tree]) -> Iterator[ItemBatch]:
 
 
 def _trees(windows: Sequence[Window], first: int = 0, *, branches: bool) -> list[_Tree]:
-    """Return the trees of options, which are numbered from `first`."""
     fed = [window.tokens[:-1].astype(np.int64) for window in windows]
     order = sorted(range(len(windows)), key=lambda k: (fed[k].astype(">i8").tobytes(), k))
     trees: list[_Tree] = []
@@ -216,7 +215,6 @@ class ItemStream:
         self._room = MASKS_NBYTES
 
     def embed(self) -> None:
-        """Put the embedded tokens where all streams start from."""
         for k, batch in enumerate(self.batches):
             if batch.branched:
                 hidden_BTD, _ = self._branched(k, batch)
@@ -228,7 +226,6 @@ class ItemStream:
         self._states.drop(self._embedded)
 
     def advance(self, stream: str, block: Block) -> None:
-        """Send the items of a stream through a block."""
         source = self._embedded if block.index == 0 else f"items/{stream}"
         for k, batch in enumerate(self.batches):
             called = self._arguments(k, batch)[block.index] if batch.branched else None

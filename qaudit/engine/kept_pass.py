@@ -73,7 +73,6 @@ class KeptPass:
         return int(header["block"])
 
     def _read(self, file: _Hashed, states: HiddenStates) -> dict[str, Any] | None:
-        """Put hidden states back; None, and none of them, where the file is of something else."""
         header: dict[str, Any] = json.loads(file.line())
         if header.get("key") != self._key:
             return None
@@ -150,7 +149,6 @@ def place_of(task: Task, there: StoredResults, folder: Path) -> tuple[Path, str]
 
 
 def kept_pass(task: Task, machine: Machine, feed: Feed, hashes: LinearHashes) -> KeptPass:
-    """Return what keeps a pass as it is computed here."""
     if task.kept is None:
         return NOT_KEPT
     path, key = task.kept
@@ -160,7 +158,6 @@ def kept_pass(task: Task, machine: Machine, feed: Feed, hashes: LinearHashes) ->
 
 
 def remove(task: Task) -> None:
-    """Remove what was kept of a pass, once its results are written."""
     if task.kept is not None:
         path, _ = task.kept
         with suppress(OSError):

@@ -45,7 +45,6 @@ class WeightKeeper:
         self._groups = Counter[tuple[str, int]]()  # of a scheme in a block, so far
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-        """Write a group of linears."""
         folder = self._folders.get(scheme.spec)
         if folder is None or not quantized.stored:
             return
@@ -66,7 +65,6 @@ class WeightKeeper:
         self._groups[place] += 1
 
     def keep_rest(self, weights: Weights, names: Sequence[str]) -> None:
-        """Write the tensors that are not quantized, and the shapes of all."""
         tensors: dict[str, Tensor] = {}
         number = 0
         for name in names:
@@ -94,7 +92,6 @@ class KeptRest:
 
     @property
     def kept(self) -> Sequence[str]:
-        """The tensors that are here."""
         return tuple(self._files)
 
     def names(self) -> Sequence[str]:

@@ -29,7 +29,6 @@ _AT_ONCE = 4
 
 
 def sha256_of(tensor: Tensor) -> str:
-    """Return the sha256 of a tensor's shape, dtype and bytes."""
     plain = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(
         f"{str(plain.dtype).removeprefix('torch.')}{list(plain.shape)}".encode()
@@ -58,7 +57,6 @@ _JOINED, _ENDS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj"), ("", ".w
 
 
 def rest_sha256(weights: Weights, names: Sequence[str]) -> str:
-    """Return one hash of tensors as they are stored."""
     return digest(sorted((name, sha256_of(weights.read(name))) for name in names))
 
 
@@ -79,7 +77,6 @@ class LinearHashes:
         self._threads.shutdown()
 
     def of(self, spec: str) -> dict[str, str]:
-        """Return the hashes of a scheme's linears."""
         return {name: hashed.result() for name, hashed in self._hashes.get(spec, {}).items()}
 
     def kept(self) -> dict[str, dict[str, str]]:
@@ -95,7 +92,6 @@ class LinearHashes:
                 self._hashes.setdefault(spec, {})[name] = hashed
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-        """Hash the linears of a group."""
         if linears.block != self._block:
             self._block = linears.block
             self._written.clear()

@@ -56,14 +56,12 @@ def _ordinal(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the kind of a device: a GPU's name, or cpu."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe the machine and the libraries."""
     import torch
 
     return {
@@ -79,7 +77,6 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def resident_nbytes() -> int:
-    """Return the memory this process holds now."""
     return int(psutil.Process().memory_info().rss)
 
 

@@ -165,7 +165,6 @@ class _Whole:
             yield
 
     def _options(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the loss of each option of items, and if its tokens are the likeliest."""
         nll, greedy = list[Tensor](), list[Tensor]()
         batches = make_item_batches(self.feed.items, branches=False)
         for batch in batches:
@@ -201,7 +200,6 @@ class _Whole:
         tally: Tally,
         observe: Observer,
     ) -> None:
-        """Quantize every block in place, first to last."""
         for block, inputs in zip(self.blocks, shared, strict=True):
             if scheme.calibration.has_stream:
                 inputs = self._capture(block, both=scheme.calibration is Calibration.BOTH_STREAMS)

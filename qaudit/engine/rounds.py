@@ -131,7 +131,6 @@ class StoredWeights:
 
 
 def finish(task: Task) -> None:
-    """Mark what the schemes of a round stored as whole."""
     for scheme in task.schemes:
         if isinstance(scheme, Storing):
             scheme.finish()
@@ -157,7 +156,6 @@ class TaskParts:
             self._filed[spec] = {part: filed for part, filed in found.items() if filed is not None}
 
     def missing(self, spec: str) -> tuple[Part, ...]:
-        """Return the parts that a stream was not measured on."""
         lacking = set(self._there.missing_tasks(spec))
         return tuple(
             part
@@ -166,7 +164,6 @@ class TaskParts:
         )
 
     def write(self, spec: str, part: Part, measurement: Measurement, one: TaskEvidence) -> None:
-        """Store a part of a stream's measurement."""
         identity = self._there.task_identities[spec][part[0]]
         whole = identity if self._count[part[0]] == 1 else None
         filed = self._place(part).write(_alone(measurement, one), self._key(spec, part), whole)

@@ -52,7 +52,6 @@ class Route:
         trust_remote_code: bool = False,
         experts: ExpertOptions | None = None,
     ) -> None:
-        """Decide nothing yet."""
         self._experts = experts or ExpertOptions()
         self._folder, self._weights, self._dtype, self._device = folder, weights, dtype, device
         self._trust_remote_code = trust_remote_code
@@ -129,7 +128,6 @@ class Route:
             )
 
     def streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
-        """Return the model as blocks, and notes of its check."""
         trusted = self._trust_remote_code
         model = BlockModel(
             self._folder,

@@ -94,7 +94,6 @@ class RoutingWatch:
 
     @contextmanager
     def watched(self, block: Block) -> Iterator[None]:
-        """See what experts of a block are called with."""
         handles: list[RemovableHandle] = []
         for name, module in block.module.named_modules():
             if isinstance(module, Experts):
@@ -120,7 +119,6 @@ class RoutingWatch:
 
     @contextmanager
     def at(self, place: BatchPlace | None) -> Iterator[None]:
-        """Run a batch in a `with` body."""
         before = getattr(self._running, "place", None)
         self._running.place = place
         try:

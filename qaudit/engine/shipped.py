@@ -68,7 +68,6 @@ def opener(
 
 
 def without_reference(file: Shipped) -> str:
-    """Return the note of a base that is quantized already."""
     return (
         f"audited without a reference: `{file.file}` is quantized already ({file.format}, "
         f"{file.bits}-bit); its loss is measured, and what quantization added is not"
@@ -133,7 +132,6 @@ class RuntimeDeparture:
 
     @property
     def guess(self) -> str:
-        """Return the usual cause of such a departure."""
         if self.cause:
             return self.cause
         if self.shift > _SHIFTED:
@@ -272,7 +270,6 @@ class ShippedStream(Stream):
             self._tokens.drop_embedded()
 
     def fail(self, error: SourceError) -> None:
-        """Leave the pass with an error; the other streams go on."""
         self.evaluated, self.tally.error = False, error
         self._tokens.states.drop(f"evaluation/{self.name}")
         self._tokens.states.drop(f"items/{self.name}")

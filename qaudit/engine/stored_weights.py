@@ -57,7 +57,6 @@ class StandIn(Scheme):
         return lambda linears: self.made(linears, quantize(linears))
 
     def made(self, linears: Linears, quantized: Quantized) -> Quantized:
-        """Return the stored weights in place of those that the scheme made."""
         raise NotImplementedError
 
     @property

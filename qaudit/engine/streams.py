@@ -62,11 +62,9 @@ class Stream:
         self.tally.restore(kept)
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
-        """Return the block as it is for this stream."""
         raise NotImplementedError
 
     def leave(self, block: Block) -> None:
-        """Leave the block as it was."""
         block.restore()
 
 
@@ -208,7 +206,6 @@ class SchemeStream(Stream):
         self._options = ExpertOptions()  # of the block, as other schemes have them
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
-        """Return the block quantized."""
         outputs: list[Tensor] = []
         self._options = block.experts
         if self.scheme.experts_see_all:
@@ -256,7 +253,6 @@ class SchemeStream(Stream):
     def _groups(
         self, block: Block, tokens: Tokens, outputs: list[Tensor]
     ) -> Generator[tuple[Group, Inputs | None]]:
-        """Yield each group with what it is calibrated on."""
         calibration = self.scheme.calibration
         beside = self._full.beside(tokens) if calibration is Calibration.BOTH_STREAMS else alone
         if not calibration.has_stream:

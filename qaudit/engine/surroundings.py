@@ -41,7 +41,6 @@ class Surroundings:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Write down the calls of a `with` body."""
         names = set(self._around.values())
         handles = [
             self.block.module.get_submodule(name).register_forward_pre_hook(

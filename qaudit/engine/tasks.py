@@ -90,7 +90,6 @@ class Task:
         return cls(Pass(subject, specs, **fields), corpus, tuple(schemes))
 
     def changed(self, **fields: Any) -> Task:
-        """Return the task with other fields of its pass."""
         return replace(self, pass_=replace(self.pass_, **fields))
 
     @property
@@ -205,12 +204,10 @@ class StoredResults:
         return spec not in self.filed
 
     def missing_tasks(self, spec: str) -> tuple[str, ...]:
-        """Return the tasks that a stream was not measured on."""
         return tuple(t for t in self.task_identities[spec] if t not in self.task_filed[spec])
 
     @property
     def results(self) -> tuple[Filed, ...]:
-        """The results on disk, in order, each with its tasks."""
         return tuple(
             with_tasks(self.filed[spec], tuple(self.task_filed[spec].values()))
             for spec in self.identities

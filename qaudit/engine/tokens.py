@@ -59,7 +59,6 @@ class Tokens:
     embedded: str = "embedded"  # before the first block, all streams of a model are the same
 
     def embed(self, *, calibration: bool) -> None:
-        """Put the embedded tokens where all streams start from."""
         for part, batches in self._parts(calibration).items():
             for k, batch in enumerate(batches):
                 hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
@@ -82,8 +81,6 @@ class Tokens:
             yield self._entering("calibration", stream, block, k), batch.valid_BT()
 
     def whole(self, stream: str, block: Block) -> WholeBlock:
-        """Return a block for a scheme that learns on its output."""
-
         def calibrated() -> tuple[Linears, ...]:
             captured = capture_inputs(block, self.calibration(stream, block))
             return tuple(self.linears(block, group, captured.take(group)) for group in block.groups)
@@ -97,18 +94,15 @@ class Tokens:
         )
 
     def linears(self, block: Block, group: Group, inputs: Inputs | None) -> Linears:
-        """Return a group as a scheme is given it."""
         linears = block.linears(group, self.inputs(inputs, block))
         return replace(linears, column_loop=self.feed.column_loop)
 
     def inputs(self, inputs: Inputs | None, block: Block) -> Inputs | None:
-        """Return the inputs that a group is calibrated on."""
         if inputs is None or not self.feed.perturbed:
             return inputs
         return perturbed_inputs(inputs, block.index)
 
     def evaluate(self, stream: str, block: Block) -> None:
-        """Send a stream's evaluation tokens through the block."""
         for k in range(len(self.feed.evaluation)):
             hidden_BTD = block.forward(self._entering("evaluation", stream, block, k))
             self.states.put(f"evaluation/{stream}", k, hidden_BTD)
@@ -131,7 +125,6 @@ class Tokens:
         return {"calibration": fed, "evaluation": self.feed.evaluation}
 
     def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:
-        """Return a batch of a stream at the entrance of a block."""
         hidden_BTD = self.states.get(f"{part}/{self.embedded if block.index == 0 else stream}", k)
         if self.feed.perturbed and stream != REFERENCE:
             hidden_BTD = perturbed(hidden_BTD, block.index)

@@ -107,7 +107,6 @@ def _turn_back_at(
     batches: Iterable[tuple[Tensor, Tensor]],
     visit: Callable[[Read, Tensor, int], None],
 ) -> None:
-    """Let every batch go as far as a door."""
     valid_BT: Tensor
     k: int
 
@@ -137,18 +136,15 @@ class _Walker(threading.Thread):
         self._abandoned = False
 
     def start(self) -> None:
-        """Walk to the first door."""
         super().start()
         self._stopped.acquire()
 
     def resume(self) -> None:
-        """Walk to the next door, or out."""
         self._door = None
         self._baton.release()
         self._stopped.acquire()
 
     def at_door(self, door: str, valid_BT: Tensor) -> Read:
-        """Return the input with which the batch stands at a door."""
         self._raise()
         if self._door is None or self._door[0] != door:
             standing = self._door[0] if self._door else "the exit"
@@ -156,7 +152,6 @@ class _Walker(threading.Thread):
         return without_padding(self._door[1], valid_BT)
 
     def result(self) -> Tensor:
-        """Return the output of the block."""
         self._raise()
         assert isinstance(self._outcome, Tensor)
         self.join()
@@ -181,7 +176,6 @@ class _Walker(threading.Thread):
             raise _AbandonedError
 
     def run(self) -> None:
-        """Run the block; hooks stop it at the doors."""
         try:
             with torch.no_grad():
                 hidden_BTD, self._hidden_BTD = self._hidden_BTD, None

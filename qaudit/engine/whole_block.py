@@ -42,7 +42,6 @@ def whole_block(
     full: ReadBatch,
     calibrated: Callable[[], tuple[Linears, ...]],
 ) -> WholeBlock:
-    """`own` reads what enters the block, `full` what the unquantized model's returns."""
     return WholeBlock(
         groups=tuple(map(block.linears, block.groups)),
         batches=_MiniBatches(_cut(batches), own, full),
@@ -57,7 +56,6 @@ def shapes(batches: Sequence[Batch]) -> set[Shape]:
 
 
 def _cut(batches: Sequence[Batch]) -> list[tuple[_Place, ...]]:
-    """Return the windows of each mini-batch."""
     windows = []
     for k, batch in enumerate(batches):
         widest = batch.tokens_BT.shape[1]

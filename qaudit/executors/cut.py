@@ -27,7 +27,6 @@ Before = Callable[[WorkUnit], Checkpoint | None]
 
 
 def cost_of(unit: WorkUnit) -> float:
-    """Return the planned arithmetic of a unit."""
     return unit.flops + FLOPS_PER_BYTE * sum(checkpoint.nbytes for checkpoint in unit.checkpoints)
 
 

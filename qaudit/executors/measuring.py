@@ -193,7 +193,6 @@ class Measuring:
         )
 
     def _needs(self, job: _Job) -> Subject:
-        """Return a subject's weights, and what is read beside them."""
         beside = [file for task in job.tasks for file in task.pass_.beside]
         if job.before is not None and self._series:
             beside.append(job.before)
@@ -236,7 +235,6 @@ class Measuring:
         return keys, job.measured([result.results for result in results]) if is_whole else None
 
     def _use_diagnosed(self, job: _Job, event: Measured) -> bool:
-        """Use the diagnostics on disk; return whether they are all there."""
         task = job.diagnosed(event)
         if task is not None and self.diagnoses.lacks(task):
             return False
@@ -289,7 +287,6 @@ class Measuring:
         return replace(job.measured(results), failed=failed)
 
     def _compare(self, release: Subject, downloads: Downloads) -> Compared | Failed:
-        """Compare a release once its weights and its ingredients' are on disk."""
         try:
             with downloads.ready(release):
                 difference = compare_weights(

@@ -124,7 +124,6 @@ class PartExecutor(Executor):
         return unit_path(self.run, self._units[label], self.out).with_suffix(".attempts")
 
     def _write(self, event: Event, began: float) -> None:
-        """Write the record of a unit, and a line of the log."""
         unit = self._units[event.label]
         path = unit_path(self.run, unit, self.out)
         write_unit(self._document(unit, event), path)

@@ -36,7 +36,6 @@ class PartLog(Watch):
         self._current, self._last_block = "", 0.0
 
     def __enter__(self) -> PartLog:
-        """Write who measures, where."""
         self._line(
             began=True,
             host=platform.node(),
@@ -78,7 +77,6 @@ class PartLog(Watch):
         self._watch.download(what, done_nbytes, total_nbytes)
 
     def note(self, text: str) -> None:
-        """Write and pass on a note."""
         self._watch.note(text)
         self._line(note=text)
 
@@ -121,7 +119,6 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value of a log is a finite number."""
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 

@@ -202,7 +202,6 @@ def show(out: Path, watch: Watch) -> None:
 
 
 def render(standing: Standing) -> str:
-    """Return the standing as text."""
     state, table = standing.state, standing.table
     first = (
         f"round {state.number}: {table['measured']} of {plural(len(state.units), 'subject')} "

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def export_card(choice: ExportChoice, record: ExportRecord, form: Format) -> str:
-    """Return the card, with the metadata that the Hub reads."""
     blocks = [
         _description(record),
         *([_members(choice.subject)] if choice.subject.merge else []),

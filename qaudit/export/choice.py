@@ -38,7 +38,6 @@ class ExportChoice:
 
     @property
     def folder(self) -> Path:
-        """The folder of the audit."""
         return Path() if self.audit_file is None else self.audit_file.parent
 
     @property
@@ -102,7 +101,6 @@ def of_target(
 
 
 def with_options(choice: ExportChoice, *, allow_pickle: bool) -> ExportChoice:
-    """Return the choice with what a command line permits."""
     return replace(choice, options=replace(choice.options, allow_pickle=allow_pickle))
 
 

@@ -109,7 +109,6 @@ def not_of_the_audit(
 
 
 def _configuration(folder: Path, form: Format) -> Iterator[str]:
-    """Yield whether the configuration is not the checkpoint's with what the format adds."""
     try:
         written = read_configuration(folder)
         expected = form.whole_config(

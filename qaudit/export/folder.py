@@ -71,7 +71,6 @@ def write_export_folder(
     shard_nbytes: int,
     make: Callable[[Parts, Names], Alone | None],
 ) -> None:
-    """Let `make` write all parts, and make the folder of them."""
     source = folder_of(work.choice.subject.first)
     weights = with_experts(work.choice, work.form, weights)
     names = weights.stored_name

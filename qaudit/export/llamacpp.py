@@ -51,7 +51,6 @@ _DEFAULTS = {
 
 @cache
 def library() -> ctypes.CDLL:
-    """Load the library, with the functions that are called declared."""
     spec = find_spec("xllamacpp")
     if spec is None or spec.origin is None or platform.machine() not in ("x86_64", "AMD64"):
         raise ModelError(

@@ -44,7 +44,6 @@ def rest_hash(choice: ExportChoice) -> str:
 
 
 def stored_linears(hashes: Mapping[str, str], names: Callable[[int, str], str]) -> dict[str, str]:
-    """Return hashes by the name of each linear in the checkpoint."""
     stored = {}
     for place, sha256 in hashes.items():
         block, _, name = place.partition(".")
@@ -179,7 +178,6 @@ def judged_alone(
 def _write_evidence(
     task: Task, measured: Sequence[Measurement], machine: Machine, folder: Path
 ) -> dict[tuple[str, str, int | str], tuple[str, str]]:
-    """Write measurements into a folder; return file and hash of each."""
     store = ResultStore(folder / "evidence")
     files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
     for m in measured:

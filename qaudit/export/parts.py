@@ -65,7 +65,6 @@ class Parts:
     _block: int | None = None
 
     def open(self) -> None:
-        """Find the parts that an interrupted run wrote."""
         try:
             for path in sorted(self.folder.glob("block-*.json")):
                 self.done[path.stem] = Part(**json.loads(path.read_text()))
@@ -86,7 +85,6 @@ class Parts:
         self._block = block
 
     def watch(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-        """Pack the linears of a group of the present block."""
         if self.holds(linears.block):
             return
         self._bits += quantized.bits
@@ -131,20 +129,17 @@ class Parts:
         return base
 
     def _base(self, block: int, name: str) -> str:
-        """Return the name of a linear or a norm of a block in the checkpoint."""
         stored = self.names(block, f"{name}.weight")
         if not stored.endswith(".weight"):
             raise _fused(block, name)
         return stored.removesuffix(".weight")
 
     def end_block(self) -> None:
-        """Write the tensors of the block that is complete."""
         if self._block is not None and not self.holds(self._block):
             self._write(_name(self._block))
         self._block = None
 
     def add_rest(self) -> None:
-        """Write every tensor that is not quantized, as it is stored."""
         parts = self.done.values()
         written = {f"{linear}.weight" for part in parts for linear in part.dense}
         written |= {name for part in parts for name in part.rest}  # folded norms and biases

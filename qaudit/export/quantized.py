@@ -204,7 +204,6 @@ def _measure(
 
 
 def _quantize(work: _Made, parts: Parts, *, measured: bool = False) -> tuple[Measurement, ...]:
-    """Quantize every block, and write it and what is not quantized."""
     continued = cast(Scheme, Continued(work.choice.scheme, parts))
     rows: dict[str, Measurement] = {}
     if measured:

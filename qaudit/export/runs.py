@@ -50,7 +50,6 @@ class RuntimeRun:
 
     @property
     def kl_difference(self) -> float | None:
-        """Return the KL divergence as it runs minus that of the audit; None: not measured."""
         if self.running_kl is None or self.audited_kl is None:
             return None
         return self.running_kl - self.audited_kl
@@ -149,7 +148,6 @@ def _compared(
     hidden_BTD: Tensor | None,
     tally: Tally,
 ) -> Iterator[tuple[ComparedRows, ComparedRows | None]]:
-    """Yield rows of the runtime, and those of full precision beside them."""
     step = max(1, _LOGITS // (tokens_BT.shape[1] * model.vocabulary))
     for start in range(0, len(tokens_BT), step):
         some_BT = tokens_BT[start : start + step].long()

@@ -57,7 +57,6 @@ class Program:
         return (*self.packages, *formats()[form].loaded_by[self.name])
 
     def install(self, missing: Sequence[str]) -> str:
-        """Return the command that installs what is missing."""
         if set(missing) <= {"accelerate", "compressed-tensors"}:
             return "pip install 'qaudit-llm[verify]'"
         return f"pip install {' '.join(missing)}"
@@ -203,7 +202,6 @@ def without_bars() -> Iterator[None]:
 
 
 def loaded(runtime: Program, folder: Path, dtype: torch.dtype) -> Loaded:
-    """Load a folder in a runtime; refuse what it cannot load."""
     try:
         with redirect_stdout(sys.stderr):  # where runtimes log; results are on stdout
             return runtime.load(folder, dtype)

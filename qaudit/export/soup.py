@@ -64,7 +64,6 @@ def note_doubts(subject: Subject, watch: Watch) -> None:
 def _downloads(
     soup: Subject, hub: Hub | None, places: tuple[Path, Path], wanted_nbytes: int | None
 ) -> Downloads:
-    """Download the members; what is unfinished stays in the second place."""
     out, begun = places
     record = begun / RECORD_FILE
     if hub is None:

@@ -62,7 +62,6 @@ def write_soup(
 
 
 def identity(soup: Subject) -> str:
-    """Return the hash that names unfinished work on a soup."""
     return digest(["soup", soup.label, soup.content, __version__])
 
 

@@ -83,7 +83,6 @@ class Verification:
 
     @property
     def sentence(self) -> str:
-        """Return the conclusion."""
         if self.differences:
             return (
                 "This is not what was audited."

@@ -54,7 +54,6 @@ def load(name: str) -> Family:
 
 @cache
 def all_families() -> tuple[Family, ...]:
-    """Return every family that ships, by file."""
     folder = Path(str(files("qaudit.families")))
     return tuple(family for path in sorted(folder.glob("*.yaml")) for family in families_in(path))
 
@@ -97,7 +96,6 @@ def load_file(path: Path) -> Family:
 
 
 def families_in(path: Path) -> tuple[Family, ...]:
-    """Read a family's file: one family, or one for each of its variants."""
     table, _ = yaml_file(path)
     if not isinstance(table, dict) or "variants" not in table:
         return (_validated(table, f"`{path}`"),)
@@ -136,7 +134,6 @@ def _name(row: object) -> str:
 
 
 def learning_rate_of(table: dict[str, Any]) -> LearningRate:
-    """Read a schedule as a recipe gives it."""
     try:
         return LearningRate.model_validate(table)
     except ValidationError as error:

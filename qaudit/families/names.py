@@ -77,7 +77,6 @@ def parse_name(name: str) -> Place:
 
 
 def place_of(name: str, groups: dict[str, str | None]) -> Place:
-    """Return the place that a pattern's named groups spell."""
     texts = {key: text for key, text in groups.items() if text is not None}
     fields: dict[str, Any] = {key: texts[key] for key in ("stage", "variant") if key in texts}
     fields |= {key: int(texts[key]) for key in ("ingredient", "step", "index") if key in texts}

@@ -45,7 +45,6 @@ class Rounding:
         return 4 if self.kind.endswith("fp4") else 8
 
     def of(self, parts: StoredLinear) -> Rounding:
-        """Return the rounding with the scale that is stored beside a weight."""
         if self.kind not in _FIXED:
             return self
         suffix = next((name for name in _FIXED[self.kind] if name in parts.infos), "")
@@ -146,7 +145,6 @@ def of_group(table: Mapping[str, Any]) -> Rounding | str | None:
 
 
 def of_fp8(config: Config) -> Rounding | str | None:
-    """Return the rounding of a repository of 8-bit floats."""
     if config.get("quant_method") == "fbgemm_fp8":
         bound = config.get("activation_scale_ub", 1200.0)
         if not isinstance(bound, int | float) or not 0 < bound < float("inf"):
@@ -189,7 +187,6 @@ def of_torchao(config: Config) -> Rounding | str | None:
 
 
 def of_torchao_tensor(data: Mapping[str, Any], parts: Collection[str]) -> Rounding | str | None:
-    """Return the rounding that the description of one tensor of torchao names."""
     if data.get("activation_quantization") is not None:
         return f"{str(data['activation_quantization'])[:40]}"
     if str(torchao_config.value_of(data.get("activation_dtype"))).startswith("float8"):

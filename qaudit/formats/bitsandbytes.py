@@ -114,7 +114,6 @@ def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Te
 def _nested(
     name: str, codes: Tensor, state: Mapping[str, Any], read: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return scales that are quantized themselves."""
     import torch
 
     table, outer = read.get(".weight.nested_quant_map"), read[".weight.nested_absmax"]

@@ -54,7 +54,6 @@ def _block(parts: StoredLinear, suffix: str) -> tuple[int, int]:
 def from_floats(
     name: str, block: tuple[int, int], keys: tuple[str, str], read: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return a weight that is stored as floats beside the scales of its blocks."""
     weight, scales = (read[key] for key in keys)
     return in_blocks(name, weight.float(), scales, block)
 

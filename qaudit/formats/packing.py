@@ -64,7 +64,6 @@ class Format:
 
     @property
     def runtimes(self) -> tuple[Runtime, ...]:
-        """Return the programs that load the files."""
         raise NotImplementedError
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
@@ -76,7 +75,6 @@ class Format:
         return measured
 
     def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
-        """Return the weight of a linear that was packed."""
         return read_linear(files, self.reader, config, linear)
 
     def as_compared(self, tensor: Tensor) -> Tensor:
@@ -182,7 +180,6 @@ def changed_inputs(scheme: Scheme) -> SchemeError:
 
 
 def _elsewhere(scheme: Scheme) -> str:
-    """Name the format that holds what a scheme stores."""
     if scheme.layout is None:
         names = [*EXAMPLE_SCHEMES.split(","), *schemes_of("integers").split(" or ")]
         return f"export one of {', '.join(names)}"
@@ -190,7 +187,6 @@ def _elsewhere(scheme: Scheme) -> str:
 
 
 def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
-    """Name the schemes that store such codes, for hints."""
     plain = [kind for kind in schemes().values() if "bits" not in kind.__dataclass_fields__]
     wanted = [
         scheme.short

@@ -133,7 +133,6 @@ def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20)
 
 
 def bits_in(config: Config) -> int | None:
-    """Return the bits of a configuration with one number of them."""
     return whole_number(config, "num_bits", "bits", "w_bit", low=1, high=16)
 
 
@@ -210,7 +209,6 @@ def read_linear(files: WeightFolder, kind: Reader, config: Config, base: str) ->
 def open_linear(
     files: WeightFolder, kind: Reader, config: Config, base: str
 ) -> tuple[Layout, dict[str, str]]:
-    """Return the layout of a linear, and its keys by their suffixes."""
     keys = {one: base + one for one in kind.suffixes if base + one in files.infos}
     infos = {one: files.infos[key] for one, key in keys.items()}
     must_be_converted(config, base)

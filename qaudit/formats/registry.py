@@ -28,7 +28,6 @@ def formats() -> Plugins[Format]:
 
 @cache
 def readers() -> Mapping[str, Reader]:
-    """Return the readers that are built in, by the names that configurations have."""
     constants = [value for module in modules_in(qaudit.formats) for value in vars(module).values()]
     return {value.name: value for value in constants if isinstance(value, Reader)}
 
@@ -53,7 +52,6 @@ def has_embeddings(name: str) -> bool:
 
 
 def format_named(name: str, scheme: Scheme) -> Format:
-    """Return a format for what a scheme stores; refuse a name that is none."""
     if name not in formats():
         raise UsageError(
             f"`{name}` is not a format that is written", hint=f"use {' or '.join(formats())}"

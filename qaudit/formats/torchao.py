@@ -83,7 +83,6 @@ def _words(rounding: Rounding | str | None) -> str:
 
 
 def _description(text: str) -> _Description | None:
-    """Read one description; None of metadata that is none."""
     try:
         table = json.loads(text)
         kind, parts = table["_type"], table.get("_tensor_data_names", [])
@@ -149,7 +148,6 @@ def layout(parts: StoredLinear) -> Layout:
 
 
 def _block(parts: StoredLinear, data: Mapping[str, Any], shape: tuple[int, ...]) -> Block:
-    """Return the rows and columns that share a scale."""
     block = data.get("block_size") or list(shape)
     if (
         not isinstance(block, list)
@@ -191,7 +189,6 @@ def _intx(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
 
 
 def _integers(parts: StoredLinear, data: Mapping[str, Any], bits: int) -> Layout:
-    """Return the layout of codes in bytes of their own."""
     parts.must_hold(_QDATA, "I8")
     parts.must_hold(_SCALE, *SCALES)
     zeros = (_ZERO,) if _ZERO in parts.infos else ()

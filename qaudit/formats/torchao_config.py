@@ -30,7 +30,6 @@ def value_of(value: Any) -> Any:
 
 
 def attributes(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object; none of what is no object."""
     inner = value_of(value)
     return inner if isinstance(inner, Mapping) else {}
 
@@ -77,7 +76,6 @@ def main(config: Config) -> Mapping[str, Any]:
 
 
 def bits(config: Config) -> int:
-    """Return the bits of a code in most linears."""
     table = main(config)
     bits = _BITS[type_of(table)]
     if isinstance(bits, int):

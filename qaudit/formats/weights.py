@@ -150,7 +150,6 @@ class QuantizedFolder:
         return self._files.shape(name)
 
     def read(self, name: str) -> Tensor:
-        """Return a dense tensor; what is not quantized is returned as it is stored."""
         if name not in self._layouts:
             return self._files.read(name)
         layout = self._layouts[name]
@@ -160,7 +159,6 @@ class QuantizedFolder:
         return weight
 
     def groups(self, name: str) -> Tensor | None:
-        """Return the group of scales that each column of a linear is in, by the file."""
         layout = self._layouts.get(name)
         if layout is None or not layout.size:
             return None

@@ -50,7 +50,6 @@ class HubFile:
 
     @classmethod
     def identified(cls, path: str, nbytes: int, identity: str) -> HubFile:
-        """Return a file by its identity alone."""
         if identity.startswith("git:"):
             return cls(path, nbytes, identity.removeprefix("git:"), None)
         return cls(path, nbytes, "", identity)
@@ -62,7 +61,6 @@ class HubFile:
 
     @property
     def identity(self) -> str:
-        """Return the hash in the form of `WeightFile.sha256`."""
         return self.sha256 or f"git:{self.git_id}"
 
 
@@ -98,7 +96,6 @@ def files_in(pages: Sequence[Any]) -> tuple[HubFile, ...]:
 
 
 def tree_entry(file: HubFile) -> dict[str, Any]:
-    """Return a file in the form of the Hub's tree, so that `files_in` reads it again."""
     entry = {"type": "file", "path": file.path, "size": file.nbytes, "oid": file.git_id}
     lfs = {"oid": file.sha256, "size": file.nbytes}
     return entry if file.sha256 is None else {**entry, "lfs": lfs}

@@ -145,7 +145,6 @@ def file_size(path: Path) -> int | None:
 
 
 def not_kept(path: Path, error: OSError) -> MachineError:
-    """Return the error for a file that one of the caches did not take."""
     failure = not_written(path, error)
     if "no space" in failure.message:
         return MachineError(failure.message, hint=f"free some space, then {RESUME}")
@@ -156,7 +155,6 @@ def not_kept(path: Path, error: OSError) -> MachineError:
 
 
 def not_read(path: Path, error: OSError) -> MachineError:
-    """Return the error for a file of the cache that cannot be read."""
     return MachineError(
         f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
         hint="check its permissions; if the disk is failing, remove the file",

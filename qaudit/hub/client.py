@@ -112,7 +112,6 @@ class Client:
     # -------------------------------------------------------------------------------- questions
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
-        """Return the branches and tags of a repository."""
         request = Request(f"the revisions of `{repo}`", checked(repo), kind)
         return self.parsed(request, revisions_in, self.ask(request, f"{self.api(request)}/refs")[0])
 
@@ -224,7 +223,6 @@ class Client:
     # ---------------------------------------------------------------------------------- answers
 
     def api(self, request: Request) -> str:
-        """Return the address of a repository in the API."""
         return f"{self.endpoint}/api/{request.kind}s/{request.repo}"
 
     def parsed(self, request: Request, parse: Callable[[Any], T], answer: Any) -> T:

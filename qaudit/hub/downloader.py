@@ -49,7 +49,6 @@ class Snapshot:
         return self.cache.lock(f"{self.commit}.qaudit")
 
     def pointer(self, path: str) -> Path:
-        """Return the path of a file of the commit in the cache."""
         return self.cache.pointer(self.commit, path)
 
     def nbytes_missing(self, placed: Sequence[PlacedFile]) -> int:

@@ -79,7 +79,6 @@ class Request:
         return f"`{self.path}` in {revision}{self.what}" if self.path else f"{revision}{self.what}"
 
     def page(self, endpoint: str) -> str:
-        """Return the address of the repository's web page."""
         return f"{endpoint}/{'datasets/' if self.kind == 'dataset' else ''}{self.repo}"
 
 

@@ -91,7 +91,6 @@ class Listing:
         raise no_revision(Request("", repo, kind, revision), hint)
 
     def files(self, repo: str, commit: str, kind: Kind = "model") -> tuple[HubFile, ...]:
-        """Return every file at a commit."""
         recorded = self.known_files(repo, commit, kind)
         if recorded is not None:
             return recorded

@@ -43,7 +43,6 @@ class AnswerStore:
         return self._folder / f"v{VERSION}" / table / f"{digest([table, *key])}.json"
 
     def get(self, table: str, key: Sequence[str]) -> Any:
-        """Return the answer under a key, or None."""
         try:
             record = json.loads(self.path(table, key).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

@@ -60,7 +60,6 @@ class Download:
     check_stopped: Callable[[], object] = lambda: None  # raises `Interrupted`
 
     def where(self, file: HubFile) -> str:
-        """Return the name of a file with its repository and revision, for a message."""
         return f"`{file.path}` of `{self.repo}` at `{self.revision or self.commit}`"
 
 

@@ -121,7 +121,6 @@ def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | Non
 
 
 def _only_set(names: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
-    """Return the shards if they can only be one complete set, or None."""
     sets: dict[tuple[str, int], dict[int, str]] = {}
     for name in names:
         if match := re.fullmatch(layout.shard, name):

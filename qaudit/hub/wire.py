@@ -105,7 +105,6 @@ class Wire:
             yield answer
 
     def garbled(self, request: Request, why: str) -> HubError:
-        """Return the error for a response that makes no sense."""
         return HubError(
             f"the answer of `{self.credentials.endpoint}` about {request.call} "
             f"makes no sense: {why}",

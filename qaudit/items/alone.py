@@ -67,7 +67,6 @@ def _measured(
     name: str,
     metric: str | None,
 ) -> list[Measurement]:
-    """Return a measurement of each stream, with its tasks and no document."""
     of_base = read_answers(base)
     full: dict[str, TaskEvidence] = {}
     streams: dict[str, list[TaskEvidence]] = {}

@@ -108,7 +108,6 @@ def _refuse_scanned(saved: SavedAudit, label: str, files: Mapping[str, AnswerFil
 
 
 def read_answers(places: Iterable[Path]) -> dict[str, AnswerFile]:
-    """Read files, and all in folders, by the task that they are of."""
     files: dict[str, AnswerFile] = {}
     for path in (path for place in places for path in _files_at(place)):
         try:

@@ -105,7 +105,6 @@ def must_stay_inside(configs: Any) -> None:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield the texts in a value of JSON or YAML."""
     if isinstance(value, str) and value:
         yield value
     elif isinstance(value, (list, dict)):
@@ -205,7 +204,6 @@ def local_folder(root: Path, repo: str) -> Path | None:
 
 
 def paths_in(folder: Path) -> tuple[str, ...]:
-    """Return the paths of the files of a folder, hidden ones left out."""
     paths = []
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)

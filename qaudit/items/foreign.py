@@ -98,7 +98,6 @@ def checked(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_in(config: Mapping[str, Any]) -> tuple[FunctionName, ...]:
-    """Return the functions that a task names, wherever they are."""
     return tuple(dict.fromkeys(_codes(dict(config))))
 
 

@@ -98,7 +98,6 @@ def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
 
 
 def all_tasks() -> dict[str, str]:
-    """Return every name that lm-eval has, and what it is."""
     index = _manager(None)._index
     return {name: entry.kind.name.lower() for name, entry in sorted(index.items())}
 

@@ -29,7 +29,6 @@ _SAMPLER = ("temperature", "top_p", "top_k", "max_tokens")
 
 
 def read(path: Path, content: bytes) -> AnswerFile:
-    """Read a log in JSON."""
     try:
         log = json_of(content.decode())
         return _file(path, content, log, log["samples"])
@@ -38,7 +37,6 @@ def read(path: Path, content: bytes) -> AnswerFile:
 
 
 def read_archive(path: Path, content: bytes) -> AnswerFile:
-    """Read a log in a ZIP archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(part.file_size for part in archive.infolist()) > _MOST_NBYTES:

@@ -25,7 +25,6 @@ _MOST_RESULTS_NBYTES = 2**26
 
 
 def read(path: Path, content: bytes) -> AnswerFile:
-    """Read the answers to one task."""
     lines: dict[str, list[AnsweredItem]] = {}
     samplers: set[str] = set()
     greedy: set[bool] = set()
@@ -113,7 +112,6 @@ def _picked(line: dict[str, Any], metric: str) -> str | int | None:
 
 
 def _joined(path: Path, lines: dict[str, list[AnsweredItem]]) -> tuple[AnsweredItem, ...]:
-    """Return each item once, with the marks of all filters."""
     first, *further = (numbered(answers) for answers in lines.values())
     for answers in further:
         marks = {answer.item: answer.marks for answer in answers}

@@ -113,5 +113,4 @@ def bound(
 
 
 def most_items(setting: str) -> int | None:
-    """Return the most items of a task by the setting `task_items`; None: all of them."""
     return None if setting == ALL_ITEMS else int(setting)

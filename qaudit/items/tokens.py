@@ -45,7 +45,6 @@ class ItemText:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of items of each task."""
         return dict(Counter(item.task for item in self.items))
 
     def tokens(self, *, trees: bool) -> int:
@@ -169,7 +168,6 @@ def _batches(
 
 
 def _texts(tokenizer: Any, context: str, option: str) -> tuple[tuple[str, bool | None], ...]:
-    """Return the texts to encode for a pair, and whether each gets special tokens."""
     if context == "":
         return ((option, False),)
     # The BOS of a text that has one already is not put there twice.

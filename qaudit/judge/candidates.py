@@ -28,7 +28,6 @@ UNQUANTIZED = "fp"
 
 
 def bit_class(measured: Measurement | MeasurementRow) -> str:
-    """Return the class of a measurement, as it was recorded."""
     return class_of(measured) if measured.bit_class is None else measured.bit_class
 
 

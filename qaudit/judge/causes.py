@@ -26,7 +26,6 @@ def other_weights(a: AuditRecord, b: AuditRecord) -> Iterator[str]:
 
 
 def protocol_of(audit: AuditRecord) -> dict[str, str]:
-    """Return how an audit measured, as text."""
     plan = audit.plan
     confidence = f"{plan.recipe.confidence:g}"
     machine = {"dtype": plan.dtype, "device": plan.device, "confidence": confidence}
@@ -42,7 +41,6 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def versions_of(audit: AuditRecord) -> dict[str, str]:
-    """Return the versions and the machine of an audit, as text."""
     environment = audit.environment
     libraries = environment.get("libraries")
     versions = {k: str(v) for k, v in libraries.items()} if isinstance(libraries, dict) else {}

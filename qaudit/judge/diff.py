@@ -73,7 +73,6 @@ class Side:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """The evidence of one measurement; all have the same documents."""
         if not self.measurements:
             raise AuditError(f"`{self.name}` measured nothing", hint="name an audit that did")
         if not self.measurements[0].evidence.document_sha256:
@@ -102,7 +101,6 @@ class _Common:
 
 
 def diff(a: Side, b: Side) -> Difference:
-    """Return the changes from a to b."""
     common = _common(a, b)
     cells = [cell for cell in b.draws if cell in a.draws]
     quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)

@@ -41,7 +41,6 @@ from qaudit.types import FULL_PRECISION, AuditRecord, Measurement, MeasurementRo
 
 
 def calibrates(measured: Measurement | MeasurementRow) -> bool:
-    """Return whether a result depends on the calibration text."""
     if measured.calibrates is None:
         return calibrates_by_name(measured.spec)
     return measured.calibrates

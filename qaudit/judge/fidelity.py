@@ -31,7 +31,6 @@ Mean = Literal[
 
 
 def scored_tokens(evidence: Evidence) -> Array:
-    """Return the scored tokens of each document."""
     return evidence.tokens.astype(np.float64)
 
 

@@ -39,7 +39,6 @@ LOSS = Objective()
 
 
 def parse_objective(text: str) -> Objective:
-    """Read an objective."""
     kind, at, rest = text.strip().partition("@")
     if kind == "loss" and (rest or not at):
         return Objective("loss", scheme=rest or None)

@@ -21,7 +21,6 @@ def choose(
 
 
 def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:
-    """Return the choice of the main class."""
     chosen = main_class(classes)
     if chosen is None or chosen.subject is None or chosen.scheme is None:
         return None

@@ -109,7 +109,6 @@ def estimated(
 def interval_of(
     table: Measurements, cells: Sequence[Cell], statistic: Statistic, **how: Any
 ) -> Interval | None:
-    """Return the interval of a quantity, with the options of `estimated`."""
     result = estimated(table, cells, statistic, **how)
     return None if result is None else result.interval
 

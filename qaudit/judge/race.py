@@ -81,7 +81,6 @@ class RaceCourse:
 
     @property
     def exhaustive_tokens(self) -> int:
-        """Tokens of measuring every subject on every document."""
         everything = np.concatenate([self.selection, self.held_out])
         return len(self.subjects) * int(self.tokens[everything].sum())
 
@@ -98,7 +97,6 @@ def race(
     confidence: float = 0.95,
     watch: RoundWatch = lambda finished: None,
 ) -> Race:
-    """Run a race to its end."""
     looks = schedule(len(course.subjects), len(course.selection), len(course.held_out), share)
     comparisons = (len(course.subjects) - 1) * (len(looks) - 1)
     rules = _Rules(margin, share, statistics.simultaneous(confidence, comparisons), confidence)

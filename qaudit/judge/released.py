@@ -107,7 +107,6 @@ def _share(count: int, total: int) -> str:
 
 
 def compared(release: Subject, difference: WeightDifference) -> ReleaseComparison:
-    """Return a comparison as a row of `diagnostics`; what is not finite is None."""
     numbers = asdict(difference)
     finite = {name: numbers[name] if math.isfinite(numbers[name]) else None for name in _NORMS}
     return ReleaseComparison(

@@ -42,7 +42,6 @@ UNITS: dict[ComparisonKind, str] = {
 def score(
     table: Measurements, measured: Measurement, files: EvidenceFiles, reference: str | None = None
 ) -> MeasurementRow:
-    """Return a measurement's row of the audit."""
     evidence, confidence = measured.evidence, table.confidence
     nll, tokens = evidence.nll_sum, evidence.tokens
     used = tokens > 0

@@ -27,7 +27,6 @@ Signals = Mapping[str, Mapping[str, float]]
 def suggest(
     table: Measurements, series: Sequence[Checkpoint], scheme: str, signals: Signals | None = None
 ) -> Suggestion:
-    """Return the checkpoints to measure next of a series in training order."""
     errors, losses = _measured(table, series, scheme)
     run, places = max(courses(series), key=lambda course: sum(c.label in errors for c in course[0]))
     measured = [k for k, c in enumerate(run) if c.label in errors]

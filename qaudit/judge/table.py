@@ -21,7 +21,6 @@ Sums = Callable[[Evidence], npt.NDArray[np.float64]]
 
 
 def losses(evidence: Evidence) -> npt.NDArray[np.float64]:
-    """Return the loss of each document."""
     return evidence.nll_sum
 
 
@@ -75,7 +74,6 @@ class Measurements:
         return tuple(dict.fromkeys((m.subject, m.scheme) for m in self.measurements))
 
     def draws(self, subject: str, scheme: str) -> tuple[Measurement, ...]:
-        """Return the measurements of a subject under a scheme, the lowest seed first."""
         return tuple(self._draws.get((subject, scheme), ()))
 
     def find(self, subject: str, scheme: str) -> Measurement | None:
@@ -142,7 +140,6 @@ def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[M
 
 
 def is_finite(measurement: Measurement) -> bool:
-    """Whether every document's loss is finite."""
     return bool(np.isfinite(measurement.evidence.nll_sum).all())
 
 

@@ -115,7 +115,6 @@ class _Options:
 
 
 def tasks_of(measured: Measurement | None) -> dict[str, TaskEvidence]:
-    """Return the tasks of a measurement by name."""
     return {task.task: task for task in measured.evidence.tasks} if measured else {}
 
 

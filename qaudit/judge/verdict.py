@@ -245,7 +245,6 @@ def _is_tied(
 
 
 def named(measured: Measurement) -> str:
-    """Name a subject at a scheme."""
     return f"{measured.subject} at {measured.scheme}"
 
 

@@ -78,7 +78,6 @@ def read_config(path: Path | None, settings: Sequence[str] = ()) -> tuple[Config
 
 
 def run_of(config: Config, document: LabDocument, device: str) -> TrainingRun:
-    """Return the run that a configuration describes, to be trained on a kind of device."""
     parent, fork_at = _parent(config.fork) if config.fork else (None, 0)
     shape = _shape(config, document, parent)
     inherited = () if parent is None else set(_INHERITED) - set(document.table)

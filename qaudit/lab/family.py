@@ -33,7 +33,6 @@ def write_family(out: Path) -> None:
 
 
 def family_table(name: str, runs: Iterable[TrainingRun]) -> dict[str, Any]:
-    """Return the keys of the family file of some runs."""
     all_runs = _with_parents(runs)
     stages: dict[str, dict[str, Any]] = {}
     for run in all_runs:

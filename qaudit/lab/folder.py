@@ -56,7 +56,6 @@ def locked(path: Path) -> Iterator[None]:
 def write_record(
     out: Path, run: TrainingRun, text_key: str, environment: Mapping[str, Any]
 ) -> None:
-    """Write what a run is."""
     record = {
         "run": run.table(),
         "key": run.key,
@@ -85,7 +84,6 @@ def _partial(folder: Path) -> Path:
 
 
 def runs_in(out: Path) -> Iterator[TrainingRun]:
-    """Yield the runs of a folder by name."""
     for path in sorted((out / FOLDER).glob("*.json")):
         try:
             yield TrainingRun(**json.loads(path.read_text(encoding="utf-8"))["run"])
@@ -144,7 +142,6 @@ def _without_progress_bar() -> Iterator[None]:
 
 
 def latest_path(out: Path, run: TrainingRun) -> Path:
-    """Return the path of a run's latest state."""
     return out / FOLDER / f"{run.name}.pt"
 
 
@@ -196,7 +193,6 @@ def own_state(run: TrainingRun, text: TokenStream, out: Path) -> dict[str, Any] 
 
 
 def _refuse_missing(run: TrainingRun, out: Path, step: int) -> None:
-    """Refuse to resume past a step that is to be saved and was not."""
     wanted = {at: out / run.label(at) for at in run.save_at}
     wanted |= {at: kept_path(out, run, at) for at in run.keep_at}
     for at, path in sorted(wanted.items()):
@@ -245,7 +241,6 @@ def _parent_path(parent: TrainingRun, step: int, place: Path) -> Path:
 
 
 def log_line(out: Path, line: Mapping[str, Any]) -> None:
-    """Append a line to the log."""
     try:
         with (out / LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(dict(line)) + "\n")

@@ -26,7 +26,6 @@ Weights = dict[str, Tensor]
 
 
 def adamw(model: nn.Module, run: TrainingRun) -> torch.optim.AdamW:
-    """Return the optimizer of a run."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [
@@ -125,6 +124,5 @@ Average = WeightEma | WeightLawa
 
 
 def averages_of(ema_decay: float, lawa: tuple[int, int] | None) -> tuple[Average, ...]:
-    """Return the averages of a run's settings."""
     ema = (WeightEma(ema_decay),) if ema_decay else ()
     return (*ema, *((WeightLawa(*lawa),) if lawa else ()))

@@ -83,7 +83,6 @@ class TrainingRun(Training):
 
     @property
     def averages(self) -> tuple[str, ...]:
-        """Names of the averages that are saved beside its checkpoints."""
         present = {"ema": self.ema_decay > 0, "lawa": self.lawa is not None}
         return tuple(name for name, is_present in present.items() if is_present)
 
@@ -102,7 +101,6 @@ class TrainingRun(Training):
         return digest(table)
 
     def label(self, step: int, average: str = "") -> str:
-        """Return the folder name of the checkpoint at `step`, or of an average there."""
         return f"{self.name}{'-' if average else ''}{average}-step{step}"
 
     def table(self) -> dict[str, Any]:

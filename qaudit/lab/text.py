@@ -196,7 +196,6 @@ def _record_heldout(folder: Path, survey: _Survey) -> None:
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on texts."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -231,7 +230,6 @@ def entries_of(folder: Path) -> int:
 def _encode(
     folder: Path, survey: _Survey, tokenizer: PreTrainedTokenizerBase, progress: Progress
 ) -> dict[str, Any]:
-    """Write the stream; return its part of the record."""
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise UsageError("the tokenizer has no end token", hint="give one with an eos token")

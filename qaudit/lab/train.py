@@ -203,7 +203,6 @@ def advance(
     text: TokenStream,
     device: torch.device,
 ) -> None:
-    """Take one step."""
     state.step += 1
     for group in state.optimizer.param_groups:
         group["lr"] = run.schedule.at(state.step)

@@ -76,7 +76,6 @@ def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
 
 
 def _must_name_reference(recipe: Recipe, subjects: Sequence[Subject]) -> None:
-    """Refuse a reference that is not one of what is measured, or is searched."""
     if recipe.reference is None:
         return
     reference = reference_in(subjects, recipe.reference)

@@ -15,7 +15,6 @@ from qaudit.types import Recipe
 
 
 def planned_class(scheme: Scheme, sizes: Sizes) -> str:
-    """Return the class in which a scheme will compete."""
     return class_of_stored(scheme.bit_class, planned_bits(scheme, sizes))
 
 

@@ -30,7 +30,6 @@ _NO_MPS = "MPS has no float64, in which divergences and moments are summed"
 
 
 def choose_device(device: str, dtype: str) -> tuple[str, str]:
-    """Return the device and dtype."""
     if device.partition(":")[0] not in DEVICES:
         raise UsageError(f"there is no device `{device}`", hint=f"one of {', '.join(DEVICES)}")
     if dtype not in DTYPES:
@@ -50,7 +49,6 @@ def choose_audited(device: str, dtype: str) -> tuple[str, str]:
 
 
 def why_auto() -> tuple[str, str]:
-    """Return the device that `auto` takes, and why."""
     build = _torch_build()
     if build.startswith("rocm"):
         return "cpu", "ROCm is not tested, and is used only where `--device cuda` asks for it"
@@ -94,7 +92,6 @@ def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> 
 
 @cache
 def gpu_name() -> str | None:
-    """Return the name of this machine's GPU."""
     if not _has_driver():
         return None
     import torch

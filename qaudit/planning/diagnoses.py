@@ -31,7 +31,6 @@ def diagnoses_of(
 
 
 def price_of(work: DiagnosticWork, load: Load, sizes: Sizes) -> Price:
-    """Return the price of one diagnostic of one subject."""
     return Price(work.passes * flops(sizes, load), streams=work.passes * work.streams)
 
 

@@ -201,7 +201,6 @@ class Footprint:
         return replace(self, load=replace(self.load, text=text))
 
     def refuse_short_disk(self, out: Path, downloads_nbytes: int, kept_nbytes: int = 0) -> None:
-        """Refuse what the disks do not hold, beside downloads that share them."""
         temporary = Path(tempfile.gettempdir())
         needs = {out: kept_nbytes + self.weights_nbytes, temporary: self.spilled_nbytes}
         if shares_disk(out, temporary):

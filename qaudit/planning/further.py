@@ -160,7 +160,6 @@ def _dearest(
     pricing: Pricing,
     perturbed: Perturbation,
 ) -> Price:
-    """Return the price of the subject and scheme that takes most."""
     pairs = (
         priced(Pass(subject, (scheme.spec,), perturbed=perturbed), pricing).price
         for subject in subjects

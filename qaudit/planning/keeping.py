@@ -18,7 +18,6 @@ _LARGEST_ITEM = 4
 
 
 def kept_specs(keep: Sequence[str], schemes: Sequence[Scheme]) -> tuple[str, ...]:
-    """Return the canonical forms of the schemes to keep, which are among those measured."""
     measured = {s.spec: s.short for s in schemes if not isinstance(s, Shipped)}
     wanted = parse_schemes(keep) if keep else ()
     for scheme in wanted:

@@ -57,7 +57,6 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def is_lock(target: str) -> bool:
-    """Return whether a target is a lock's file, by its name."""
     return target.endswith(".lock.json") or Path(target).name == PLAN
 
 

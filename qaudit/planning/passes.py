@@ -46,7 +46,6 @@ def passes_of(
     pricing: Pricing,
     releases: Sequence[Subject] = (),
 ) -> tuple[Pass, ...]:
-    """Return all passes, each subject's together, and the comparisons of releases behind them."""
     drawn = calibrated(schemes)
     alone = {s.content for s in subjects if s.merge is None}
     passes: list[Pass] = []

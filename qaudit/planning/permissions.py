@@ -50,7 +50,6 @@ _PERMISSIONS = (
 def refuse(
     checkpoints: Sequence[Checkpoint], *, allow_pickle: bool, trust_remote_code: bool
 ) -> None:
-    """Refuse checkpoints that need what is not allowed, saying which, why and what allows it."""
     allowed = {"pickle": allow_pickle, "remote_code": trust_remote_code}
     refused = [
         (permission, needing)

@@ -80,7 +80,6 @@ def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Family]]
 
 
 def _series(checkpoint: Checkpoint) -> str:
-    """Return the place that checkpoints of one series share: a repository, or any folder."""
     return checkpoint.ref.location if checkpoint.commit else ""
 
 

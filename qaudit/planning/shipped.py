@@ -55,7 +55,6 @@ def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpo
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    """Return the name of a file, a folder or a repository."""
     folder = Path(checkpoint.ref.location.rstrip("/"))
     place = weights_of(checkpoint, folder)
     return place.stem if place != folder else folder.name
@@ -94,7 +93,6 @@ def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
 
 
 def _file_on_hub(listing: Listing, target: str) -> Checkpoint:
-    """Return the one file that a target names, as a checkpoint."""
     ref = parse(target)
     path = ref.subfolder or ""
     revision = revisions_of(listing, Ref(ref.location, ref.revision, path))[0]
@@ -146,7 +144,6 @@ def shipped_schemes(
     hub: Hub | None,
     schemes: Sequence[Scheme],
 ) -> tuple[Shipped, ...]:
-    """Return each file as what it is measured as; refuse those that are not of the one subject."""
     if not shipped:
         return ()
     if len(subjects) != 1 or subjects[0].is_search:
@@ -204,7 +201,6 @@ def _remote(
 
 
 def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
-    """Return a subject whose members are all that has to be on the disk for it."""
     if not shipped or subject.is_release:
         return subject
     members = {(member.ref, member.files) for member, _ in subject.members}

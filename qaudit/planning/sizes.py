@@ -75,7 +75,6 @@ class Sizes:
 
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
-        """Read the sizes of the model in `folder` from its headers."""
         weights = WeightFolder(folder, allow_pickle=allow_pickle)
         return cls.of({name: weights.shape(name) for name in weights.names()}, str(folder))
 

@@ -59,7 +59,6 @@ class Survey:
 def survey(
     subjects: Sequence[Subject], hub: Hub | None, *, allow_pickle: bool, code: bool
 ) -> Survey:
-    """Look at every model of a plan."""
     surveyor = _Surveyor(hub, allow_pickle, code)
     models, failures = [], []
     members = {str(folder_of(c)): c for s in subjects for c, _ in s.members}
@@ -117,7 +116,6 @@ def _sizes_if_quantized(
 
 
 def _refuse_merged(subjects: Sequence[Subject]) -> None:
-    """Refuse soups of checkpoints that are quantized already."""
     for subject in (subject for subject in subjects if subject.merge is not None):
         for member, _ in subject.members:
             if quantization_of(folder_of(member)) is not None:

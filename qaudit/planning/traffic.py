@@ -47,7 +47,6 @@ def shares_disk(one: Path, other: Path) -> bool:
 
 
 def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
     whole = folder.absolute()
     return next(place for place in (whole, *whole.parents) if place.exists())
 
@@ -89,7 +88,6 @@ class PlannedDownloads:
         )
 
     def members(self, subject: Subject) -> tuple[int, ...]:
-        """Return the bytes of each content that has to be on the disk for a subject."""
         keys = self.schedule.needs[self.subjects.index(subject)]
         return tuple(self.schedule.weight(key) for key in keys)
 
@@ -98,7 +96,6 @@ class PlannedDownloads:
         return schedule.peak_nbytes(steps) + self.texts_missing_nbytes
 
     def within(self, budget_nbytes: int) -> DownloadSchedule:
-        """Return the schedule under a budget for weights and texts."""
         budget = budget_nbytes - self.texts_missing_nbytes
         return replace(self.schedule, budget=budget)
 

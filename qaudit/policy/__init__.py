@@ -21,21 +21,18 @@ _ENDINGS = (".yaml", ".yml")
 
 
 def preset(name: str) -> Policy:
-    """Return a policy that ships."""
     if name not in PRESETS:
         raise PolicyError(f"there is no policy `{name}`", hint=_instead(name))
     return shipped(name)
 
 
 def descriptions() -> dict[str, str]:
-    """Return the description of every policy that ships."""
     texts = {name: path.read_text(encoding="utf-8") for name, path in PRESETS.items()}
     tables = {name: read_table(text, f"policy `{name}`")[0] for name, text in texts.items()}
     return {name: str(table["description"]) for name, table in tables.items()}
 
 
 def read_policy(path: Path) -> Policy:
-    """Return the policy in a YAML file."""
     try:
         text = read_regular(path).decode()
     except FileNotFoundError as error:

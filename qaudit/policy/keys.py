@@ -82,7 +82,6 @@ def _as_words(value: object) -> object:
 
 
 def _is_seen(character: str) -> bool:
-    """Return whether a character is a letter or a digit that is drawn; fillers are not."""
     return character.isalnum() and character not in "\u115f\u1160\u3164\uffa0"
 
 
@@ -271,7 +270,6 @@ FILE = Path(__file__).with_name("policy.schema.json")
 
 
 def schema_text() -> str:
-    """Return the schema as it is published."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **PolicyKeys.model_json_schema(),

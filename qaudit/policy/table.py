@@ -104,7 +104,6 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
 
 @cache
 def shipped(name: str) -> Policy:
-    """Return a policy that ships."""
     text = PRESETS[name].read_text(encoding="utf-8")
     return policy_in(text, where=f"policy `{name}`", name=name, path=None)
 
@@ -174,7 +173,6 @@ class _File:
         raise PolicyError(f"{self.where}{line}: {key}{sentence}", hint=hint)
 
     def keys(self) -> PolicyKeys:
-        """Return the keys, or refuse the first that is wrong."""
         try:
             return PolicyKeys.model_validate(self.table)
         except ValidationError as error:

@@ -38,7 +38,6 @@ _MOST_NAMES = 12
 
 
 def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that a recipe selects, in the order of the series."""
     if is_default_choice(recipe, checkpoints):
         return representatives(checkpoints)
     chosen = _entries(recipe.checkpoints, checkpoints)

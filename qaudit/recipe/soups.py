@@ -55,7 +55,6 @@ class SoupRequest:
 
 
 def parse_soup(text: str) -> SoupRequest:
-    """Read one of the forms above."""
     if match := _ALONE.fullmatch(text.strip()):
         name = match["name"]
         if name == "last" or (name in merges() and merges()[name].follows_a_run):
@@ -92,7 +91,6 @@ def _labelled(text: str) -> tuple[str | None, str]:
 
 
 def _search(text: str) -> str:
-    """Return a search's text, its scheme in full."""
     if text == GREEDY:
         return GREEDY
     key, _, scheme = text.partition(":")[2].partition("=")
@@ -143,7 +141,6 @@ def needed(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoin
 
 
 def members_of(soups: Sequence[str], checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that are part of a soup."""
     wanted: set[str] = set()
     for soup in map(parse_soup, soups):
         members = _candidates(soup, checkpoints)
@@ -154,7 +151,6 @@ def members_of(soups: Sequence[str], checkpoints: Sequence[Checkpoint]) -> tuple
 
 
 def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Subject, ...]:
-    """Return the soups of a recipe, each of at least two different weights."""
     labels = {c.label for c in checkpoints}
     soups = []
     for text in recipe.soups:

@@ -81,7 +81,6 @@ def _diagnostics(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _names(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names that were separated by commas, or repeated."""
     return tuple(name.strip() for text in value for name in text.split(",") if name.strip())
 
 
@@ -165,7 +164,6 @@ def recipe_of(**keys: Any) -> Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe in a YAML file."""
     return recipe_from(_read(path), f"`{path}`: ")
 
 
@@ -191,7 +189,6 @@ def recipes_folder() -> Path:
 
 
 def is_recipe(target: str) -> bool:
-    """Return whether a target is the file of a recipe, by its name."""
     return target.endswith((".yaml", ".yml"))
 
 

@@ -53,7 +53,6 @@ def _block(text: str) -> tuple[int, int] | None:
 
 
 def _marked(text: str) -> Iterator[tuple[str, int, int, int]]:
-    """Yield each marker with its line, and where it begins and ends."""
     if BEGIN not in text and END not in text:
         return
     from markdown_it import MarkdownIt  # takes longer to load than a small audit to render

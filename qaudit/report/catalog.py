@@ -111,7 +111,6 @@ class _Notes:
         self.numbers: dict[str, int] = {}
 
     def of(self, checkpoint: Checkpoint) -> str:
-        """Return the numbers of the sentences about a checkpoint."""
         texts = list(checkpoint.suspect)
         if checkpoint.label in self._same:
             what, labels = self._same[checkpoint.label]

@@ -25,7 +25,6 @@ def must_claim_alike(*audits: tuple[str, AuditRecord]) -> None:
 
 
 def must_claim_as(policy: Policy, name: str, audit: AuditRecord) -> None:
-    """Raise UsageError where a policy names another claim than that of an audit."""
     if policy.claim is not None and policy.claim != audit.plan.claim:
         raise UsageError(
             f"`{name}` is about a {audit.plan.claim}, and the policy `{policy.name}` about a "

@@ -31,7 +31,6 @@ _DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 
 def render(difference: Difference, form: str) -> str:
-    """Render a difference in one of the formats."""
     return renderer_of(form, FORMATS)(difference)
 
 
@@ -144,7 +143,6 @@ def _table(
     unit: str,
     show: Callable[[Interval], str],
 ) -> list[doc.Block]:
-    """Return the differences, the worst first."""
     differing = [(d, interval, r) for d, interval, r in rows if r not in ("same", None)]
     differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
     if not differing:
@@ -164,7 +162,6 @@ def _table(
 
 
 def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
-    """Return the tasks on which accuracy differs, the worst first."""
     differing = [delta for delta in deltas if delta.reading != "same"]
     differing.sort(key=lambda each: (list(_WORDS).index(each.reading), -each.drop.estimate))
     if not differing:
@@ -210,7 +207,6 @@ def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> doc.Cel
 
 
 def to_json(difference: Difference) -> str:
-    """Write a difference, every row and everything that changed."""
     flat = replace(difference, deltas=(), picks=(None, None), tasks=())
     names = {
         "schema": SCHEMA,

@@ -204,12 +204,10 @@ def prose(sentence: str) -> Inline:
 
 
 def strong(text: str | Inline) -> Inline:
-    """Return text in bold."""
     return tuple(replace(run, strong=True) for run in inline(text))
 
 
 def emphasis(text: str | Inline) -> Inline:
-    """Return text in italics."""
     return tuple(replace(run, emphasis=True) for run in inline(text))
 
 
@@ -228,7 +226,6 @@ def paragraph(*sentences: str | Inline) -> Paragraph:
 
 
 def bullets(*items: str | Inline) -> List:
-    """Return a list."""
     return List(tuple(map(inline, items)))
 
 
@@ -249,7 +246,6 @@ def interval_cell(text: str, *, value: float | None = None) -> Cell:
 
 
 def name_cell(name: str, *, value: float | None = None) -> Cell:
-    """Return a cell with a name in it."""
     return Cell(code(name), value)
 
 
@@ -263,7 +259,6 @@ def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> TableR
 
 
 def columns(*names: str) -> tuple[Column, ...]:
-    """Return columns of text."""
     return tuple(map(Column, names))
 
 

@@ -36,7 +36,6 @@ def element(tag: str, *inner: Html, **attributes: Value) -> Html:
 
 
 def joined(parts: Iterable[Html], between: str = "") -> Html:
-    """Join elements."""
     return Html(between.join(parts))
 
 

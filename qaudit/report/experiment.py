@@ -38,7 +38,6 @@ UNITS = {
 
 
 def summary_to_json(summary: ExperimentSummary) -> str:
-    """Write a summary."""
     return text_of({"schema": SCHEMA, **asdict(summary)})
 
 
@@ -52,7 +51,6 @@ def write_summary(summary: ExperimentSummary, folder: Path) -> None:
 
 
 def render_summary(summary: ExperimentSummary) -> str:
-    """Render a summary as Markdown: the question, and each claim with its measurements."""
     blocks: list[doc.Block] = [description(summary)]
     for claim in summary.claims:
         source = doc.paragraph(doc.words(claim.source))

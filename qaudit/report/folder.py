@@ -71,5 +71,4 @@ def must_take_files(out: Path) -> None:
 
 
 def render(audit: AuditRecord, form: str) -> str:
-    """Render an audit in one of the formats."""
     return renderer_of(form, FORMATS)(audit)

@@ -27,7 +27,6 @@ Value = TypeVar("Value")
 
 
 def renderer_of(form: str, formats: Mapping[str, Callable[[Value], str]]) -> Callable[[Value], str]:
-    """Return the renderer of a format, or refuse one that does not exist."""
     if form not in formats:
         raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(formats)}")
     return formats[form]
@@ -93,7 +92,6 @@ def _number(value: float, digits: int) -> str:
 
 
 def count(number: int) -> str:
-    """Print a large number in short."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if number >= scale:
             return f"{number / scale:.2f}".rstrip("0").rstrip(".") + unit
@@ -101,7 +99,6 @@ def count(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Print a time."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

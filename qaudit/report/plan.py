@@ -158,7 +158,6 @@ def _disk(traffic: Traffic) -> str:
 
 
 def _time(plan: Plan) -> str:
-    """Return the time of the plan and of presets; the quick one first where it is needed."""
     text = _compute(plan)
     presets = {
         time.name: f"with --{time.name} {_seconds(time.seconds_low)} to "

@@ -31,7 +31,6 @@ def _why(departure: Departure) -> str:
 
 
 def render_race(race: Race, scheme: str, cost: RaceCost, failed: dict[str, str]) -> str:
-    """Return the winner, what confirms it, and what the race cost."""
     parts = [" ".join(_result(race, scheme)), *_unsettled(race), _receipt(race, cost)]
     parts += [f"Skipped {label}: {reason}" for label, reason in failed.items()]
     return "\n\n".join(filled(part) for part in parts) + "\n"
@@ -88,7 +87,6 @@ def _of(spent: int, whole: int) -> str:
 def race_to_json(
     race: Race, scheme: str, rules: dict[str, float], cost: RaceCost, failed: dict[str, str]
 ) -> str:
-    """Write a race with its rules and its receipt."""
     document: dict[str, Any] = {
         "scheme": scheme,
         "unit": UNIT,

@@ -35,7 +35,6 @@ MOST_MEMBERS = 6
 
 
 def soup_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the section on soups, empty where there are none."""
     soups = [soup for soup in in_order(view) if view.against(soup)]
     if not soups:
         return ()
@@ -192,7 +191,6 @@ def _counts(less: str, more: str, verdicts: Sequence[tuple[SoupRow, str]]) -> st
 
 
 def searches_of(audit: AuditRecord) -> dict[str, GreedySearch]:
-    """Return the searches of an audit, by the label of the soup."""
     return {search.label: search for search in audit.diagnostics.greedy}
 
 

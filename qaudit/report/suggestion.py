@@ -14,7 +14,6 @@ HEADER = ("checkpoint", "at", "added loss, %", "quantized loss, nats", "better",
 
 
 def suggestion_to_json(suggestion: Suggestion) -> str:
-    """Write a suggestion as JSON."""
     return text_of(encode(suggestion))
 
 

@@ -36,7 +36,6 @@ def filled(text: str | doc.Inline, width: int = WIDTH, indent: str = "") -> str:
 
 
 def columns_of_terminal() -> int:
-    """Return how wide the terminal is, and 80 where there is none."""
     return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
 
 
@@ -155,7 +154,6 @@ def _joined(lines: Sequence[str]) -> str:
 
 
 def _heading(name: str, cells: Sequence[str]) -> list[str]:
-    """Break a heading that is wider than what is beneath it."""
     pieces = re.findall(r"[^ -]+-?|[ -]", name)
     width = max(map(width_of, [*cells, *pieces]))
     lines = [""]

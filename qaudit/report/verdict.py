@@ -29,7 +29,6 @@ ADVICE = {"warn": "the policy only warns about it", "off": "the policy does not 
 
 
 def headline(view: View) -> str:
-    """Return the answer in one sentence."""
     if not view.audit.measurements:
         return "Nothing was measured."
     return answer(view.verdict) if view.verdict else "No quantized loss was measured: no verdict."
@@ -67,7 +66,6 @@ def label(one: ClassVerdict) -> str:
 
 
 def what(one: ClassVerdict) -> str:
-    """Return the subject and the scheme."""
     if one.subject is None or one.scheme is None:
         return "not measured" if one.documents is None else f"what was imported at {label(one)}"
     return f"`{one.subject}` at {one.scheme}"
@@ -105,7 +103,6 @@ def _notice(one: ClassVerdict, claim: ClaimKind) -> doc.Notice:
 
 
 def _cost(one: ClassVerdict) -> Iterator[str]:
-    """Yield what the scheme costs, beside the margin."""
     if one.relative_error is None:
         return
     text = f"{effect(one.relative_error)} its loss"
@@ -241,7 +238,6 @@ def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
 
 
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
-    """Yield sentences on one class."""
     loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
     best = one.objective.removesuffix(f" at {one.scheme}")
     if one.held_out:

@@ -61,7 +61,6 @@ class View:
 
     @cached_property
     def draws(self) -> int:
-        """The number of draws of calibration text."""
         return max((pooled.draws for pooled in self.audit.pooled), default=1)
 
     @cached_property

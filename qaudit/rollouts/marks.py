@@ -28,7 +28,6 @@ _FORM = 'write {"prompt": 0, "sample": 0, "greedy": false, "correct": true} on e
 
 
 def write_texts(folder: Path, tokenizer: Any) -> None:
-    """Write the text of every sample; nothing reads it back."""
     lines = []
     for sample in read_rollouts(folder).samples:
         text = tokenizer.decode(sample.new_ids, skip_special_tokens=True)

@@ -44,6 +44,5 @@ class DueSample:
         )
 
     def seed(self, seed: int) -> int:
-        """Return the seed of its random numbers."""
         text = f"{seed} {self.prompt.sha256} {self.prompt.number} {self.sample}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])

@@ -102,7 +102,6 @@ def _complete(
     machine: tuple[str, str],
     watch: Watch,
 ) -> None:
-    """Write every sample that is not there, a batch at a time."""
     every = [*_due(source.prompts, request)]
     due = [row for row in every if row.key not in folder.samples]
     with _writer(source, request, machine) as write:

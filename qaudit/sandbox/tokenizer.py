@@ -56,7 +56,6 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _steps(table: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps that have a pattern, sequences of them resolved."""
     waiting = [table.get(key) for key in ("normalizer", "pre_tokenizer")]
     while waiting:
         step = waiting.pop()

@@ -26,7 +26,6 @@ _DECODING = ("sampled", "greedy")
 
 
 def arrays_of(evidence: Evidence) -> dict[str, Array]:
-    """Return the arrays of evidence, by the names in the file."""
     arrays = {
         "document_sha256": np.array(evidence.document_sha256),
         "nll_sum": evidence.nll_sum,

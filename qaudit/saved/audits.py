@@ -35,7 +35,6 @@ _AGAIN = "run the same scan again: what is missing is measured again"
 
 
 def to_json(audit: AuditRecord) -> str:
-    """Write an audit."""
     checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
     tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
     plan = plan_fields(audit.plan, checkpoints)

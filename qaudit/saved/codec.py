@@ -27,7 +27,6 @@ LARGEST_INTEGER = 2**63 - 1
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a JSON object."""
     document: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
     return document
 
@@ -63,7 +62,6 @@ def parse(text: str) -> Any:
 
 
 def schema_of(kind: Any, title: str, description: str) -> dict[str, Any]:
-    """Return the JSON schema of a saved dataclass."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Untitled(GenerateJsonSchema):

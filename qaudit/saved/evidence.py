@@ -51,7 +51,6 @@ class SavedAudit:
         return self.every_draw.of_claim(self.audit.plan.claim)
 
     def checked(self) -> SavedAudit:
-        """Return the audit, or refuse one whose numbers disagree with its evidence."""
         refuse_edited(self.audit, self.every_draw, version=__version__)
         return self
 

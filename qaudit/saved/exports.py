@@ -40,7 +40,6 @@ class ExportRecord:
 
 
 def write_export(record: ExportRecord, folder: Path) -> None:
-    """Write the record into an exported folder."""
     write_whole(folder / FILE, text_of(encode(record)))
 
 
@@ -50,7 +49,6 @@ def read_export(folder: Path) -> ExportRecord:
 
 
 def export_document(folder: Path) -> dict[str, Any]:
-    """Return the record of an exported folder as it is written."""
     path = folder / FILE
     try:
         document = parse(read_regular(path, _LARGEST_NBYTES).decode())

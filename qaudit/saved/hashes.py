@@ -31,7 +31,6 @@ def seal_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]
 
 
 def write_sealed(path: Path, text: str) -> None:
-    """Write a JSON object of results whole, with its seal."""
     document = json.loads(text)
     write_whole(path, json.dumps({**document, SEAL: digest(document)}, indent=1) + "\n")
 

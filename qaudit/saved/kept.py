@@ -51,7 +51,6 @@ def keep_what_ships(record: AuditRecord, out: Path) -> None:
 
 
 def _shipping_rows(record: AuditRecord) -> list[MeasurementRow]:
-    """Return the first draw of what ships of each class."""
     ships = {(c.subject, c.scheme) for c in (record.verdict.classes if record.verdict else ())}
     seed = record.protocol.get("calibration_seed", 0)
     rows = (row for row in record.measurements if (row.subject, row.scheme) in ships)

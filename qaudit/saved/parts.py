@@ -104,7 +104,6 @@ def refuse_unfinished(out: Path) -> None:
 
 
 def unfinished(out: Path, measured: int, subjects: int) -> UnfinishedError:
-    """Return the error of a folder in which so many subjects are measured."""
     return UnfinishedError(
         f"`{out}` is not finished: {measured} of {subjects} subject{'s' * (subjects != 1)}; "
         "run it again",
@@ -181,7 +180,6 @@ def write_round(number: int, passes: Sequence[Pass], run: Run, out: Path) -> Non
 
 
 def read_round(run: Run, out: Path, number: int) -> tuple[Pass, ...]:
-    """Read the passes of a round; nothing where it is not due yet."""
     if number == FIRST:
         return run.plan.passes
     path = _round_path(number, out)
@@ -200,7 +198,6 @@ def read_round(run: Run, out: Path, number: int) -> tuple[Pass, ...]:
 
 
 def last_round(out: Path) -> int:
-    """Return the number of the last round that is due."""
     names = [path.stem.partition("-")[2] for path in (out / FOLDER).glob("round-*.json")]
     return max([FIRST, *(int(name) for name in names if name.isdecimal())])
 
@@ -247,7 +244,6 @@ def unit_path(run: Run, unit: WorkUnit, out: Path) -> Path:
 
 
 def write_unit(document: UnitDocument, path: Path) -> None:
-    """Write the record of a unit."""
     write_whole(path, text_of(encode(document)))
 
 
@@ -279,7 +275,6 @@ def _is_sound(document: UnitDocument) -> bool:
 
 
 def evidence_of(document: UnitDocument) -> list[str]:
-    """Return the names of a unit's files of evidence."""
     names = [result.evidence for result in document.results]
     names += [file.evidence for result in document.results for file in result.tasks]
     tables = document.diagnostics.rows.values()
@@ -287,7 +282,6 @@ def evidence_of(document: UnitDocument) -> list[str]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name is one of the evidence folder."""
     parts = name.split("/")
     return (
         name.isprintable()

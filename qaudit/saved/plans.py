@@ -25,13 +25,11 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def plan_document(plan: Plan) -> PlanDocument:
-    """Return a plan as it is written."""
     checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
     return PlanDocument(**plan_fields(plan, checkpoints))
 
 
 def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:
-    """Return every member of the subjects once, in their order."""
     return tuple(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
 
 

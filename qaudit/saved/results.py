@@ -84,7 +84,6 @@ class Filed:
 
 
 def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
-    """Return a result with further tasks of the same stream."""
     if not tasks:
         return filed
     parts = tuple(part for task in tasks for part in task.measurement.evidence.tasks)
@@ -166,7 +165,6 @@ class ResultStore:
 
 
 def sha256_of(path: Path) -> str:
-    """Hash a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

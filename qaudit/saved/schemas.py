@@ -34,17 +34,14 @@ DOCUMENTS: dict[str, tuple[Any, str, str]] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the schema of a document."""
     return schema_of(*DOCUMENTS[name])
 
 
 def text_of_schema(name: str) -> str:
-    """Return a schema as its file has it."""
     return json.dumps(schema(name), indent=1) + "\n"
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a schema."""
     return FOLDER / f"{name}.schema.json"
 
 

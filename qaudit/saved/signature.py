@@ -86,7 +86,6 @@ def may_sign(audit: AuditRecord | None, folder: Path) -> bool:
 
 
 def signed_export(record: ExportRecord) -> ExportRecord:
-    """Return the record of an export with its signature."""
     value = _signature_of_export(encode(record), signing_key("export"))
     return replace(record, signature=Signature(METHOD, value))
 
@@ -134,7 +133,6 @@ def _signature(document: dict[str, Any], folder: Path, key: bytes) -> str:
 
 
 def _files_in(value: Any) -> Iterator[str]:
-    """Yield the files that rows of an audit name."""
     if isinstance(value, list):
         for part in value:
             yield from _files_in(part)

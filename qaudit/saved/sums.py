@@ -43,7 +43,6 @@ _ABOVE_ONE = 1e-3  # of a log-probability: rounding in a long sum
 
 
 def sums_arrays(fidelity: Fidelity | None, positions: Positions | None) -> dict[str, Array]:
-    """Return the arrays that are there, by the names in the file."""
     arrays: dict[str, Array | None] = {}
     if fidelity is not None:
         arrays |= fidelity_arrays(fidelity)
@@ -167,7 +166,6 @@ def rollouts_in(arrays: Mapping[str, Array]) -> RolloutEvidence:
 
 
 def _with_ends(binned: _Binned, kind: str, arrays: Mapping[str, Array], groups: int) -> _Binned:
-    """Return sums by bin with those of ends."""
     name = f"{kind}_end_sum"
     if name not in arrays:
         raise ValueError(f"it lacks `{ROLLOUT}{name}`")
@@ -195,7 +193,6 @@ def _marks(
 def _binned(
     arrays: Mapping[str, Array], kind: str, bins: int, tokens: Tokens, compared: bool
 ) -> tuple[Tokens, Array, Array | None]:
-    """Read the tokens, losses and divergences of each document by bin."""
     shape = (*tokens.shape, bins)
     counts = counts_in(arrays, f"{kind}_tokens", shape)
     if (counts.sum(axis=1, dtype=np.int64) != tokens).any():

@@ -101,7 +101,6 @@ def selection_loss(evidence: Evidence) -> float:
 def searched_row(
     subject: Subject, scheme: Scheme, search: Search[Checkpoint], documents: int
 ) -> GreedySearch:
-    """Return a search as a row of `diagnostics`: a loss that is not finite is None."""
     return GreedySearch(
         label=subject.label,
         scheme=scheme.short,

@@ -111,7 +111,6 @@ def _ulp(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def worst(tensors: Iterable[WeightDifference]) -> WeightDifference:
-    """Return the difference of whole checkpoints from those of their tensors."""
     every = list(tensors)
     if not every:
         return WeightDifference()
@@ -135,7 +134,6 @@ def compare_weights(
     folder: Callable[[Checkpoint], Path] = folder_of,
     progress: Progress = lambda done, total, what: None,
 ) -> WeightDifference:
-    """Read a release beside its ingredients, tensor by tensor."""
     # Tensors alone are compared: of ingredients that are not measured nothing else is downloaded.
     weights_alone = tuple((replace(c, settings=()), share) for c, share in release.members)
     with unchanged_files(replace(release, members=weights_alone), folder):
@@ -187,7 +185,6 @@ def _mismatch(labels: Sequence[str], opened: Sequence[Weights]) -> str:
 
 
 def key_of(release: Subject) -> str:
-    """Identify a comparison by what is compared."""
     members = [(checkpoint.content, share) for checkpoint, share in release.members]
     return digest([FORMAT, release.merge, members])
 

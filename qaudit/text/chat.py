@@ -91,7 +91,6 @@ class Chat:
         return Document(name, talk.text, stratum, is_chat=True, spans=spans)
 
     def prompt(self, where: str, value: Mapping[str, Any]) -> str:
-        """Return messages as the prompt of the next answer."""
         messages = _messages(value.get(MESSAGES), MESSAGES, where)
         tools = _tools(value.get(TOOLS), where)
         return _Conversation(self, messages, tools, where)._render(messages, prompt=True)[0]
@@ -261,7 +260,6 @@ def _with_prompt(spans: Sequence[RoleSpan], length: int) -> Iterator[RoleSpan]:
 
 
 def _messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
-    """Return messages as transformers gives them to a template."""
     if not isinstance(value, list) or not value:
         wrong = "is empty" if value == [] else "is no list of messages"
         raise CorpusError(f"`{key}` in {where} {wrong}", hint=_FORM)

@@ -109,7 +109,6 @@ def has_template(folders: Sequence[Path]) -> bool:
 
 
 def named_templates(folder: Path) -> dict[str, str]:
-    """Return the templates of a folder by their names, as transformers takes them."""
     files = {"default": folder / _TEMPLATE}
     files |= {p.stem: p for p in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     named = {name: _text(path) for name, path in files.items() if path.is_file()}

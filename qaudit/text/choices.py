@@ -24,7 +24,6 @@ _HINT = 'write {"question": "...", "choices": ["...", "..."], "answer": 0} on ea
 
 
 def read_choices(source: str, path: Path | None = None) -> tuple[Choice, ...]:
-    """Return the multiple-choice items of a file; `path` is that of one from the Hub."""
     file = TextPath(path or Path(source), source if path else str(Path(source)))
     must_exist(file)
     items = tuple(_item(file, number, value) for number, value in read_objects(file))

@@ -83,7 +83,6 @@ def text_of(
 def read_documents(
     source: str, path: Path | None = None, strata: str | None = None, chat: Chat | None = None
 ) -> Iterator[Document]:
-    """Return the documents of a file or folder, lazily and in order."""
     name, field = split_field(source)
     fields = Fields(field, strata, chat)
     root = TextPath(path or Path(name), name if path else str(Path(name)))

@@ -305,7 +305,6 @@ def cut_texts(
 
 
 def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError]) -> Corpus:
-    """Return a corpus with the items of tasks behind those that it has."""
     first = len(corpus.item_windows)
     windows = (replace(w, document=first + w.document) for w in text.windows)
     return replace(

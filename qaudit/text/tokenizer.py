@@ -173,7 +173,6 @@ def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
 
 
 def must_share_a_tokenizer(folders: dict[str, Path]) -> None:
-    """Refuse checkpoints whose tokenizers differ."""
     if pair := other_tokenizers(folders):
         a, b = pair
         raise UsageError(

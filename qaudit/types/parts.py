@@ -40,7 +40,6 @@ class WorkUnit:
 
     @property
     def device(self) -> str | None:
-        """The kind of device that it must run on; None is any."""
         return self.passes[0].device
 
     @property

@@ -222,7 +222,6 @@ class Corpus:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks of its items, in order."""
         return tuple(dict.fromkeys(item.task for item in self.items))
 
     @property
@@ -272,15 +271,12 @@ class Corpus:
         return replace(self, evaluation=(), documents=(), rollouts=None)
 
     def of_documents(self) -> Corpus:
-        """Return the corpus without items and rollouts."""
         return replace(self.of_tasks(()), rollouts=None)
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
-        """Return the corpus with the items of some tasks."""
         return self._chosen(lambda item: item.task in tasks)
 
     def of_parts(self, parts: Collection[tuple[str, int]]) -> Corpus:
-        """Return the corpus with the items of some parts of tasks."""
         return self._chosen(lambda item: (item.task, item.part) in parts)
 
     def _chosen(self, is_chosen: Callable[[Item], bool]) -> Corpus:

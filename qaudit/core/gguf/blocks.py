@@ -80,7 +80,6 @@ class GgufBlocks(StoredWeight):
 
 
 def assembled(kind: str, parts: Parts) -> Tensor:
-    """Return blocks (N, B) of their parts."""
     import torch
 
     return torch.cat([parts[name].reshape(len(parts["d"]), -1) for name, _ in TYPES[kind].parts], 1)
@@ -94,7 +93,6 @@ def half(values_N: Tensor) -> Tensor:
 
 
 def widened(bytes_N2: Tensor) -> Tensor:
-    """Return float16 numbers in float32, one a block."""
     import torch
 
     return bytes_N2.view(torch.float16).float()
@@ -110,7 +108,6 @@ def pair(codes_NK: Tensor, width: int) -> Tensor:
 
 
 def unpair(bytes_NB: Tensor, width: int) -> Tensor:
-    """Undo `pair`."""
     import torch
 
     bytes_NW = bytes_NB.unflatten(1, (-1, width))
@@ -128,7 +125,6 @@ def interleave(codes_NK: Tensor, bits: int, width: int) -> Tensor:
 
 
 def separate(bytes_NB: Tensor, bits: int, width: int) -> Tensor:
-    """Undo `interleave`."""
     import torch
 
     bytes_NW, mask = bytes_NB.unflatten(1, (-1, width)), (1 << bits) - 1
@@ -189,7 +185,6 @@ def _of_six_bits(bytes_NB: Tensor) -> Tensor:
 
 
 def _codes(parts: Parts) -> Tensor:
-    """Return codes of four bits, or of five."""
     if "e" not in parts:
         codes_NK = unpair(parts["low"], 16)
         return codes_NK | _of_fifth_bits(parts["high"]) if "high" in parts else codes_NK

@@ -40,7 +40,6 @@ class TensorPlace:
 
 
 def role_of(name: str) -> str | None:
-    """Return the role of a linear; None for an unknown name."""
     for role, ends in _ROLES.items():
         if any(name == end or name.endswith(f".{end}") for end in ends):
             return role

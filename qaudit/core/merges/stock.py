@@ -44,7 +44,6 @@ class Stock(Merge):
 
 
 def _way(anchor: Tensor, others: Sequence[Tensor]) -> float:
-    """Return how far the others' mean is to be believed."""
     norms = [math.sqrt(inner(member, member, anchor)) for member in others]
     if 0.0 in norms:  # a member that has not moved: nothing to measure an angle by
         return 1.0

@@ -168,7 +168,6 @@ class Clips:
         return Quantized(weights, 0, inputs=self.inputs(lambda grid, x: snap_through(x, grid)))
 
     def inputs(self, snap: Callable[[Grid, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return the inputs that linears read in place of x."""
         scheme, turn, scale_C = self._scheme, self._turn, self._scale_C
 
         def inputs(x: Tensor) -> Tensor:

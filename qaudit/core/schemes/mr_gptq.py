@@ -134,7 +134,6 @@ class MrGptq(Scheme):
 
     @property
     def _group(self) -> int:
-        """Columns under one scale."""
         return GROUPS[self.format]
 
     def _stored(
@@ -150,7 +149,6 @@ class MrGptq(Scheme):
         return MxFloat4Codes(codes_RC, exponents_RG.to(torch.uint8))
 
     def _input_scale(self, linears: Linears) -> Tensor | None:
-        """Return the scale of rotated activations, where the format has one."""
         import torch
 
         if self.format == "mxfp4" or self.act == UNROUNDED:

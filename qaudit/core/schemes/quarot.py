@@ -140,7 +140,6 @@ class QuarotNearest(Scheme):
         return replace(quantized, weights=weights, inputs=inputs, notes=notes)
 
     def _round(self, linears: Linears) -> Quantized:
-        """Round weights alone."""
         import torch
 
         lay = partial(searched, bits=self.bits, dim=-1, search=self.search)

@@ -162,5 +162,4 @@ def dot(a_P: Tensor, b_P: Tensor) -> float:
 
 
 def norm(a_P: Tensor) -> float:
-    """Return the length of a vector."""
     return float(dot(a_P, a_P) ** 0.5)

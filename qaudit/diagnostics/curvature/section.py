@@ -70,13 +70,11 @@ def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]
 
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:
-    """Return the row of each whole subject, in the order of the series."""
     rows = {row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"}
     return {s.label: rows[s.label] for s in view.subjects if s.label in rows}
 
 
 def roles_of(view: View, label: str) -> list[CurvatureRow]:
-    """Return the rows of the roles of a subject, the largest trace first."""
     rows = view.audit.diagnostics.curvature
     roles = (row for row in rows if row.subject == label and row.part == "role")
     return sorted(roles, key=lambda row: -row.trace.estimate)

@@ -35,7 +35,6 @@ _WHERE = {"before": "before", "around": "indistinguishable from", "after": "afte
 
 
 def section(view: View) -> doc.Section:
-    """Return the sentences and the correlations of the longest run."""
     course = main_course(view)
     if course is None:
         return doc.Section(TITLE, (), 5)

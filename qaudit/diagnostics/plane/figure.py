@@ -25,12 +25,10 @@ ALT = "The loss on the way to the quantized model"
 
 
 def is_drawn(view: View) -> bool:
-    """Return whether any subject has a line."""
     return bool(lines(view))
 
 
 def draw(view: View, alt: str) -> Drawing:
-    """Draw the lines, and beside them the grid where there is one."""
     shown, points = shown_lines(view), grid(view)
     parts = _lines(shown, WIDE if points else 2 * WIDE)
     parts += [Series("grid", tuple(_grid(points)))] if points else []

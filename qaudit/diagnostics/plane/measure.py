@@ -50,7 +50,6 @@ Place = tuple[int, str]
 
 
 def measure_plane(case: Case) -> list[PlaneRow]:
-    """Measure the points of one subject."""
     parameters = cast(Plane, case.parameters)
     choice = DocumentChoice.of(case.corpus, parameters.documents, "a slice")
     before = case.previous_weights() if parameters.grid else None

@@ -75,7 +75,6 @@ def shown_lines(view: View) -> list[Line]:
 
 
 def grid(view: View) -> list[PlaneRow]:
-    """Return the points of the grid of the last subject that has one."""
     rows = [row for row in view.audit.diagnostics.plane if row.previous is not None]
     order = {subject.label: k for k, subject in enumerate(view.subjects)}
     last = max((row.subject for row in rows), key=lambda label: order.get(label, -1), default="")

@@ -34,7 +34,6 @@ Binned = TypeVar("Binned", Positions, Roles)
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    """Return the diagnostics with losses by position and by role, and no finding."""
     return replace(diagnostics, positions=position_rows(table), roles=role_rows(table)), ()
 
 
@@ -48,7 +47,6 @@ def position_rows(table: Measurements) -> tuple[PositionRow, ...]:
 
 
 def role_rows(table: Measurements) -> tuple[RoleRow, ...]:
-    """Return a row for each subject, scheme and role that has tokens."""
     return tuple(
         RoleRow(role=bins.names[b], **columns)
         for cell in table.cells
@@ -59,7 +57,6 @@ def role_rows(table: Measurements) -> tuple[RoleRow, ...]:
 def _columns(
     table: Measurements, cell: Cell, name: str, kind: type[Binned]
 ) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
-    """Yield the number of each bin that has tokens, and its columns."""
     draws = _recorded(table.draws(*cell), name, kind)
     if not draws:
         return

@@ -125,8 +125,6 @@ class _ByPrompt:
         return sums
 
     def sums_of(self, part: Binned) -> Binned:
-        """Return sums of samples by bin as sums of prompts."""
-
         sums: dict[str, Any] = {}
         for name in ("tokens", "nll_sum", "kl_sum", "end_sum"):
             values: Any = getattr(part, name)

@@ -19,7 +19,6 @@ from qaudit.types import Diagnostics, Finding, Routing, RoutingRow
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    """Return the diagnostics with the routing of each layer, and no finding."""
     rows = tuple(row for cell in table.cells for row in _rows(table, cell))
     return replace(diagnostics, routing=rows), ()
 

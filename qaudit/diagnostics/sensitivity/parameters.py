@@ -62,7 +62,6 @@ class Sensitivity(Diagnostic):
 
 
 def bits_of(scheme: Scheme) -> int:
-    """Return the bits of a scheme that has a choice of them."""
     return int(scheme.bits)  # type: ignore[attr-defined]
 
 

@@ -102,7 +102,6 @@ class WeightWatch:
         return bits_of(self._schemes)
 
     def _read(self) -> None:
-        """Read the sums on disk: of the weights, and of each scheme."""
         self._sums = dict(map(_sums_in, self._case.stored("weight-sums", self._key()) or ()))
         for scheme in self._schemes if self._sums else ():
             rows = self._case.stored("perturbations", self._key(scheme))
@@ -127,7 +126,6 @@ class WeightWatch:
                 self._case.write("perturbations", self._key(scheme), rows)
 
     def _key(self, scheme: Scheme | None = None) -> str:
-        """Identify the sums of the weights, or of what a scheme does to them."""
         parameters, task, before = self._parameters, self._case.task, self._before.checkpoint
         if scheme is not None:
             identity = vars(task.identity(scheme, self._case.machine))
@@ -152,7 +150,6 @@ def measure_weights(case: Case) -> list[WeightRow]:
 
 
 def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
-    """Return the numbers of bits whose grids are measured."""
     bits = {int(getattr(scheme, "bits", ALWAYS[0])) for scheme in schemes}
     return tuple(sorted(bits.union(ALWAYS)))
 

@@ -12,7 +12,6 @@ from qaudit.types import WeightRow
 
 
 def section(view: View) -> doc.Section:
-    """Return a table by role for each subject of interest."""
     rows = view.audit.diagnostics.weights
     blocks = [block for label in view.of_interest for block in _subject(view, label, rows)]
     return doc.Section("Why", tuple(blocks), 4)

@@ -86,7 +86,6 @@ def sums_of(
     bits: Sequence[int],
     before_RC: Tensor | None = None,
 ) -> RoleSums:
-    """Add up one tensor."""
     count = weight_RC.numel()
     mean = sum(float(part.sum()) for part in _double(weight_RC)) / count
     second, third, fourth = 0.0, 0.0, 0.0

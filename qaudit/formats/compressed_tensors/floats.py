@@ -90,7 +90,6 @@ def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
 
 
 def packed_floats(codes: Float8Codes | MxFloat4Codes | NvFloat4Codes) -> dict[str, Tensor]:
-    """Return the tensors of a linear by their names behind it."""
     if isinstance(codes, Float8Codes):
         return {"weight": codes.codes_RC, "weight_scale": codes.scales}
     packed = codes.codes_RC[:, ::2] | (codes.codes_RC[:, 1::2] << 4)

@@ -13,7 +13,6 @@ _CLASSES = frozenset({"Linear", "Embedding"})
 
 
 def group_of(parts: StoredLinear) -> Mapping[str, Any]:
-    """Return the group that a linear belongs to, with its table of `weights`."""
     base = parts.name.removesuffix(".weight")
     tables = _groups_of(parts.config)
     if not tables:
@@ -50,13 +49,11 @@ def _groups_of(config: Config) -> list[Mapping[str, Any]]:
 
 
 def planned_bits(config: Config) -> int | None:
-    """Return the bits of the first group that has any."""
     weights = [table.get("weights") for table in _groups_of(config)]
     counts = (bits_in(table if isinstance(table, Mapping) else config) for table in weights)
     return next((bits for bits in counts if bits is not None), None)
 
 
 def planned_rounding(config: Config) -> Rounding | str | None:
-    """Return the first rounding of activations that a group names."""
     kinds = (of_group(table) for table in _groups_of(config))
     return next((kind for kind in kinds if kind is not None), None)

@@ -78,7 +78,6 @@ class Publisher:
             )
 
     def account(self) -> str:
-        """Return the name of the account that the token belongs to."""
         self.require_account()
         request = Request("the account of the token", "")
         answer, _ = self.client.ask(request, f"{self.client.endpoint}/api/whoami-v2")
@@ -155,7 +154,6 @@ class Publisher:
 
 
 def _lines(change: Change, apart: Collection[str]) -> bytes:
-    """Return a commit as the Hub takes it: lines of JSON."""
     head = {
         "summary": change.title,
         "description": change.description,
@@ -178,7 +176,6 @@ def _lines(change: Change, apart: Collection[str]) -> bytes:
 
 
 def account_in(answer: Any) -> str:
-    """Read the name of the account that a token belongs to."""
     return text_in(table_in(answer, "the answer").get("name"), "the name of the account")
 
 
@@ -199,7 +196,6 @@ def complaints_in(answer: Any) -> tuple[str, ...]:
 
 
 def number_in(answer: Any) -> int:
-    """Read the number of the pull request that a commit opened."""
     url = text_in(table_in(answer, "the answer").get("pullRequestUrl"), "the pull request")
     return int(matching(_DISCUSSION, url, "the address of the pull request").rpartition("/")[2])
 

@@ -259,7 +259,6 @@ def _node_of(value: Any, before: Node | None) -> Node:
 
 
 def _same(node: Node, value: Any) -> bool:
-    """Return whether a node is written for this value."""
     loader = yaml.SafeLoader("")
     try:
         return repr(loader.construct_document(node)) == repr(value)

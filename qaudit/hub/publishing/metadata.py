@@ -63,7 +63,6 @@ def metadata_of(
 def _subject_of(
     audit: AuditRecord, repository: Repository, label: str | None
 ) -> tuple[Subject | None, list[str]]:
-    """Return the subject that is in the repository, if that is known."""
     measured = View(audit).subjects
     if label is not None:
         subject = next((s for s in measured if s.label == label), None)

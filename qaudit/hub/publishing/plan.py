@@ -75,7 +75,6 @@ class PublishPlan:
 
     @property
     def additions(self) -> tuple[Addition, ...]:
-        """Return the files to send: those that are not there already."""
         return tuple(addition for addition, state in self.files if state != "unchanged")
 
     @property
@@ -91,7 +90,6 @@ def plan_of(
     readme: str,
     subject: str | None = None,
 ) -> PublishPlan:
-    """Return the changes to a commit that has these files and this README."""
     metadata, notes = metadata_of(folder.audit, repository, subject)
     with_data, edit_notes = with_metadata(readme, metadata, repository.name)
     try:
@@ -168,7 +166,6 @@ def _pictures(folder: Path, audit: AuditRecord) -> tuple[dict[str, bytes], tuple
 
 
 def _private(audit: AuditRecord) -> Iterator[str]:
-    """Yield a note if the audit names folders of this machine."""
     recipe = audit.plan.recipe
     sources = [*recipe.targets, recipe.evaluation, recipe.calibration, recipe.choices]
     sources += [checkpoint.ref.location for s in audit.subjects for checkpoint, _ in s.members]

@@ -55,7 +55,6 @@ class Outcome:
 
 
 def title_of(message: str) -> str:
-    """Return the title of a pull request of ours."""
     text = message.strip()
     if not text or not text.isprintable() or len(text) > _LONGEST_MESSAGE:
         raise UsageError(

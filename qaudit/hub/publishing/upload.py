@@ -128,7 +128,6 @@ class Change:
 def as_json(
     value: object, *, kind: str = "application/json", statuses: frozenset[int] = frozenset({200})
 ) -> Payload:
-    """Return a value as the payload of a POST request."""
     headers = {"Content-Type": kind, "Accept": kind}
     return Payload("POST", json.dumps(value).encode(), headers, statuses)
 

@@ -43,7 +43,6 @@ class _Answer:
 
 
 def answer(question: Question, policy: Policy, confidence: float) -> Check:
-    """Answer a question with intervals of this confidence."""
     rule = question.rule
     check = Check(
         rule=question.record.code,
@@ -123,7 +122,6 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
 
 
 def _as_many(question: Question, documents: int) -> int:
-    """Return the documents of which so many judge: twice as many where one half does."""
     judging = int(question.table.scored(question.split).sum())
     return math.ceil(documents * question.table.documents / max(1, judging))
 

@@ -26,7 +26,6 @@ _WORST = ("fail", "missing", "inconclusive", "pass")
 
 
 def verdict_of(gate: Gate, objective: str) -> Verdict:
-    """Return the answer of a gate as the verdict of an audit."""
     of_classes = [
         c for decision in gate.classes for c in _deciding(_covering(decision, gate.checks))
     ]
@@ -144,14 +143,12 @@ def _check(
 def class_verdicts(
     policy: Policy, audit: GateInput, checks: Sequence[Check]
 ) -> Iterator[ClassVerdict]:
-    """Yield what ships of each class, and whether it may."""
     for chosen in audit.choices:
         covering = _covering(chosen, checks)
         yield _judged(chosen, covering) if covering else replace(chosen, status="unjudged")
 
 
 def _covering(chosen: ClassVerdict, checks: Sequence[Check]) -> list[Check]:
-    """Return the checks about what ships of a class."""
     cell = (chosen.subject, chosen.scheme)
     of_class = (c for c in checks if c.bit_class == chosen.bit_class and c.level != "off")
     return [

@@ -171,7 +171,6 @@ def _quoted(names: Iterable[str]) -> str:
 def question_of(
     rule: PolicyRule, audit: GateInput, label: str, scheme: str, split: str | None
 ) -> Question:
-    """Return a question that the audit alone answers."""
     table = audit.table
     plain = Question(rule, table, label, scheme, split)
     absent, hint = _missing(plain, table)

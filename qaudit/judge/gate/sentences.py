@@ -9,7 +9,6 @@ from qaudit.types import HELD_OUT, Interval, Unit
 
 
 def sentence(question: Question, interval: Interval, against: str | None, documents: int) -> str:
-    """Return the value beside its margin."""
     margin, unit = question.rule.margin, question.record.unit
     half = question.split == HELD_OUT and question.columns
     text = question.record.sentence.format(

@@ -87,7 +87,6 @@ def _notes(subjects: Sequence[str], seeds: Mapping[int, MeasuredSeed]) -> Iterat
 
 
 def estimate(contrast: Contrast, seed: MeasuredSeed, confidence: float) -> Interval | None:
-    """Return `a` minus `b` over the documents of one seed, or None where it is not measured."""
     a, b, evidence = contrast.a, contrast.b, seed.evidence
     if contrast.measure == "trace":
         return log_ratio(seed.traces.get(a), seed.traces.get(b))
@@ -170,7 +169,6 @@ def result_of(
 
 
 def errors_of(contrast: Contrast, points: Sequence[SeedPoint]) -> tuple[float, ...]:
-    """Return the relative errors of both models of a contrast, in every seed."""
     pair = (contrast.a, contrast.b)
     return tuple(
         p.interval.estimate for p in points if p.scheme == contrast.scheme and p.subject in pair
@@ -178,7 +176,6 @@ def errors_of(contrast: Contrast, points: Sequence[SeedPoint]) -> tuple[float, .
 
 
 def points_of(seed: int, measured: MeasuredSeed, confidence: float) -> tuple[SeedPoint, ...]:
-    """Return every model of a seed under every scheme that it was measured with."""
     points = []
     for (subject, scheme), quantized in measured.evidence.items():
         full = measured.evidence.get((subject, FULL_PRECISION))

@@ -59,7 +59,6 @@ def planned_runs(experiment: Experiment, size_name: str, seed: int) -> tuple[Pla
 
 
 def _needed(experiment: Experiment) -> Sequence[RunTable]:
-    """Return the runs that are measured, and their parents."""
     places = [*experiment.scan, *(place for soup in experiment.soups for place in soup.of)]
     names = {place_of(place)[0] for place in places}
     for run in reversed(experiment.runs):
@@ -139,7 +138,6 @@ def price(
     scanned: Collection[int],
     seeds: Sequence[int],
 ) -> LabPrice:
-    """Price the runs that are not trained, each once, and the scans of the seeds without one."""
     size = experiment.sizes[size_name]
     distinct = {run.run.key: run for run in planned}
     missing = [run for run in distinct.values() if not run.is_trained(runs_folder)]
@@ -170,6 +168,5 @@ def rates(runs_folder: Path) -> dict[str, float]:
 
 
 def save_rate(runs_folder: Path, size_name: str, tokens_per_second: float) -> None:
-    """Save a rate for the next price."""
     saved = {**rates(runs_folder), size_name: round(tokens_per_second, 1)}
     write_whole(runs_folder / RATES, json.dumps(saved) + "\n")

@@ -211,7 +211,6 @@ class Experiment(Keys):
 
 
 def place_of(text: str) -> tuple[str, float]:
-    """Read `held@8` as a run and units on it."""
     match = re.fullmatch(r"([a-z][a-z0-9-]*)@([0-9]+(?:\.[0-9]+)?)", text)
     if match is None:
         raise ValueError(
@@ -246,12 +245,10 @@ def _check_place(text: str, runs: tuple[RunTable, ...], *, to_start: bool = Fals
 
 
 def experiments_folder() -> Path:
-    """Return the folder of the experiments that ship."""
     return recipes_folder() / "lab"
 
 
 def shipped_experiments() -> dict[str, str]:
-    """Return the name and description of every experiment that ships."""
     paths = sorted(p for p in experiments_folder().glob("*.yaml") if p.name != COMMON)
     return {path.stem: str(_read(path).table.get("description", "")) for path in paths}
 

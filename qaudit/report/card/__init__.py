@@ -99,7 +99,6 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
 
 
 def document(view: View) -> doc.Page:
-    """Return one screen, and every section in the order of the card."""
     has_text = view.documents > 0 or not view.audit.measurements
     sections = _of_scan(view) if has_text else _of_answers(view)
     blocks = (*screen(view), *(section for section in sections if section.blocks))
@@ -142,7 +141,6 @@ def _of_scan(view: View) -> list[doc.Section]:
 
 
 def screen(view: View) -> tuple[doc.Block, ...]:
-    """Return the banner, five rows and one picture."""
     blocks = list(banner(view.verdict) if view.verdict else ())
     blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
     return (

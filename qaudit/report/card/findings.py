@@ -37,7 +37,6 @@ def findings_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def codes(view: View) -> tuple[doc.Block, ...]:
-    """Return the meaning of the codes of findings, for the page."""
     rules = sorted({f.rule for f in view.audit.findings if f.rule in CODES})
     items = [
         (*doc.code(rule), *doc.words(f" {CODES[rule].title}. {CODES[rule].help}")) for rule in rules

@@ -204,7 +204,6 @@ def _dtype(view: View) -> str | None:
 
 
 def _budget(view: View) -> str:
-    """Explain the columns of the noise budget."""
     text = (
         "What makes added losses uncertain, in percentage points: the standard error over "
         f"{view.unit}s, the standard deviation of one calibration draw, and the change by "

@@ -42,7 +42,6 @@ def skipped_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def protocol_section(view: View) -> tuple[doc.Block, ...]:
-    """Fold how it was measured and with what."""
     audit, plan = view.audit, view.audit.plan
     tokens = max((row.tokens for row in audit.measurements), default=0)
     rows = [
@@ -102,7 +101,6 @@ def _seconds(view: View) -> str:
 
 
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the version, and one command."""
     audit, plan = view.audit, view.audit.plan
     needs, again = _needs(audit), rescan(audit)
     lines = [_version(audit.qaudit)] if audit.qaudit else []
@@ -126,7 +124,6 @@ def rescan(audit: AuditRecord, **changed: Any) -> str:
 
 
 def _needs(audit: AuditRecord) -> set[str]:
-    """Return the permissions that the same scan needs."""
     sources = audit.protocol.get("sources")
     needs = {"task_code"} & set(sources if isinstance(sources, dict) else ())
     members = [c for subject in audit.plan.subjects for c, _ in subject.members]

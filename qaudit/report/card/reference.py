@@ -19,7 +19,6 @@ COLUMNS = doc.columns(
 
 
 def reference_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the table of divergences and drops, where a subject is the reference."""
     reference = reference_in(view.audit.plan.subjects, view.audit.plan.recipe.reference)
     if reference is None:
         return ()

@@ -29,7 +29,6 @@ SHOWN = (
 
 
 def errors_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the table of added losses with what it shows."""
     return (doc.paragraph(LEGEND, *_all_at_once(view)), _table(view)) if view.subjects else ()
 
 
@@ -172,7 +171,6 @@ def candidates(view: View) -> tuple[doc.Block, ...]:
 def _roles(
     view: View, one: ClassVerdict, subject: str, scheme: str
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield roles, the most important first, each with its subject and scheme."""
     yield STATUSES.get(one.status, doc.status_in_words(one.status)), (subject, scheme)
     if one.runner_up is not None:
         yield "runner-up", (one.runner_up, one.runner_up_scheme or scheme)

@@ -39,7 +39,6 @@ _ABOUT = (
 
 
 def tasks_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the folded tables of tasks, if any were scored."""
     rows = view.audit.tasks
     if not rows:
         return ()

@@ -38,7 +38,6 @@ def figures(audit: AuditRecord) -> tuple[Drawing, ...]:
 
 
 def svg_files(drawings: Iterable[Drawing]) -> dict[str, str]:
-    """Return the files `NAME.svg` and `NAME-dark.svg` of drawings."""
     return {
         f"{drawing.name}{'-dark' * dark}.svg": document(drawing, dark=dark)
         for drawing in drawings

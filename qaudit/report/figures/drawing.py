@@ -92,7 +92,6 @@ class Drawing:
 
 
 def leaves(parts: Iterable[Part]) -> Iterator[Leaf]:
-    """Yield the parts in the order in which they are drawn."""
     for part in parts:
         if isinstance(part, Series):
             yield from leaves(part.parts)
@@ -101,10 +100,8 @@ def leaves(parts: Iterable[Part]) -> Iterator[Leaf]:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Path:
-    """Return a straight line."""
     return Path(((x1, y1), (x2, y2)), kind)
 
 
 def band(high: Sequence[Point], low: Sequence[Point], kind: str) -> Path:
-    """Return the area between two lines."""
     return Path((*high, *reversed(low)), f"band {kind}", closed=True)

@@ -143,7 +143,6 @@ def axis_left(
 
 
 def lines_up(scale: Scale, top: float, bottom: float) -> list[Part]:
-    """Return faint lines up through the panel."""
     places = ((scale.at(tick), "zero" if tick == 0 else "grid") for tick in scale.ticks)
     return [line(x, top, x, bottom, kind) for x, kind in places]
 
@@ -175,7 +174,6 @@ def curve(points: Sequence[tuple[float, Interval]], up: Scale, look: Look) -> li
 
 
 def whisker(x: float, interval: Interval, up: Scale, colour: str) -> Path:
-    """Return an upright line over an interval."""
     low, high = bounds(interval)
     return line(x, up.at(low), x, up.at(high), f"whisker {colour}")
 

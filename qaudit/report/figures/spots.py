@@ -105,7 +105,6 @@ class _Cluster:
         )
 
     def name(self, spot: Spot) -> str:
-        """Return a name as far as there is room for it."""
         return fitted(spot.name, min(240.0, WIDTH - self.right))
 
     def covers(self, other: _Cluster) -> bool:

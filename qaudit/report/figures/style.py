@@ -82,7 +82,6 @@ TEXT: Rule = {
 
 
 def resolved(kind: str, palette: Palette) -> Rule:
-    """Return the style of a kind with its colours."""
     names = kind.split()
     ink = next((name for name in names if name in palette and name != "ground"), "ink")
     rule: Rule = {}
@@ -116,7 +115,6 @@ class Look:
 
     @property
     def stroke(self) -> str:
-        """The kind of its line."""
         return f"line {self.colour} {self.line}".rstrip()
 
 
@@ -140,12 +138,10 @@ def looks(schemes: Sequence[str]) -> dict[str, Look]:
 
 
 def look_of(k: int) -> Look:
-    """Return the look of the k-th of several stages or subjects."""
     return Look(METHODS[k % len(METHODS)], MARKERS[k % len(MARKERS)], LINES[k % len(LINES)])
 
 
 def name(text: str, width: int = LONGEST_NAME) -> str:
-    """Return a name as it is written into a figure."""
     return shortened(printable(text), width)
 
 

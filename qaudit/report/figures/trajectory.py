@@ -308,5 +308,4 @@ class _Accuracy(View):
 
 
 def accuracy(view: View, alt: str) -> Drawing:
-    """Draw the drop of accuracy of every subject under every scheme."""
     return trajectory(_Accuracy(view.audit), alt, _QUANTITY)

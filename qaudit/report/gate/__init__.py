@@ -37,12 +37,10 @@ __all__ = [
 
 
 def render(gate: Gate, form: str) -> str:
-    """Render a gate in one of the formats."""
     return renderer_of(form, FORMATS)(gate)
 
 
 def render_failure(error: QauditError, form: str) -> str:
-    """Render that there is no answer, and why."""
     return renderer_of(form, _FAILURES)(error)
 
 

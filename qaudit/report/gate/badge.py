@@ -29,12 +29,10 @@ _HEIGHT, _PADDING = 20, 6
 
 
 def render(gate: Gate) -> str:
-    """Draw the answer."""
     return draw(message(gate), COLORS[gate.verdict])
 
 
 def render_failure(error: QauditError) -> str:
-    """Draw that there is no answer."""
     return draw(NO_ANSWER, COLORS["error"])
 
 
@@ -73,7 +71,6 @@ def _short(bit_class: str) -> str:
 
 
 def draw(text: str, color: str) -> str:
-    """Draw a badge with a text beside the label."""
     left, right = (round(pixels_of(part, 11)) + 2 * _PADDING for part in (LABEL, text))
     title = f"{LABEL}: {text}"
     letters = (

@@ -66,12 +66,10 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
 
 
 def headline(gate: Gate) -> str:
-    """Return the answer alone, as plain text."""
     return answer(verdict_of(gate, "loss")).replace("`", "")
 
 
 def failure(error: QauditError) -> doc.Page:
-    """Return that there is no answer, and why."""
     text = with_hint(error.message, error.hint)
     return doc.Page(TITLE, doc.prose(f"{NO_ANSWER.upper()}: {text}"), ())
 

@@ -73,7 +73,6 @@ def step_summary(gate: Gate) -> str:
 
 
 def step_summary_of_failure(error: QauditError) -> str:
-    """Return the same where there is no answer."""
     return markdown.render(failure(error))
 
 

@@ -30,7 +30,6 @@ from qaudit.version import __version__
 
 
 def render(gate: Gate) -> str:
-    """Write one suite with a case for each check."""
     cases = worst_first(gate)
     kinds = Counter(map(_kind, cases))
     suite = ElementTree.Element(
@@ -54,7 +53,6 @@ def render(gate: Gate) -> str:
 
 
 def render_failure(error: QauditError) -> str:
-    """Write one case that ended in an error."""
     suite = ElementTree.Element(
         "testsuite", name="qaudit gate", tests="1", failures="0", errors="1", skipped="0"
     )

@@ -100,7 +100,6 @@ def held_together(gate: Gate) -> str:
 
 
 def value(check: Check) -> str:
-    """Print the value with its unit and its interval."""
     if check.unit == "fraction":
         return shown(check.interval, lambda interval: percent(interval, unit=" %"))
     if check.unit == "tokens":
@@ -109,7 +108,6 @@ def value(check: Check) -> str:
 
 
 def margin(check: Check) -> str:
-    """Print the margin in the unit of the value."""
     if check.margin is None:
         return NOT_MEASURED
     least = "at least " if check.record is not None and check.record.at_least else ""
@@ -117,7 +115,6 @@ def margin(check: Check) -> str:
 
 
 def where(check: Check) -> str:
-    """Name the subject, and the scheme where there is one."""
     return f"{check.subject} at {check.scheme}" if check.scheme else check.subject
 
 

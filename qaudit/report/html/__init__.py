@@ -38,7 +38,6 @@ FEWEST_ROWS = 3
 
 
 def render(document: doc.Page, figures: Iterable[Drawing] = (), footer: str = "") -> str:
-    """Render a page with its figures drawn into it."""
     blocks = doc.shown_on("html", document.blocks)
     lead = list(takewhile(lambda block: not isinstance(block, doc.Section), blocks))
     rest = blocks[len(lead) :]
@@ -157,7 +156,6 @@ class Blocks:
 
 
 def place_of(title: str) -> str:
-    """Return the name of a section in links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -177,7 +175,6 @@ def _notice(notice: doc.Notice) -> Html:
 
 
 def line(runs: doc.Inline) -> Html:
-    """Return runs of text."""
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis)):
         inner = joined(map(_run, group))

@@ -36,7 +36,6 @@ from qaudit.types import CurvatureRow
 
 
 def measure_curvature(case: Case) -> list[CurvatureRow]:
-    """Measure one subject."""
     parameters = cast(Curvature, case.parameters)
     choice = DocumentChoice.of(case.corpus, parameters.documents, "curvature")
     weights = case.weights()
@@ -108,7 +107,6 @@ class _Measuring:
         )
 
     def _parts(self, trace: Trace, part: Any, key: Callable[[str], str]) -> Iterator[CurvatureRow]:
-        """Yield a row for the parameters that share a key."""
         form_NS = trace.forms_NK[:, len(self.hessian.tokens_D) :]
         members: dict[str, list[int]] = {}
         for k, name in enumerate(self.hessian.names):

@@ -59,14 +59,12 @@ def traits_of(diagnostics: Diagnostics) -> Traits:
 
 
 def phases_of(table: Measurements, traits: Traits | None = None) -> tuple[Course, ...]:
-    """Return the course of every run of at least two checkpoints."""
     runs = [(run, places) for run, places in _measured_runs(table) if len(run) > 1]
     searched = max(1, sum(len(run) >= MINIMUM_POINTS for run, _ in runs))
     return tuple(_course(table, run, places, traits or {}, searched) for run, places in runs)
 
 
 def phase_findings(table: Measurements, courses: tuple[Course, ...]) -> tuple[Finding, ...]:
-    """Return the findings of every run."""
     runs = {run[0].label: (run, places) for run, places in _measured_runs(table)}
     return tuple(
         finding

@@ -47,7 +47,6 @@ LEAST = 4.0
 
 
 def correlations_of(run: PhaseRun, traits: Traits) -> tuple[CorrelationRow, ...]:
-    """Return a row for every scheme and quantity."""
     if not run.is_solid:
         return ()
     quantities = dict(_quantities(run, traits))
@@ -152,7 +151,6 @@ def _autocorrelation(ranks_N: Array) -> float:
 def around(
     estimate: float, points: float, confidence: float = 0.95, *, taken_out: int = 0
 ) -> Interval:
-    """Return the interval of a correlation of ranks over so many points."""
     freedom = points - taken_out
     if freedom < LEAST:
         return Interval(estimate, -1.0, 1.0)

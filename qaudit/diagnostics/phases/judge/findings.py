@@ -15,7 +15,6 @@ _UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpo
 
 
 def findings_of(run: PhaseRun, course: Course) -> Iterator[Finding]:
-    """Yield the findings of one run, in the order of the codes."""
     if not run.is_solid:
         return
     yield from _ship_before(run)

@@ -60,7 +60,6 @@ class PhaseRun:
 
     @cached_property
     def thinned(self) -> tuple[int, ...]:
-        """Which checkpoints are compared in pairs."""
         last = len(self.labels) - 1
         if last < MOST:
             return tuple(range(last + 1))

@@ -227,7 +227,6 @@ class _Bench:
         )
 
     def _share(self, variant: Variant, used: Mask) -> Interval | None:
-        """Return which part of what all of its kind add, each alone, is this one's."""
         bits = variant.bits[0][1]
         kind = [v for v in self.filed if v.part == variant.part and v.bits[0][1] == bits]
         added = [self._added(self.filed[draw].measurement.evidence, used) for draw in kind]
