@@ -29,6 +29,7 @@ from qaudit.report.folder import must_take_files
 from qaudit.report.format import count, loss, percent, plural, shown, spread
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render
+from qaudit.report.verdict import DEFAULT_TEXT
 from qaudit.report.views import View
 from qaudit.saved.evidence import read_saved
 from qaudit.tables import Audit
@@ -122,7 +123,10 @@ def rows_of(exhibits: Iterable[Exhibit]) -> list[dict[str, Any]]:
 
 
 def _text(exhibit: Exhibit) -> str:
-    return exhibit.audit.plan.recipe.evaluation or "Python's documentation"
+    """Name the evaluation text; `-` where answers alone were imported."""
+    if not View(exhibit.audit.record).documents:
+        return "-"
+    return exhibit.audit.plan.recipe.evaluation or DEFAULT_TEXT
 
 
 def write_gallery(exhibits: Sequence[Exhibit], out: Path) -> None:
@@ -173,7 +177,8 @@ def _verdicts(exhibits: Sequence[Exhibit]) -> Iterator[doc.Block]:
     about = {(_text(exhibit), exhibit.audit.plan.recipe.policy) for exhibit in exhibits}
     if is_alike := len(about) == 1:
         text, policy = about.pop()
-        yield doc.paragraph(f"Every audit is under the policy `{policy}`, on {text}.")
+        on_text = "" if text == "-" else f", on {text}"
+        yield doc.paragraph(f"Every audit is under the policy `{policy}`{on_text}.")
     names = ("audit", "size", "bits", "verdict", "subject", "scheme", "added loss, %", "margin, %")
     further = ("documents",) if is_alike else ("documents", "policy", "text")
     yield doc.TableBlock(
@@ -197,14 +202,14 @@ def _verdict(exhibit: Exhibit, decision: ClassVerdict, *, is_alike: bool) -> doc
     documents = decision.documents or view.documents
     return doc.row(
         _link(exhibit.name),
-        doc.cell(count(parameters), value=float(parameters)),
+        doc.cell(count(parameters), value=float(parameters)) if parameters else "-",
         decision.bit_class,
         doc.cell(doc.strong(status_in_words(decision.status).upper())),
         doc.name_cell(decision.subject or "-"),
         decision.scheme or "-",
         doc.cell("-") if added is None else _interval(added, percent),
         doc.cell(shown(margin, lambda part: f"{100 * part:g}"), value=margin),
-        doc.cell(str(documents), value=float(documents)),
+        doc.cell(str(documents), value=float(documents)) if documents else "-",
         *(() if is_alike else (recipe.policy, _text(exhibit))),
     )
 

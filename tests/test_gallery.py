@@ -127,3 +127,14 @@ def test_an_audit_is_shown_once(saved: Path, tmp_path: Path, qaudit: Run) -> Non
     twice = (saved / "one", saved / "one" / "audit.json")
     done = qaudit("gallery", *twice, "--out", tmp_path / "site")
     refused(done, 2, "two audits would have the page ", "name each audit once")
+
+
+def test_answers_alone_have_no_size_and_no_text(tmp_path: Path, qaudit: Run) -> None:
+    answers = Path(__file__).parent / "items" / "answers" / "lm-eval"
+    named = ("--alone", "--subject", "org/model", "--metric", "exact_match,strict")
+    files = ("--base", answers / "base", "--quantized", f"rtn-4bit={answers / 'q3'}")
+    assert qaudit("import", tmp_path / "out", *named, *files).code == 0
+    assert qaudit("gallery", tmp_path / "out", "--out", tmp_path / "site").code == 0
+    index = unescape((tmp_path / "site" / "index.html").read_text(encoding="utf-8"))
+    assert "Every audit is under the policy <code>release</code>." in index
+    assert "<code>out</code></a></th><td>-<" in index, "no parameters were counted"

@@ -31,8 +31,8 @@ class Tally:
     output_error: list[Tensor] = field(default_factory=list)  # the same; of streamed models
     confidence: list[Tensor] = field(default_factory=list)  # of what others are compared with
     beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
-    # Of batches of rollouts: (B, T) `likeliest_N` of rows, (B, T, G) what ends it,
-    # (B, T) its log-probability as it was drawn.
+    # Of batches of rollouts: (B, T) `likeliest_N` of rows, (B, T, G) what ends it, (B, T) its
+    # log-probability as it was drawn, (B, T) the entropy of what full precision drew from.
     chosen: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0

@@ -36,7 +36,6 @@ from qaudit.types import Checkpoint, Recipe, Ref
 if TYPE_CHECKING:  # a local audit calls `is_hub` and never opens a Hub
     from qaudit.hub.listing import Listing
 
-
 MOST_TREES_FOR_NAMES = 8
 """So many revisions without a number are looked into for sub-folders; more are just names."""
 

@@ -79,9 +79,8 @@ def runs(view: View, where: Axis) -> list[list[Subject]]:
     """Split the main line where it goes back: what does not come later begins another run."""
     apart: list[list[Subject]] = []
     for subject in trunk(view):
-        last = where.positions[apart[-1][-1].label] if apart else -math.inf
-        if where.positions[subject.label] > last:
-            apart = apart or [[]]
+        position = where.positions[subject.label]
+        if apart and position > where.positions[apart[-1][-1].label]:
             apart[-1].append(subject)
         else:
             apart.append([subject])

@@ -185,11 +185,14 @@ def coverage(view: View) -> str:
     return text
 
 
+DEFAULT_TEXT = "Python's documentation"
+
+
 def text_name(view: View) -> str:
-    """Name the evaluation text; Python's documentation where none was chosen."""
+    """Name the evaluation text, and whether it was chosen."""
     chosen = view.audit.plan.recipe.evaluation
     if chosen is None:
-        return "Python's documentation (no `--evaluation` was named)"
+        return f"{DEFAULT_TEXT} (no `--evaluation` was named)"
     return f"`{chosen}`"
 
 

@@ -126,7 +126,7 @@ class ServerClient:
 
     def __init__(self, server: Server, tokenizer: Any) -> None:
         self._server, self._tokenizer = server, tokenizer
-        self._form = 0  # of requests, which the server did not refuse
+        self._form = 0  # the first of `_FORMS` that the server has not refused
 
     def complete(
         self, rows: Sequence[DueSample], drawings: Sequence[DrawSettings]
@@ -143,23 +143,23 @@ class ServerClient:
 
     def _answer(self, row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
         """Return the answer to the first form of a request that is not refused."""
-        for number in range(self._form, len(_FORMS)):
-            prompt = self._text_of(row.prompt) if number else list(row.prompt.ids)
-            try:
-                answer = self._server.complete({"prompt": prompt, **_FORMS[number](row, drawing)})
-            except _RefusedError:
-                if number + 1 == len(_FORMS):
-                    raise
-                continue
-            self._form = number
-            if number and answer["prompt_tokens"] not in (None, len(row.prompt.ids)):
-                raise UsageError(
-                    f"the server reads prompt {row.prompt.number} as {answer['prompt_tokens']} "
-                    f"tokens, and it has {len(row.prompt.ids)}",
-                    hint=_GENERATE_HERE,
-                )
-            return answer
-        raise AssertionError("there is a form")
+        number = self._form
+        prompt = self._text_of(row.prompt) if number else list(row.prompt.ids)
+        try:
+            answer = self._server.complete({"prompt": prompt, **_FORMS[number](row, drawing)})
+        except _RefusedError:
+            if number + 1 == len(_FORMS):
+                raise
+            # Requests are sent at once: another may have moved on already.
+            self._form = max(self._form, number + 1)
+            return self._answer(row, drawing)
+        if number and answer["prompt_tokens"] not in (None, len(row.prompt.ids)):
+            raise UsageError(
+                f"the server reads prompt {row.prompt.number} as {answer['prompt_tokens']} "
+                f"tokens, and it has {len(row.prompt.ids)}",
+                hint=_GENERATE_HERE,
+            )
+        return answer
 
     def _text_of(self, prompt: Prompt) -> str:
         """Return text that a server makes the same ids of; it writes the first token itself."""

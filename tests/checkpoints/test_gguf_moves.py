@@ -5,15 +5,17 @@ Each test writes what the converter's class says of one tensor; `make peers` run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from qaudit.errors import SourceError
 from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import GgufHeader
-from qaudit.formats.gguf.moves import EVERYWHERE, place_of
+from qaudit.formats.gguf.moves import EVERYWHERE, made, place_of
 
 HEADS, SHARED, PER_HEAD, WIDTH, EXPERTS = 4, 2, 8, 16, 3
 
@@ -131,3 +133,19 @@ def test_a_renamed_tensor_is_read_as_it_is(name: str, own: str) -> None:
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.3.mlp.up_proj.weight"])
 def test_other_tensors_are_not_moved(name: str) -> None:
     assert place_of(EVERYWHERE, name) is None
+
+
+@pytest.mark.parametrize("number", [-2, 0, 3, 2**40, math.nan, "many", [1, "many"]])
+def test_numbers_of_a_header_that_do_not_fit_are_refused(number: object) -> None:
+    """They divide sizes; whatever they are, a tensor is made or refused by name."""
+    names = [key for key in header("falcon").metadata if key.startswith("falcon.")]
+    for architecture, name, dense, stored_of in CASES:
+        _, make = place_of((*ARCHITECTURES[architecture].moves, *EVERYWHERE), f"blocks.7.{name}")
+        parts = [part.to("meta") for part in stored_of(dense)]
+        for key in names:
+            hostile = header(architecture)
+            hostile.metadata[key.replace("falcon", architecture)] = number
+            try:
+                assert made(name, make, parts, hostile).numel() == dense.numel()
+            except SourceError as refusal:
+                assert name in str(refusal)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qaudit.formats.gguf.header import GgufHeader
+from qaudit.formats.reading import refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,15 @@ def place_of(moves: Sequence[Move], name: str) -> tuple[tuple[str, ...], Dense |
             places = (place.format(*match.groups()) for place in move.places)
             return tuple(f"blk.{block[1]}.{place}" for place in places), move.dense
     return None
+
+
+def made(name: str, dense: Dense, parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
+    """Make a dense tensor, or refuse parts and numbers of a header that do not fit."""
+    try:
+        return dense(parts, header)
+    except (RuntimeError, IndexError, ZeroDivisionError) as error:
+        shapes = " and ".join(str(list(part.shape)) for part in parts)
+        raise refused(name, f"cannot be made of tensors of the shapes {shapes}") from error
 
 
 # ------------------------------------------------------------------------- recurrent blocks

@@ -16,11 +16,8 @@ LISTS = (PATTERN, RECURRENT, SECTIONS)
 _SECTIONS = {
     "qwen35": (11, 11, 10), "qwen35moe": (11, 11, 10), "qwen2vl": (16, 24, 24),
 }  # fmt: skip
-_WITH_WINDOW = (
-    "olmo2",
-    "exaone-moe",
-    "gemma4",
-)  # whose windows llama.cpp runs by layer, as a file says
+_WITH_WINDOW = ("olmo2", "exaone-moe", "gemma4")
+"""Architectures whose windows llama.cpp runs by layer, as a file says."""
 
 
 def scaling_keys(stored: Mapping[str, Any], get: Values) -> dict[str, tuple[Any, ...]]:

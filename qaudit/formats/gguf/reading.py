@@ -28,7 +28,7 @@ from qaudit.formats.gguf.base import (
     separate,
 )
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
-from qaudit.formats.gguf.moves import BLOCK, Dense
+from qaudit.formats.gguf.moves import BLOCK, made
 from qaudit.formats.reading import most_bits, refused
 from qaudit.whole import open_regular
 
@@ -113,7 +113,7 @@ class GgufFile:
             import torch
 
             empty = [torch.empty(shape, device="meta") for shape in shapes]
-            return tuple(self._made(name, place.dense, empty).shape)
+            return tuple(made(name, place.dense, empty, self._header).shape)
         return shapes[0] if place.expert is None else shapes[0][1:]
 
     def read(self, name: str) -> Tensor:
@@ -124,20 +124,13 @@ class GgufFile:
         tensors = [self._decoded(name, tensor, place.expert) for tensor in place.tensors]
         if place.dense is None:
             return tensors[0]
-        return self._made(name, place.dense, tensors).contiguous()
+        return made(name, place.dense, tensors, self._header).contiguous()
 
     def _numbers(self, name: str, numbers: tuple[float, ...]) -> Tensor:
         import torch
 
         is_scalar = name.endswith((".beta", ".eps"))
         return torch.tensor(numbers[0] if is_scalar else numbers, dtype=torch.float32)
-
-    def _made(self, name: str, dense: Dense, tensors: list[Tensor]) -> Tensor:
-        try:
-            return dense(tensors, self._header)
-        except (RuntimeError, IndexError) as error:
-            shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
-            raise refused(name, f"cannot be made of tensors of the shapes {shapes}") from error
 
     def _decoded(self, name: str, stored: str, expert: int | None) -> Tensor:
         """Return a tensor of the file, or one expert of it."""
