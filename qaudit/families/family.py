@@ -34,6 +34,7 @@ LABEL_TOLERANCE = 0.003
 """How far nominal tokens may be from those of the step, beside the billion of rounding."""
 
 _LONGEST_NAME = 255
+_AFTER_ALL = 10**9
 
 Need = Literal["pickle", "remote_code", "revision"]
 """Weights only as pickles; code of the repository; a revision, as `main` holds no weights."""
@@ -97,6 +98,8 @@ class Family(Strict):
         names = [named.name for named in self.named if named.step is None]
         if place.named and place.name in names:
             return (8, names.index(place.name), (), 0, 0, 0, natural(place.name))
+        if place.ingredient is None and place.name in {soup.target for soup in self.soups}:
+            place = replace(place, ingredient=_AFTER_ALL)  # a mean follows its ingredients
         return order(place, tuple(stage.name for stage in self.stages))
 
     def _named(self, name: str, repo: str | None) -> Named | None:

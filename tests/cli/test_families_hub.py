@@ -47,7 +47,7 @@ RELEASES = {
     "olmoe": Release(
         "allenai/OLMoE-1B-7B-0125",
         "olmoe",
-        {"step1200000-tokens5033B": None, "stage2-ingredient1-step10000-tokens41B": 2.32229e-5},
+        {"step1200000-tokens5033B": 4e-5, "stage2-ingredient1-step10000-tokens41B": 2.32229e-5},
         shards=True,
     ),
     "pythia": Release(

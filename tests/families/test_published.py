@@ -38,6 +38,9 @@ RATES = [
     ("smollm2-1.7b", "step-4750000", 4.675573e-04),
     ("smollm2-1.7b", "step-5000000", 2.290076e-04),
     ("smollm2-1.7b", "step-5125000", 1.097328e-04),
+    ("olmoe-0924", "step5000-tokens20B", 3.999961e-4),
+    ("olmoe-0924", "step1220000-tokens5117B", 4.0e-5),  # 5T tokens are passed
+    ("olmoe-0125", "step600000-tokens2516B", 2.187148e-4),
     ("olmoe-0125", "stage2-ingredient2-step11921-tokens51B", 2.0e-5),
     ("olmo-hybrid", "stage1-step2000", 3.0e-4),
     ("olmo-hybrid", "stage1-step708039", 1.65e-4),
@@ -83,6 +86,7 @@ ZERO = [
     ("olmo3-7b", "main"),
     ("olmo-hybrid", "stage2-ingredient2-step23842"),
     ("olmoe-0125", "stage2-ingredient3-step23842-tokens101B"),
+    ("olmoe-0924", "main"),
 ]
 
 # What a family's makers say the run had seen, from its very start: with the tokens of a step.
@@ -100,6 +104,7 @@ TOKENS = [
     ("olmo3-7b", "stage2-step1000", 1_413_814 * 2**22 + 1000 * 2**21),
     ("olmo3-7b", "main", 1_413_814 * 2**22 + 47_684 * 2**21 + 11_921 * 2**22),
     ("olmoe-0924", "step1200000-tokens5033B", 1_200_000 * 1024 * 4096),
+    ("olmoe-0924", "main", (1_200_000 + 23_842) * 1024 * 4096),
     ("smollm3", "stage3-step-4720000", 4_720_000 * 192 * 3 * 4096),  # 11.1T: data stages count on
     ("smollm2-360m", "step-160000", 160_000 * 1_572_864),
     ("apertus-8b", "step1700000-tokens7232B", 4096 * (1_678_000 * 1024 + 22_000 * 2048)),

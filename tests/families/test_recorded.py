@@ -43,6 +43,7 @@ def test_a_list_says_what_of_it_was_seen(repo: str) -> None:
     [
         ("allenai/OLMo-2-1124-7B", 965),
         ("allenai/OLMo-2-0425-1B-early-training", 37 + 1),
+        ("allenai/OLMoE-1B-7B-0924", 244 + 1),
         ("HuggingFaceTB/SmolLM3-3B-checkpoints", 133),
         ("HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints", 41 + 1),
         ("swiss-ai/Apertus-8B-2509", 44 + 27 + 1),

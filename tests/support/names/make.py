@@ -302,6 +302,48 @@ def olmo3_32b() -> Series:
     )
 
 
+# -------------------------------------------------------------------- OLMoE and OLMo Hybrid
+
+
+def olmoe_0924() -> Series:
+    """Return OLMoE 1B-7B of September 2024."""
+    names = [
+        f"step{step}-tokens{step * 4_194_304 // GIGA}B" for step in steps(5000, 1_220_000, 5000)
+    ]
+    return Series(
+        "allenai/OLMoE-1B-7B-0924",
+        (*names, "main"),
+        "12 names, from step 5000 to 1220000; that there are 244 of the pretraining.",
+        "every 5000 steps, as its configuration has it and that count needs; tokens rounded down.",
+        (
+            "allenai/OLMo configs/official/OLMoE-1B-7B-0824.yml",
+            "https://huggingface.co/allenai/OLMoE-1B-7B-0924",
+            "arXiv 2409.02060",
+        ),
+        "whether there are branches beside these and `fp32`, which is `main` in float32.",
+    )
+
+
+def olmo_hybrid() -> Series:
+    """Return OLMo Hybrid 7B."""
+    first = sorted({1_413_500, 1_414_078, *steps(0, 1_414_000, 1000)})
+    second = [*steps(1000, 23_000, 1000), 23_500, 23_842]
+    names = [f"stage1-step{step}" for step in first]
+    names += [f"stage2-ingredient{k}-step{step}" for k in (1, 2) for step in second]
+    names += ["stage2-ingredient1+2-step23842", *(f"stage3-step{step}" for step in second)]
+    return Series(
+        "allenai/Olmo-Hybrid-7B",
+        (*names, "main"),
+        "the first 146 and last 21 steps of stage 1 and all others in the official list; 2 names.",
+        "stage 1 every 1000 steps.",
+        (
+            "allenai/OLMo-core src/scripts/official/OLMo-hybrid/OLMo-hybrid-0326-7B.csv",
+            "https://huggingface.co/allenai/Olmo-Hybrid-7B",
+        ),
+        "by its length, the official list has about 15 further steps of stage 1.",
+    )
+
+
 # ------------------------------------------------------------------------ SmolLM and Apertus
 
 
@@ -467,6 +509,8 @@ SERIES = (
     olmo_1b_0724(),
     olmo3_7b(),
     olmo3_32b(),
+    olmoe_0924(),
+    olmo_hybrid(),
     smollm3(),
     smollm2("1.7B", 125_000, 41, "the first and the last; that there are 41."),
     smollm2("360M", 160_000, 16, "the first; 16 fit the length of the run."),
@@ -514,6 +558,11 @@ SEEN = {
         step317000-tokens1329B step326000-tokens1366B step367000-tokens1538B
         step651581-tokens2731B""",
     "allenai/OLMo-1B-0724-hf": "step0-tokens0B step1454000-tokens3048B",
+    "allenai/OLMoE-1B-7B-0924": """step5000-tokens20B step10000-tokens41B step25000-tokens104B
+        step50000-tokens209B step100000-tokens419B step200000-tokens838B step400000-tokens1677B
+        step500000-tokens2097B step600000-tokens2516B step800000-tokens3355B
+        step1200000-tokens5033B step1220000-tokens5117B""",
+    "allenai/Olmo-Hybrid-7B": "stage2-ingredient1+2-step23842 stage3-step1000",
     "HuggingFaceTB/SmolLM3-3B-checkpoints": """stage1-step-40000 stage2-step-3480000
         stage3-step-4360000 stage3-step-4720000 lc-32k-to-64k-step-16000 it-soup-APO""",
     "swiss-ai/Apertus-8B-2509": """step50000-tokens210B step1000000-tokens4200B
