@@ -227,9 +227,6 @@ def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
-# ----------------------------------------------------------------------------------- in a notebook
-
-
 def _of_verdict(verdict: Verdict) -> str:
     """Render the verdict: its headline, and a line for each bit class."""
     from qaudit.report import document as doc

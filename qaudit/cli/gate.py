@@ -127,8 +127,6 @@ def _judge(
     return judge(opened(audit), policy, held_to, bits, signed=signed)
 
 
-# ------------------------------------------------------------------------------------ output
-
 TERMINAL, GITHUB = "terminal", "github"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 

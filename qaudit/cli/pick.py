@@ -104,9 +104,6 @@ def _refuse_race_options(context: typer.Context) -> None:
             )
 
 
-# ------------------------------------------------------------------------------ saved audits
-
-
 def _pick(
     targets: Sequence[str],
     objective: str,
@@ -184,9 +181,6 @@ def _read(target: str, quiet: bool) -> SavedAudit:
 
     with planned([target], {}, quiet=quiet) as (work, progress):
         return complete(in_process(work, progress)).evidence
-
-
-# -------------------------------------------------------------------------------------- race
 
 
 def _race(

@@ -111,9 +111,6 @@ def repository(text: str) -> str:
     return repo
 
 
-# ----------------------------------------------------------------------------------- dry run
-
-
 def _preview(proposal: Proposal, hub: Hub) -> Iterator[str]:
     from tabulate import tabulate
 

@@ -38,9 +38,6 @@ E8M0_BIAS = 127
 _EXPONENT = 0x7F800000  # its bits in a float32
 
 
-# ------------------------------------------------------------------------------ rounding
-
-
 def e2m1(x: Tensor) -> Tensor:
     """Round float32 numbers to the nearest 4-bit float."""
     return round_e2m1_(x.clone())
@@ -123,9 +120,6 @@ def _no_zero(scale: Tensor) -> Tensor:
     import torch
 
     return torch.where(scale == 0, 1.0, scale)
-
-
-# -------------------------------------------------------------------------- stored weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,6 @@ MOST_ITEMS = 100_000
 Tags = tuple[tuple[str, Callable[[str], Any]], ...]
 """Tags of YAML that a format adds, as `!function`."""
 
-# ------------------------------------------------------------------------------------------ JSON
-
 
 def json_of(text: str, *, of_python: bool = False) -> Any:
     """Parse JSON; `of_python` has NaN and infinities, as Python writes them."""
@@ -66,9 +64,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"`{_short(text)}` is too large for a number")
     return value
-
-
-# ------------------------------------------------------------------------------------------ YAML
 
 
 def yaml_of(text: str, tags: Tags = ()) -> Any:
@@ -243,9 +238,6 @@ def nearest_line(lines: Mapping[Place, int], place: Place) -> int:
     while place not in lines and place:
         place = place[:-1]
     return lines.get(place, 1)
-
-
-# ------------------------------------------------------------------------------------------ both
 
 
 def _first_twice(keys: Iterable[Any]) -> Any:

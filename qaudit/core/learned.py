@@ -118,9 +118,6 @@ def _error(block: WholeBlock, learners: Sequence[Learner], batch: MiniBatch) -> 
     return error / target_ND.square().sum()
 
 
-# --------------------------------------------------------------------- transformations
-
-
 @dataclass(frozen=True)
 class Goal:
     """What is learned, and what is rounded meanwhile."""
@@ -278,9 +275,6 @@ def cayley_step(turn_BB: Tensor, grad_BB: Tensor | None, angle: float) -> Tensor
     identity_BB = torch.eye(len(skew_BB)).to(skew_BB)
     moved_BB: Tensor = torch.linalg.solve(identity_BB + skew_BB, (identity_BB - skew_BB) @ turn_BB)
     return moved_BB
-
-
-# --------------------------------------------------------------------------- roundings
 
 
 def share_grid(x: Tensor, bits: int, share: Tensor, scale_dtype: str = "float32") -> Grid:

@@ -120,9 +120,6 @@ def _shape(standardized_D: Array) -> tuple[float, float]:
     return skewness, max(0.0, corrected)
 
 
-# ------------------------------------------------- quantities, from sums over documents
-
-
 def per_token(sums: Array) -> Array:
     """Return a loss per token; sums are (nll, tokens)."""
     value: Array = sums[0] / sums[1]
@@ -159,9 +156,6 @@ def excess_difference(sums: Array) -> Array:
     return value
 
 
-# --------------------------------------------------------------------- one subject
-
-
 def cross_entropy(nll: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
     return interval((nll, tokens), per_token, confidence)
 
@@ -193,9 +187,6 @@ def within(interval: Interval, low: float, high: float) -> Interval:
     return Interval(interval.estimate, max(interval.low, low), min(interval.high, high))
 
 
-# --------------------------------------------------------------------- two subjects
-
-
 def outright(a: Sums, b: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
     """Return CE(a) - CE(b) in nats per token: which model is better as it is."""
     return absolute_change(a, b, tokens, confidence)
@@ -212,9 +203,6 @@ def median(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(ordered[(count - 1) // 2]), float(low), float(high))
 
 
-# --------------------------------------------------------------------- items, right or wrong
-
-
 def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the share of correct items with Wilson's interval, which never has width zero."""
     hits = np.asarray(correct, dtype=np.float64)
@@ -223,9 +211,6 @@ def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(share, max(0.0, center - half), min(1.0, center + half))
-
-
-# --------------------------------------------------------------------- verdicts
 
 
 def spread_from(result: Interval, documents: int, confidence: float) -> Spread:

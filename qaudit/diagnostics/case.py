@@ -120,9 +120,6 @@ def is_on_disk(checkpoint: Checkpoint, folder: Path) -> bool:
     return bool(files) and all(p.is_file() and p.stat().st_size == size for p, size in files)
 
 
-# ------------------------------------------------------------------------------- rows on disk
-
-
 class StoredRows(NamedTuple):
     """Rows and their file."""
 

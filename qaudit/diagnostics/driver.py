@@ -120,8 +120,6 @@ class Diagnoses:
             for label in dict.fromkeys(label for label, _ in keys)
         }
 
-    # ------------------------------------------------------- one diagnostic of one subject
-
     def _measured(
         self, diagnostic: Diagnostic, measure: Measure, task: Task, progress: Progress
     ) -> Rows | None:

@@ -148,9 +148,6 @@ def _group(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Linear
     return linears, quantized
 
 
-# ------------------------------------------------------------------- codes as tensors and JSON
-
-
 def _taken(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value of a stored weight as JSON; tensors in it are put under their place."""
     if isinstance(value, Tensor):

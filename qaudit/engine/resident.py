@@ -62,7 +62,12 @@ def run_resident(
 ) -> Mapping[str, Tally]:
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     for scheme in schemes:
-        _must_have_plain_cache(scheme)
+        if scheme.kv != NO_CACHE:
+            raise ModelError(
+                f"`{scheme.short}` rounds keys and values block by block, and this model runs "
+                "whole",
+                hint=f"leave `kv={scheme.kv}` out for this model",
+            )
     if feed.experts.replays:
         raise ModelError(
             "`--routing reference` replays the choice of experts block by block, and this model "
@@ -252,15 +257,6 @@ class _Whole:
     def _calibration(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.feed.calibration:
             yield batch.tokens_BT, batch.valid_BT()
-
-
-def _must_have_plain_cache(scheme: Scheme) -> None:
-    """Refuse to round keys and values of blocks that may share them."""
-    if scheme.kv != NO_CACHE:
-        raise ModelError(
-            f"`{scheme.short}` rounds keys and values block by block, and this model runs whole",
-            hint=f"leave `kv={scheme.kv}` out for this model",
-        )
 
 
 def _wrap(model: Any, index: int, blocks: Sequence[nn.Module], experts: ExpertOptions) -> Block:

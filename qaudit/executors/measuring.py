@@ -198,8 +198,6 @@ class Measuring:
             beside.append(job.before)
         return with_shipped(job.subject, beside)
 
-    # ------------------------------------------------------------------------- one subject
-
     def _find(
         self,
         job: _Job,

@@ -183,9 +183,6 @@ def _failure(error: SourceError) -> Failure:
     return Failure(error.message, error.hint)
 
 
-# ------------------------------------------------------------------------------- all of a plan
-
-
 def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     """Pin a plan and return this process as its only part."""
     import torch
@@ -201,9 +198,6 @@ def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     ready = make_ready(prepared.plan, prepared.options, prepared.hub)
     run = pinned(prepared, ready.corpus, torch.get_num_threads())
     return PartExecutor(run, prepared.out, ready, prepared.hub, watch)
-
-
-# --------------------------------------------------------------------------- one part of several
 
 
 @dataclass(frozen=True)

@@ -197,9 +197,6 @@ def difference_of(text: Mapping[str, str]) -> WeightDifference:
     return WeightDifference(**values)
 
 
-# -------------------------------------------------------------------------------------- rounds
-
-
 @dataclass(frozen=True)
 class RoundState:
     """A round that is due: its units, and those that are not measured."""

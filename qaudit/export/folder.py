@@ -126,9 +126,6 @@ def _check_room(weights: Weights, folder: Path) -> None:
         )
 
 
-# ------------------------------------------------------------------------- what is beside
-
-
 def _write_beside(work: Work, parts: Parts, folder: Path, alone: Alone | None) -> None:
     choice, all_parts = work.choice, list(parts.done.values())
     (folder / EVIDENCE).mkdir()

@@ -54,7 +54,12 @@ def write_soup(
     weights = weights or open_weights(soup, allow_pickle=False)
     held = nullcontext(begun) if begun else begun_folder(out, identity(soup))
     with held as folder, whole_folder(out, folder) as partial:
-        _check_room(soup, partial)
+        needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
+        if needed > free:
+            raise MachineError(
+                f"the soup takes {size(needed)} and {size(free)} are free at `{partial}`",
+                hint="give a folder on another disk with `--out`",
+            )
         _write_weights(weights, partial, shard_nbytes, progress)
         copy_settings(folder_of(soup.first), partial)
         (partial / "README.md").write_text(soup_card(soup), encoding="utf-8")
@@ -84,18 +89,6 @@ def _must_go_together(folders: dict[str, Path]) -> None:
             f"`{pair[0]}` and `{pair[1]}` cannot be merged: their tokenizers differ",
             hint="a soup needs members that were trained on the same tokens",
         )
-
-
-def _check_room(soup: Subject, folder: Path) -> None:
-    needed, free = soup.first.nbytes, shutil.disk_usage(folder).free
-    if needed > free:
-        raise MachineError(
-            f"the soup takes {size(needed)} and {size(free)} are free at `{folder}`",
-            hint="give a folder on another disk with `--out`",
-        )
-
-
-# ------------------------------------------------------------------------------------ weights
 
 
 def _write_weights(weights: Weights, folder: Path, shard_nbytes: int, progress: Progress) -> None:

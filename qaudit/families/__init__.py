@@ -81,9 +81,6 @@ def _as_named(family: Family, repo: str) -> Family:
     return family.model_copy(update={"stages": tuple(stages)})
 
 
-# ------------------------------------------------------------------------------------ the files
-
-
 def load_file(path: Path) -> Family:
     """Read a file that holds one family; a wrong key is named with the one probably meant."""
     families = families_in(path)

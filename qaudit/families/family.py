@@ -75,8 +75,6 @@ class Family(Strict):
             seen.add(stage.name)
         return self
 
-    # ------------------------------------------------------------------ names and their order
-
     def place(self, name: str, repo: str | None = None) -> Place:
         """Read a name by this family's patterns, or by the general rules."""
         if named := self._named(name, repo):
@@ -110,8 +108,6 @@ class Family(Strict):
             return place
         step = (place.index + stage.index.offset) * stage.index.steps
         return replace(place, stage=stage.name, step=step)
-
-    # ------------------------------------------------------------- tokens and learning rate
 
     def tokens(self, place: Place) -> int | None:
         """Return the tokens the run had seen at a place, from its very start."""
@@ -173,8 +169,6 @@ class Family(Strict):
         before = next(s for s in self.stages if s.name == name)
         seen = self._seen(before, int(last))
         return None if seen is None else seen + inside
-
-    # ------------------------------------------------------------------ what is to be doubted
 
     def notes(self, place: Place, repo: str | None = None) -> tuple[str, ...]:
         """Return the inferences about a place that no source confirms."""

@@ -72,7 +72,7 @@ class Rounding:
         match self.kind:
             case "fp8":
                 return activations.fp8_tokens(
-                    x if self.number is None else _bounded(x, self.number)
+                    x if self.number is None else x.clamp(-self.number, self.number)
                 )
             case "fp8 by 128":
                 return activations.fp8_token_groups(x)
@@ -98,10 +98,6 @@ def _float32() -> Any:
     return torch.float32
 
 
-def _bounded(x: Tensor, bound: float) -> Tensor:
-    return x.clamp(-bound, bound)
-
-
 def _but_outliers(x: Tensor, threshold: float) -> Tensor:
     """Round tokens to 8 bits but for columns with a value from a threshold on (LLM.int8)."""
     wide = x.float()
@@ -110,9 +106,6 @@ def _but_outliers(x: Tensor, threshold: float) -> Tensor:
     scale = (rest.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
     whole_C = large.flatten(0, -2).any(0)
     return (rest / scale).round().mul(scale).where(~whole_C, wide).to(x.dtype)
-
-
-# ------------------------------------------------------------------ from configurations
 
 
 def of_group(table: Mapping[str, Any]) -> Rounding | str | None:

@@ -92,7 +92,12 @@ class QuantizedFolder:
         """
         self.format, reader, config = known_quantization(folder)
         _refuse_sparse(config, folder)
-        _refuse_pickles(folder)
+        if only_pickles(folder):
+            raise ConfigurationError(
+                f"the weights of `{folder}` are pickled, and quantized weights are read from "
+                "safetensors files alone",
+                hint="save the model with safetensors; `--allow-pickle` is for full precision",
+            )
         self._files = WeightFolder(folder) if infos is None else Headers(infos)
         if reader.prepare is not None:
             config = reader.prepare(self._files, config)
@@ -198,15 +203,6 @@ class QuantizedFolder:
         if f"{stem}.weight" not in self._layouts or last != "bias" or not dot:
             return False
         return not bool(self._files.read(name).any())
-
-
-def _refuse_pickles(folder: Path) -> None:
-    if only_pickles(folder):
-        raise ConfigurationError(
-            f"the weights of `{folder}` are pickled, and quantized weights are read from "
-            "safetensors files alone",
-            hint="save the model with safetensors; `--allow-pickle` is for full precision",
-        )
 
 
 def _refuse_sparse(config: Config, folder: Path) -> None:

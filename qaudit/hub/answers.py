@@ -128,9 +128,6 @@ def shapes_in(record: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     return shapes
 
 
-# -------------------------------------------------------------------------------------- entries
-
-
 def _revisions(entries: Any, where: str, kind: Literal["branch", "tag"]) -> Iterable[Revision]:
     for table in tables_in(entries, where, "a revision"):
         name = plain_path(table.get("name"), "the name of a revision")
@@ -166,9 +163,6 @@ def _no_file_is_a_folder(paths: set[str]) -> None:
             if above in paths:
                 raise GarbledError(f"`{above}` is both a file and a folder")
             above = above.rpartition("/")[0]
-
-
-# --------------------------------------------------------------------------------------- values
 
 
 def plain_path(value: Any, what: str) -> str:

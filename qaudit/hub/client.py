@@ -109,8 +109,6 @@ class Client:
         self._stopped.set()
         self.wire.break_off()
 
-    # -------------------------------------------------------------------------------- questions
-
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
         request = Request(f"the revisions of `{repo}`", checked(repo), kind)
         return self.parsed(request, revisions_in, self.ask(request, f"{self.api(request)}/refs")[0])
@@ -158,8 +156,6 @@ class Client:
         pages = self._pages(request, f"{self.endpoint}/api/models?{urlencode(query)}")
         names = self.parsed(request, repositories_in, pages)
         return tuple(sorted({repo for repo in names if fnmatchcase(repo, pattern)}))
-
-    # ------------------------------------------------------------------------------------ bytes
 
     def read(  # noqa: PLR0913
         self,
@@ -219,8 +215,6 @@ class Client:
         with self.wire.body(request, url, headers) as answer:
             check_offer(request, answer.hub_headers, blob)
             yield answer
-
-    # ---------------------------------------------------------------------------------- answers
 
     def api(self, request: Request) -> str:
         return f"{self.endpoint}/api/{request.kind}s/{request.repo}"

@@ -108,9 +108,6 @@ class Credentials:
         return f"{line[:200]}..." if len(line) > 200 else line
 
 
-# ----------------------------------------------------------------------------------- refusals
-
-
 def refusal(
     status: int, headers: Mapping[str, str], request: Request, credentials: Credentials
 ) -> HubError:
@@ -215,9 +212,6 @@ def _forbidden(request: Request, credentials: Credentials, message: str) -> HubE
         f"{right} right to read {request.where}{words}",
         hint=f"use a token that may read {page}, or {LOG_IN}",
     )
-
-
-# -------------------------------------------------------------------------------------- waits
 
 
 def requested_wait_seconds(status: int, headers: Mapping[str, str], now: float) -> float | None:

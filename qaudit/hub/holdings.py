@@ -108,9 +108,6 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, LOCK_MODE)
 
 
-# ------------------------------------------------------------------------------------- eviction
-
-
 def evict(
     cache: RepoCache,
     ledger: Ledger,
@@ -151,9 +148,6 @@ def _is_free(cache: RepoCache, blob: str, stack: ExitStack) -> bool:
         if error.errno not in NO_LOCKS:
             raise not_kept(path, error) from error
     return True
-
-
-# -------------------------------------------------------------------------------------- listing
 
 
 @dataclass(frozen=True)

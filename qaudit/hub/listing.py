@@ -158,8 +158,6 @@ class Listing:
                 return data
         return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
-    # ------------------------------------------------------------------------------------ names
-
     def _current_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
         revisions = self.client.revisions(repo, kind)
         answer: dict[str, Any] = {"at": int(time.time()), "branches": [], "tags": []}
@@ -178,8 +176,6 @@ class Listing:
             return self._revisions_in_cache(repo, kind)
         self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
         return revisions
-
-    # -------------------------------------------------------------------------- the shared cache
 
     def _revisions_in_cache(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
         request = Request(f"the revisions of `{repo}`", repo, kind)
@@ -214,8 +210,6 @@ class Listing:
             )
             self._incomplete.add((repo, commit, kind))
         return files
-
-    # ---------------------------------------------------------------------------------- headers
 
     def _known_shapes(self, file: HubFile) -> Shapes | None:
         if file.identity not in self._shapes:

@@ -151,9 +151,6 @@ def weights_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
     ]
 
 
-# ---------------------------------------------------------------------------------- small files
-
-
 def settings_files(
     files: Sequence[HubFile], subfolder: str | None, *, code: bool = False
 ) -> tuple[PlacedFile, ...]:

@@ -126,8 +126,6 @@ class Wire:
             )
         return following
 
-    # ------------------------------------------------------------------------------ one request
-
     @contextmanager
     def _followed(
         self, request: Request, url: str, payload: Payload, *, elsewhere: bool = False

@@ -55,7 +55,12 @@ def import_into(
     streams = {scheme: _stream_of(saved, label, scheme) for scheme in quantized}
     full = _stream_of(saved, label, FULL_PRECISION)
     of_base = read_answers(base)
-    _refuse_scanned(saved, label, of_base)
+    for row in saved.audit.tasks:
+        if row.subject == label and row.task in of_base and not row.imported:
+            raise UsageError(
+                f"the scan measured `{row.task}` itself",
+                hint=f"leave out `{of_base[row.task].path}`",
+            )
     written: dict[tuple[str, str], tuple[Measurement, TaskEvidence, list[str]]] = {}
     for scheme, places in quantized.items():
         of_scheme = read_answers(places)
@@ -96,15 +101,6 @@ def _stream_of(saved: SavedAudit, label: str, scheme: str) -> Measurement:
             hint=nearest(scheme, [name for name in schemes if name != FULL_PRECISION]),
         )
     return measured
-
-
-def _refuse_scanned(saved: SavedAudit, label: str, files: Mapping[str, AnswerFile]) -> None:
-    for row in saved.audit.tasks:
-        if row.subject == label and row.task in files and not row.imported:
-            raise UsageError(
-                f"the scan measured `{row.task}` itself",
-                hint=f"leave out `{files[row.task].path}`",
-            )
 
 
 def read_answers(places: Iterable[Path]) -> dict[str, AnswerFile]:

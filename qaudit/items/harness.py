@@ -128,9 +128,6 @@ def prompts(
         return tuple(_prompted(task, group) for group in _by_document(task.instances))
 
 
-# ------------------------------------------------------------------------------------- the index
-
-
 def _is_folder(name: str) -> bool:
     return Path(name).is_dir() or Path(name).suffix in (".yaml", ".yml")
 
@@ -263,9 +260,6 @@ def _must_be_scored(leaf: Leaf) -> None:
             f"`{name}` is marked by {', '.join(metrics)}, and an audit counts right answers",
             hint=_INSTEAD,
         )
-
-
-# ----------------------------------------------------------------------------------- the prompts
 
 
 def _by_document(instances: Sequence[Any]) -> Iterator[list[Any]]:

@@ -87,9 +87,6 @@ def needs_hub(recipe: Recipe) -> bool:
     return any(not Data.of(leaf).own_files for task in tasks_of(recipe) for leaf in task.leaves)
 
 
-# -------------------------------------------------------------------------------- find and fetch
-
-
 def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tuple[str, ...]]:
     """Resolve the data of every task to files at a commit; none of them is fetched.
 
@@ -142,9 +139,6 @@ def _fetch(hub: Hub, data: Data, texts: Sequence[TextFile]) -> None:
         raise
     for text in pins:
         hub.fetcher.text(text)
-
-
-# ------------------------------------------------------------------------------------------ read
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,9 +133,6 @@ def diff(a: Side, b: Side) -> Difference:
     )
 
 
-# --------------------------------------------------------------------- on what documents
-
-
 def _common(a: Side, b: Side) -> _Common:
     shared = [sha for sha in a.places if sha in b.places]
     whole = len(shared) == len(a.places) == len(b.places)
@@ -173,9 +170,6 @@ def _unlike(*, paired: bool, known: bool) -> str:
     if known:
         return f"{why}: losses are compared in bits per byte"
     return f"{why}, and bytes were not counted: losses are not compared"
-
-
-# --------------------------------------------------------------------- one subject and scheme
 
 
 def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta:

@@ -113,9 +113,6 @@ def interval_of(
     return None if result is None else result.interval
 
 
-# --------------------------------------------------------------------- rows of the audit
-
-
 def pooled_scores(table: Measurements) -> tuple[PooledRow, ...]:
     """Return a row for every subject and scheme whose intervals include the calibration draw.
 
@@ -259,9 +256,6 @@ def _share_of_draw(result: Pooled, confidence: float) -> float | None:
         return None
     below, above = statistics.reach(result.spread, confidence)
     return max(0.0, 1 - (below**2 + above**2) / squared)
-
-
-# ------------------------------------------------------------------ the documents needed to decide
 
 
 @dataclass(frozen=True)

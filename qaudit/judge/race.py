@@ -167,8 +167,6 @@ class _Running:
                 departures.append(Departure(subject, behind, shown))
         return departures
 
-    # -------------------------------------------------------------------------- confirmation
-
     def finish(self, rounds: tuple[Round, ...]) -> Race:
         """Compare the winner with the nearest others on documents that none was chosen on."""
         ranked, held_out = self._ranked(), self._course.held_out
@@ -245,9 +243,6 @@ def ahead_of(
     below, above = statistics.reach(statistics.spread_of(influence), confidence)
     unseen = math.sqrt(max(0.0, 1 - share))  # n of N documents are known already
     return Interval(estimate, estimate - unseen * below, estimate + unseen * above)
-
-
-# --------------------------------------------------------------------------------- schedule
 
 
 @dataclass(frozen=True)

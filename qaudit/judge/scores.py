@@ -113,9 +113,6 @@ def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
         ) from None
 
 
-# ----------------------------------------------------------------------------- comparisons
-
-
 def compare(table: Measurements, searched: Collection[str] = ()) -> tuple[Comparison, ...]:
     """Compare pairs of subjects under every scheme that both were measured with.
 

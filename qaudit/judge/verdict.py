@@ -56,15 +56,11 @@ def choices(
         return tuple(
             ClassVerdict(name, "off", "undecided", None, None, "", documents=0) for name in names
         )
-    fewest = _cheapest(table, objective, classes)
+    fewest = cheapest(table, objective.margin or 0.0, classes) if objective.kind == "bits" else None
     if fewest is not None:
         return (_of_cheapest(table, objective, fewest, searched),)
     names = _classes(table, objective, classes)
     return tuple(_choice(table, objective, name, searched) for name in names)
-
-
-def _cheapest(table: Measurements, objective: Objective, classes: Sequence[str]) -> Cheapest | None:
-    return cheapest(table, objective.margin or 0.0, classes) if objective.kind == "bits" else None
 
 
 def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) -> Sequence[str]:
@@ -76,9 +72,6 @@ def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) 
         of_scheme = (m for m in table.measurements if m.scheme == objective.scheme)
         return tuple(dict.fromkeys(map(bit_class, of_scheme)))
     return classes or classes_of(table)
-
-
-# ------------------------------------------------------------------------------ one class
 
 
 def _choice(
@@ -179,9 +172,6 @@ def _measured(
     )
 
 
-# ------------------------------------------------------------------------------ how sure
-
-
 def outright(
     table: Measurements, a: Measurement, b: Measurement, split: str | None, confidence: float
 ) -> Interval:
@@ -246,9 +236,6 @@ def _is_tied(
 
 def named(measured: Measurement) -> str:
     return f"{measured.subject} at {measured.scheme}"
-
-
-# ------------------------------------------------------------------------------ what would change
 
 
 def _changes(

@@ -50,9 +50,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-# ----------------------------------------------------------------------------------------- records
-
-
 def write_record(
     out: Path, run: TrainingRun, text_key: str, environment: Mapping[str, Any]
 ) -> None:
@@ -91,9 +88,6 @@ def runs_in(out: Path) -> Iterator[TrainingRun]:
             raise SourceError(
                 f"`{path}` is not the record of a run", hint="remove it, and train the run again"
             ) from error
-
-
-# ------------------------------------------------------------------------------------- checkpoints
 
 
 def write_checkpoint(
@@ -136,9 +130,6 @@ def _without_progress_bar() -> Iterator[None]:
     finally:
         if was_enabled:
             hf_logging.enable_progress_bar()
-
-
-# ------------------------------------------------------------------------------------------ states
 
 
 def latest_path(out: Path, run: TrainingRun) -> Path:
@@ -235,9 +226,6 @@ def _parent_path(parent: TrainingRun, step: int, place: Path) -> Path:
         hint=f"kept are {', '.join(map(str, steps)) or 'none'}, and the last of a finished run; "
         f"train it with `--set keep_states=[{step}]`",
     )
-
-
-# --------------------------------------------------------------------------------------------- log
 
 
 def log_line(out: Path, line: Mapping[str, Any]) -> None:

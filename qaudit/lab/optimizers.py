@@ -59,9 +59,6 @@ def ascend(parameters: list[nn.Parameter], rho: float, gradients: Callable[[], T
     return loss
 
 
-# ---------------------------------------------------------------------------------------- averages
-
-
 class WeightEma:
     """The exponential moving average over steps."""
 

@@ -139,9 +139,6 @@ def _refuse_other_text(folder: Path, was: dict[str, Any], now: dict[str, Any]) -
         )
 
 
-# ---------------------------------------------------------------------------------- documents
-
-
 @dataclass(frozen=True)
 class _Survey:
     sources: Sequence[str]
@@ -190,9 +187,6 @@ def _record_heldout(folder: Path, survey: _Survey) -> None:
                 if texts:
                     texts.write(json.dumps({"text": document.text}) + "\n")
     (folder / "heldout.txt").write_text("".join(names), encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------ their tokens
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:

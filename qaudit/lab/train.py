@@ -157,9 +157,6 @@ class State:
         return latest
 
 
-# ---------------------------------------------------------------------------------- the beginning
-
-
 def _refuse_misfits(run: TrainingRun, text: TokenStream, fork: Path | None) -> None:
     entries = len(text.tokenizer)
     if entries > run.shape.vocabulary:
@@ -191,9 +188,6 @@ def begin(run: TrainingRun, saved: dict[str, Any] | None, device: torch.device) 
         for average in state.averages:
             average.load(saved["averages"][average.name], device)
     return state
-
-
-# ---------------------------------------------------------------------------------------- a step
 
 
 def advance(
@@ -241,9 +235,6 @@ def _gradients(forward: Callable[..., Any], run: TrainingRun, tokens_BT: Tensor)
         loss.backward()
         total += loss.detach()
     return total
-
-
-# ------------------------------------------------------------------------------------- the files
 
 
 def _is_saved(run: TrainingRun, step: int, state_every: int) -> bool:

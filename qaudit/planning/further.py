@@ -137,8 +137,6 @@ def lacking_draws(record: AuditRecord) -> tuple[Cell, ...]:
     return tuple(dict.fromkeys((label, name) for label, name in cells if label and name))
 
 
-# ------------------------------------------------------------------------------ the upper price
-
 ARITHMETIC = 0.1
 """The most that rounding what ships otherwise may cost, as a part of the scan."""
 

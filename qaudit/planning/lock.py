@@ -106,9 +106,6 @@ def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
     return (*notes[:3], f"and {more} more revisions moved") if more > 0 else tuple(notes)
 
 
-# --------------------------------------------------------------------- reading
-
-
 def read_lock(path: Path) -> tuple[Recipe, Resolved]:
     """Read a lock of this version; refuse a damaged, foreign, future or hostile one."""
     try:
@@ -227,9 +224,6 @@ def _is_inside(name: str) -> bool:
 def _expect(holds: object, where: str, wrong: str) -> None:
     if not holds:
         raise UsageError(f"`{where}` {wrong}", hint=_AGAIN)
-
-
-# -------------------------------------------------------------------------- going on
 
 
 def pinned_or_resolved(

@@ -127,9 +127,6 @@ def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> st
     return digest([sorted(names), sorted(content)]) if names else None
 
 
-# ----------------------------------------------------------------------------- files
-
-
 def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoint, ...]:
     """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
@@ -148,9 +145,6 @@ def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:
 def _is_empty(checkpoint: Checkpoint) -> bool:
     """Return whether the Hub has no weights there; a folder's are checked when it is opened."""
     return checkpoint.commit is not None and not checkpoint.files
-
-
-# -------------------------------------------------------------------------- subjects
 
 
 def _subjects(

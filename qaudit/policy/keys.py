@@ -237,9 +237,6 @@ class PolicyKeys(_Keys):
     ignores: Annotated[list[IgnoreKeys], Field(description="Accepted breaches.")] = []
 
 
-# ------------------------------------------------------------------------------------- margins
-
-
 def margin_of(text: str, metric: Metric) -> float:
     """Return a margin as a fraction or in nats per token; ValueError names what is wrong."""
     unit = METRICS[metric].unit
@@ -263,8 +260,6 @@ def margin_of(text: str, metric: Metric) -> float:
 def _written(value: float, unit: Unit) -> str:
     return f"{100 * value:g}%" if unit == "fraction" else f"{value:g} {unit}"
 
-
-# ------------------------------------------------------------------------ the published schema
 
 FILE = Path(__file__).with_name("policy.schema.json")
 

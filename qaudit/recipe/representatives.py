@@ -86,9 +86,6 @@ def _ends(placed: Sequence[Checkpoint]) -> list[Checkpoint]:
     return [branch[-1] for branch in clean if branch]
 
 
-# ---------------------------------------------------------------------------------------- the arc
-
-
 def _arc(trunk: Sequence[Checkpoint]) -> dict[str, float]:
     """Return how far along the arc each checkpoint of the main line is; zero is its start."""
     progress = _progress(trunk)

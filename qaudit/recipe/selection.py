@@ -89,9 +89,6 @@ def _there_are(known: Iterable[str]) -> str:
     return f"there are: {', '.join(shown)}"
 
 
-# ------------------------------------------------------------------------------- stages and ranges
-
-
 def _branches(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the part of a run that a checkpoint belongs to."""
     stage = checkpoint.stage or ""
@@ -202,9 +199,6 @@ def _steps(text: str | None, entry: str) -> int | None:
     if number != int(number):
         raise UsageError(f"`{text}` in `{entry}` is no whole number of steps", hint=_RANGE)
     return int(number)
-
-
-# -------------------------------------------------------------------------------------- thinning
 
 
 def _apart(checkpoints: Sequence[Checkpoint], steps: int) -> list[Checkpoint]:

@@ -130,9 +130,6 @@ def _weights(text: str, parts: tuple[str, ...]) -> tuple[tuple[float, ...] | Non
     return tuple(weight for weight, _ in pairs), tuple(name for _, name in pairs)
 
 
-# ------------------------------------------------------------------------------ of which members
-
-
 def needed(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that are measured or are part of a soup: no other has to be read."""
     wanted = {c.label for c in select(recipe, checkpoints)}

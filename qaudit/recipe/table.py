@@ -33,8 +33,6 @@ from qaudit.settings import PRESETS, Entry, Nbytes, Presets, Recipe, RunOptions,
 DEMO = "demo"
 _MOST_NBYTES = 2.0**63
 
-# ------------------------------------------------------------------------------------ checks
-
 
 class _Soup(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -142,8 +140,6 @@ _Table: Any = create_model(
 KEYS: tuple[str, ...] = tuple(_Table.model_fields)
 _ALLOWED = {"": KEYS, "soups": tuple(_Soup.model_fields)}
 
-# ----------------------------------------------------------------------------------- reading
-
 
 def recipe_of(**keys: Any) -> Recipe:
     """Return the recipe of keyword arguments; a recipe file among the targets is read first."""
@@ -235,9 +231,6 @@ def _read(path: Path) -> dict[str, Any]:
             f"`{path}` is not a recipe", hint="a recipe is a table of keys, `targets` among them"
         )
     return table
-
-
-# --------------------------------------------------------------------------- keyword arguments
 
 
 def recipe_and_options(*targets: str | Path, **settings: Any) -> tuple[Recipe, RunOptions]:

@@ -64,9 +64,6 @@ class Catalog:
         return self.nbytes.get(checkpoint.label)
 
 
-# ----------------------------------------------------------------------------------------- text
-
-
 def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bool = False) -> str:
     """Render a series as plain text; without a width no name is cut."""
     notes = _Notes(catalog)
@@ -132,9 +129,6 @@ def _same(checkpoints: Iterable[Checkpoint]) -> dict[str, tuple[str, list[str]]]
             groups.setdefault(("one commit", where), []).append(c.label)
     shared = [(what, labels) for (what, _), labels in groups.items() if len(labels) > 1]
     return {label: (what, labels) for what, labels in shared for label in labels}
-
-
-# ---------------------------------------------------------------------------------------- table
 
 
 def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
@@ -208,9 +202,6 @@ def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
             text += f", {'' if times == len(steps) - 1 else 'mostly '}every {apart:,}"
     see = rows[0][-1]
     return f"{padded(text, sum(widths[:-1]) + len(widths) - 2)} {see}" if see else text
-
-
-# ----------------------------------------------------------------------------------------- JSON
 
 
 def catalog_to_json(catalog: Catalog) -> str:

@@ -59,9 +59,6 @@ def document(difference: Difference) -> doc.Page:
     return doc.Page("What changed", doc.prose(_headline(difference)), tuple(blocks))
 
 
-# --------------------------------------------------------------------- sentences
-
-
 def _headline(difference: Difference) -> str:
     if not difference.deltas:
         return "There is nothing to compare: no subject and scheme is in both audits."
@@ -134,9 +131,6 @@ def _code(text: str | None) -> str:
     return "`" + shown.replace("`", "'") + "`"
 
 
-# --------------------------------------------------------------------- tables
-
-
 def _table(
     rows: Sequence[tuple[Delta, Interval | None, Reading | None]],
     title: str,
@@ -201,9 +195,6 @@ def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> doc.Cel
     return doc.interval_cell(
         shown(interval, show), value=None if interval is None else interval.estimate
     )
-
-
-# --------------------------------------------------------------------- JSON
 
 
 def to_json(difference: Difference) -> str:

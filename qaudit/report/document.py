@@ -182,9 +182,6 @@ class Page:
     is_folded: bool = False
 
 
-# --------------------------------------------------------------------- short ways to write them
-
-
 def words(text: str) -> Inline:
     """Return text as it is, backticks included."""
     return (TextRun(text),) if text else ()

@@ -133,9 +133,6 @@ def in_ascii(text: str) -> str:
     return text.translate(str.maketrans(BLOCKS, IN_ASCII))
 
 
-# --------------------------------------------------------------------- widths
-
-
 def width_of(text: str) -> int:
     """Return how many columns a text takes."""
     return len(text) if text.isascii() else sum(map(_columns, text))

@@ -121,9 +121,6 @@ class _Renderer:
         )
 
 
-# --------------------------------------------------------------------- tables
-
-
 def _legend(table: doc.TableBlock) -> str:
     return f"{_plain(table.selection)}." if table.selection else ""
 
@@ -153,9 +150,6 @@ def _notice(notice: doc.Notice) -> str:
     title = _runs(notice.title, in_table=True)
     status = f"{_inactive(notice.label)}: **{notice.word}**"
     return f"| {status}<br>{title} | {details} |"
-
-
-# --------------------------------------------------------------------- lines
 
 
 def _runs(runs: doc.Inline, *, in_table: bool = False) -> str:
@@ -193,9 +187,6 @@ def _fenced(block: doc.CodeBlock) -> str:
 def _html(text: str) -> str:
     """Show text inside HTML, where Markdown is not read."""
     return html.escape(printable(text))
-
-
-# --------------------------------------------------------------------- text of others
 
 
 def _code(name: str) -> str:

@@ -110,9 +110,6 @@ def _cells(row: SoupRow) -> tuple[doc.Cell, ...]:
     )
 
 
-# --------------------------------------------------------------------- rows and sentences
-
-
 def in_order(view: View) -> tuple[Subject, ...]:
     """Return the soups, the pick first, then by their loss at the scheme of the pick."""
     pick = view.audit.pick
@@ -185,9 +182,6 @@ def _counts(less: str, more: str, verdicts: Sequence[tuple[SoupRow, str]]) -> st
         f"{less} every ingredient under {every}, {less} the best one under "
         f"{best.count('a_better')}, and {more} the best one under {best.count('b_better')}."
     )
-
-
-# --------------------------------------------------------------------- greedy searches
 
 
 def searches_of(audit: AuditRecord) -> dict[str, GreedySearch]:

@@ -83,9 +83,6 @@ def _banner(banner: doc.Banner, width: int) -> str:
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------- tables
-
-
 def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
     """Yield a legend, and as many columns side by side as there is room for; then the others."""
     rows = [row.cells for row in table.rows if not row.minor]

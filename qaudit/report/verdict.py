@@ -71,9 +71,6 @@ def what(one: ClassVerdict) -> str:
     return f"`{one.subject}` at {one.scheme}"
 
 
-# --------------------------------------------------------------------- the banner
-
-
 def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
     """Return a line for each bit class, and what else keeps the whole from shipping."""
     bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
@@ -154,9 +151,6 @@ def _advice(one: ClassVerdict) -> Iterator[str]:
         yield f"{plural(len(one.warnings), 'warning')}, see the evidence"
     if one.level in ADVICE:
         yield ADVICE[one.level]
-
-
-# --------------------------------------------------------------------- what it is based on
 
 
 def coverage(view: View) -> str:

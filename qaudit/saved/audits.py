@@ -31,8 +31,6 @@ SCHEMA = "2"
 
 _AGAIN = "run the same scan again: what is missing is measured again"
 
-# ---------------------------------------------------------------------------------------- writing
-
 
 def to_json(audit: AuditRecord) -> str:
     checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
@@ -60,9 +58,6 @@ def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSumm
         content=subject.content,
         configuration=subject.first.label,
     )
-
-
-# ---------------------------------------------------------------------------------------- reading
 
 
 def read_audit(path: Path) -> AuditRecord:

@@ -163,9 +163,6 @@ def digest_of(contents: Any) -> str:
     return digest({**contents, "digest": ""})
 
 
-# -------------------------------------------------------------------------------------- rounds
-
-
 def write_round(number: int, passes: Sequence[Pass], run: Run, out: Path) -> None:
     """Write the passes of a further round; an equal file is left alone."""
     if number == FIRST:
@@ -232,9 +229,6 @@ def _passes(document: RoundDocument, known: Sequence[Checkpoint]) -> tuple[Pass,
     return tuple(
         Pass(**{**vars(step), "subject": subjects[step.subject]}) for step in document.passes
     )
-
-
-# --------------------------------------------------------------------------------------- units
 
 
 def unit_path(run: Run, unit: WorkUnit, out: Path) -> Path:

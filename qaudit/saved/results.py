@@ -181,17 +181,13 @@ def measured_in(folder: Path) -> tuple[Measurement, ...]:
 def read_measurement(path: Path, sha256: str | None = None) -> Measurement:
     """Read one measurement; ValueError for a damaged one, or one with another hash."""
     content = read_regular(path, LARGEST_NBYTES)
-    if sha256 is not None and _sha256(content) != sha256:
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise OtherContentError("it has another hash")
     return _read(content)[0]
 
 
 class OtherContentError(ValueError):
     """A file does not have its recorded hash."""
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _read(content: bytes) -> tuple[Measurement, Any]:

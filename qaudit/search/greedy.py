@@ -117,9 +117,6 @@ def _number(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-# ------------------------------------------------------------------------------------ measured
-
-
 def search(
     tasks: Sequence[Task], machine: Machine, store: ResultStore, progress: Progress
 ) -> SearchResult:

@@ -49,9 +49,6 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _MOST = torch.iinfo(torch.int64).max
 
 
-# ------------------------------------------------------------------------------------ arithmetic
-
-
 def ulps_between(a: Tensor, b: Tensor) -> Tensor:
     """Return how many steps of their dtype lie between numbers; NaN and a number are farthest.
 
@@ -124,9 +121,6 @@ def worst(tensors: Iterable[WeightDifference]) -> WeightDifference:
     )
 
 
-# ------------------------------------------------------------------------------------ checkpoints
-
-
 def compare_weights(
     release: Subject,
     *,
@@ -179,9 +173,6 @@ def _mismatch(labels: Sequence[str], opened: Sequence[Weights]) -> str:
                 a, b = list(shapes[0][name]), list(other[name])
                 return f"`{name}` is {a} in `{labels[0]}` and {b} in `{label}`"
     return ""
-
-
-# ------------------------------------------------------------------------------------- stored
 
 
 def key_of(release: Subject) -> str:

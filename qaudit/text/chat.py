@@ -256,9 +256,6 @@ def _with_prompt(spans: Sequence[RoleSpan], length: int) -> Iterator[RoleSpan]:
     yield RoleSpan(position, length, PROMPT)
 
 
-# --------------------------------------------------------------------------- conversations
-
-
 def _messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         wrong = "is empty" if value == [] else "is no list of messages"

@@ -176,8 +176,6 @@ class Pick(Row):
     held_out: bool = False  # judged by the documents that did not choose it, and not by all
 
 
-# ----------------------------------------------------------------------------- what to measure next
-
 Method = Literal["signals", "neighbours", "mean"]
 
 

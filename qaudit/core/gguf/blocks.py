@@ -98,9 +98,6 @@ def widened(bytes_N2: Tensor) -> Tensor:
     return bytes_N2.view(torch.float16).float()
 
 
-# ------------------------------------------------------------------- bits beside each other
-
-
 def pair(codes_NK: Tensor, width: int) -> Tensor:
     """Put four bits of each code beside those of the code `width` columns later."""
     codes_N2W: Tensor = (codes_NK & 15).unflatten(1, (-1, 2, width))
@@ -179,9 +176,6 @@ def six_bits(s_NJ: Tensor) -> Tensor:
 
 def _of_six_bits(bytes_NB: Tensor) -> Tensor:
     return unpair(bytes_NB[:, :8], 8) | (separate(bytes_NB[:, 8:], 2, 4) << 4)
-
-
-# ----------------------------------------------------------------------------- the weights
 
 
 def _codes(parts: Parts) -> Tensor:

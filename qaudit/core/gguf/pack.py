@@ -73,9 +73,6 @@ def _packed(kind: str, x_RC: Tensor, importance_RC: Tensor | None) -> Tensor:
     return _narrow(kind, x_RC, importance_RC)
 
 
-# ---------------------------------------------------------------------------- blocks of 32
-
-
 def _q8_0(x_NK: Tensor) -> Tensor:
     import torch
 
@@ -133,9 +130,6 @@ def _inverse(scale: Tensor) -> Tensor:
     import torch
 
     return torch.where(scale == 0, 0.0, over(1.0, scale, scale))
-
-
-# --------------------------------------------------------------------------- blocks of 256
 
 
 def _q3_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:

@@ -124,9 +124,6 @@ def find_break(
     return FittedCourse(straight, max(straight, bent), best, variance**0.5, expected_M)
 
 
-# --------------------------------------------------------------------- hypotheses
-
-
 @dataclass(frozen=True, eq=False)
 class _Contrasts:
     """What a smooth mean leaves free, turned so that documents move each contrast by itself."""
@@ -185,9 +182,6 @@ def _shrunk(spread_M: Array, top: float) -> Array:
     return np.maximum(spread_M, max(floor, 1e-9 * top))
 
 
-# --------------------------------------------------------------------- the test
-
-
 def _against(line: _Contrasts, series: Trajectory, draw: np.random.Generator) -> float:
     """Return how probable such a likelihood ratio is where there is no break."""
     seen_1M = (series.values_N @ line.basis_NM)[None]
@@ -221,9 +215,6 @@ def _expected(
     unit = 1 / places.extent
     ends = unit * (size - float(high)), unit * (size - float(low))
     return Turn(probability, Interval(float(unit * size), float(ends[0]), float(ends[1])))
-
-
-# --------------------------------------------------------------------- the interval
 
 
 def _located(

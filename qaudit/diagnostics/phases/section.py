@@ -75,9 +75,6 @@ def _number(correlation: Interval) -> str:
     return f"{correlation.estimate:.2f} [{low:.2f}, {high:.2f}]"
 
 
-# ---------------------------------------------------------------------- the course in sentences
-
-
 def main_course(view: View) -> Course | None:
     """Return the longest run, the first of equals."""
     courses = view.audit.diagnostics.phases

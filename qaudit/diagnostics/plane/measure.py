@@ -145,9 +145,6 @@ class _Slice:
         ]
 
 
-# ------------------------------------------------------------------ schemes and weights on the way
-
-
 @dataclass(frozen=True, kw_only=True)
 class Anchor(StandIn):
     """Quantize as a scheme does, and remember by how much every weight moved."""

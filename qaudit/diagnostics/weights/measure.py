@@ -95,8 +95,6 @@ class WeightWatch:
             movement=sums.movement,
         )
 
-    # ---------------------------------------------------------------------- on the disk
-
     @property
     def _bits(self) -> tuple[int, ...]:
         return bits_of(self._schemes)

@@ -172,9 +172,6 @@ def _lines(change: Change, apart: Collection[str]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-# --------------------------------------------------------------------------------------- answers
-
-
 def account_in(answer: Any) -> str:
     return text_in(table_in(answer, "the answer").get("name"), "the name of the account")
 

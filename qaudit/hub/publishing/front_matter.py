@@ -95,9 +95,6 @@ def _split(readme: str) -> tuple[str, str, str]:
     return "", "", readme
 
 
-# ------------------------------------------------------------------------------ what changes
-
-
 def _edited(front: str, metadata: Metadata) -> tuple[str, tuple[str, ...]]:
     """Write the keys that change, and check that nothing else was changed by it."""
     values, notes = _values(front), list[str]()
@@ -183,9 +180,6 @@ def _is_ours(result: Any) -> bool:
     if not isinstance(source, dict):
         return False
     return source.get("name") == SOURCE and str(source.get("url")).endswith("/qaudit/audit.json")
-
-
-# ---------------------------------------------------------------------------- YAML as text
 
 
 def _values(front: str) -> dict[str, Any]:

@@ -101,9 +101,6 @@ def _bases(subject: Subject | None, repository: Repository) -> tuple[str, ...]:
     return tuple(repo for repo in _repos(subject) if repo != repository.name)
 
 
-# ----------------------------------------------------------------------------------- the results
-
-
 def _result(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dict[str, Any], ...]:
     """Return the entry of a model-index that holds a subject's results, if there are any."""
     scores = [view.score(subject.label, scheme) for scheme in (FULL_PRECISION, *view.schemes)]

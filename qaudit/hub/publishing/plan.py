@@ -118,9 +118,6 @@ def state_of(addition: Addition, listed: Mapping[str, HubFile]) -> State:
     return "unchanged" if addition.is_in(listed) else "changed"
 
 
-# ----------------------------------------------------------------------------- the audit's folder
-
-
 def read_for_publishing(path: Path) -> Folder:
     """Read an output folder with all of its evidence, and refuse what does not fit together."""
     folder = path if path.is_dir() else path.parent

@@ -240,9 +240,6 @@ def _batches(additions: Sequence[Addition]) -> Iterator[Sequence[Addition]]:
         yield additions[start : start + _AT_A_TIME]
 
 
-# --------------------------------------------------------------------------------------- answers
-
-
 def modes_in(answer: Any) -> dict[str, tuple[str, bool]]:
     """Read how each file is to be sent, and whether the repository leaves it out."""
     files = table_in(answer, "the answer").get("files")

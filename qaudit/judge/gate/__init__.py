@@ -156,9 +156,6 @@ def _too_few(policy: Policy, checks: Sequence[Check], audit: GateInput) -> Itera
     )
 
 
-# ----------------------------------------------------------------------------------- coverage
-
-
 def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
     """QA025: every gated subject under every required scheme, and every required subject."""
     for selector in policy.required_subjects:
@@ -230,9 +227,6 @@ def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
         f"`{subject}` is the best of what was measured: {names} was planned and is not among it"
     )
     yield Finding(REQUIRED, "warn", subject, None, message, hint, outcome="inconclusive")
-
-
-# ------------------------------------------------------------------------------------ ignores
 
 
 def _ignore(

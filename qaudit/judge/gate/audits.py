@@ -205,9 +205,6 @@ def _is_off(classes: Mapping[str, Level], name: str) -> bool:
     return classes.get(name, "off") == "off"
 
 
-# ------------------------------------------------------------------------------- the baseline
-
-
 @dataclass(frozen=True, eq=False)
 class Pair:
     """An audit's baseline, and one table of both, in which labels of the baseline have a prefix."""

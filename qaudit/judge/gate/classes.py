@@ -137,9 +137,6 @@ def _check(
     )
 
 
-# ----------------------------------------------------------------------------- one class
-
-
 def class_verdicts(
     policy: Policy, audit: GateInput, checks: Sequence[Check]
 ) -> Iterator[ClassVerdict]:

@@ -113,9 +113,6 @@ def _schedule(experiment: Experiment, table: RunTable, size: Size, *, is_fork: b
         ) from error
 
 
-# -------------------------------------------------------------------------------------- the price
-
-
 @dataclass(frozen=True)
 class LabPrice:
     """What remains to be trained and measured, and how long that takes."""

@@ -241,9 +241,6 @@ def _check_place(text: str, runs: tuple[RunTable, ...], *, to_start: bool = Fals
         raise ValueError(f"no run can start at `{text}`; `{name}` keeps its state at {places}")
 
 
-# ------------------------------------------------------------------------------------------- files
-
-
 def experiments_folder() -> Path:
     return recipes_folder() / "lab"
 

@@ -97,9 +97,6 @@ def _seconds(view: View) -> str:
     )
 
 
-# --------------------------------------------------------------------- again
-
-
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     audit, plan = view.audit, view.audit.plan
     needs, again = _needs(audit), rescan(audit)

@@ -103,9 +103,6 @@ def _all_at_once(view: View) -> list[str]:
     ]
 
 
-# --------------------------------------------------------------------- rows
-
-
 def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
     """Return at most so many subjects, in series order; all of them where they are few."""
     if len(view.subjects) <= most:

@@ -127,9 +127,6 @@ def linear_ticks(lowest: float, highest: float, about: int = 5) -> list[float]:
     return [k * step for k in range(first, last + 1)]
 
 
-# --------------------------------------------------------------------- axes and marks
-
-
 def axis_left(
     scale: Scale, left: float, right: float, show: Callable[[float], str] = "{:g}".format
 ) -> list[Part]:

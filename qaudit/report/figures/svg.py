@@ -40,9 +40,6 @@ MARGIN, LINE = 14.0, 20.0
 WHOLE_WIDTH = WIDTH + 2 * MARGIN  # of a file
 
 
-# ----------------------------------------------------------------------- on the page
-
-
 def definitions() -> Html:
     """Return the shapes of marks, once for the whole page."""
     return element("svg", _shapes(), width=0, height=0, aria_hidden="true", class_="shapes")
@@ -74,9 +71,6 @@ def _key(swatch: Swatch) -> Html:
         viewBox="0 0 30 16", width=30, height=16, aria_hidden="true",
     )  # fmt: skip
     return element("span", drawn, text(swatch.text), class_="key", data_series=swatch.series)
-
-
-# ----------------------------------------------------------------------- as a file
 
 
 def document(drawing: Drawing, *, dark: bool = False) -> str:
@@ -140,9 +134,6 @@ def _swatch(swatch: Swatch, x: float, y: float) -> Iterator[Part]:
         yield line(x, y, x + 30, y, swatch.line)
     if swatch.mark:
         yield Mark(swatch.mark, x + 15, y, swatch.kind)
-
-
-# ----------------------------------------------------------------------- parts
 
 
 def _part(part: Part) -> Html:

@@ -108,9 +108,6 @@ def _contents(blocks: Sequence[doc.Block]) -> Html:
     return element("nav", element("ul", *items), aria_label="Contents") if items else EMPTY
 
 
-# --------------------------------------------------------------------- blocks
-
-
 @dataclass(frozen=True)
 class Blocks:
     """Blocks to elements; tables are called by their section where they have no caption."""
@@ -171,9 +168,6 @@ def _notice(notice: doc.Notice) -> Html:
     )
 
 
-# --------------------------------------------------------------------- lines
-
-
 def line(runs: doc.Inline) -> Html:
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis)):
@@ -200,9 +194,6 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
     shown = joined(map(text, lines), "\n")
     kind = "command" if is_command else None
     return element("pre", element("code", shown), class_=kind, tabindex=0)
-
-
-# --------------------------------------------------------------------- tables
 
 
 def _table(table: doc.TableBlock, caption: str) -> Html:

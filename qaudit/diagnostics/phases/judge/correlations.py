@@ -111,9 +111,6 @@ def _error(run: PhaseRun, scheme: str, label: str) -> float:
     return error.interval.estimate if error else float("nan")
 
 
-# -------------------------------------------------------------------- two quantities of one run
-
-
 def ranks_of(values: npt.ArrayLike) -> Array:
     """Return ranks, equal values sharing theirs."""
     ranks: Array = stats.rankdata(np.asarray(values, dtype=np.float64))

@@ -107,8 +107,6 @@ class _Bench:
         assert self._storage is not None, "known once anything is measured"
         return self._storage
 
-    # ------------------------------------------------------------------------ measuring
-
     def measure(self, variants: Sequence[Variant]) -> None:
         """Take from the disk what is there, and measure the rest in one pass."""
         label, here = self.case.subject.label, dict[Variant, Filed]()
@@ -128,7 +126,12 @@ class _Bench:
                 self.model, feed, self.scheme, variants, streams, self.case.progress
             )
         if self._storage is None:
-            self._keep(storage)
+            self._storage = storage
+            rows = [
+                {"role": role, "bits": bits, "weights": count, "stored": storage.bits[role, bits]}
+                for (role, bits), count in storage.weights.items()
+            ]
+            self.case.write("storage", self._key("storage"), rows)
         filed = {}
         for variant, tally in tallies.items():
             measured = Measurement(
@@ -143,14 +146,6 @@ class _Bench:
             filed[variant] = self.case.store.write(measured, self._key(variant.spec))
         return filed
 
-    def _keep(self, storage: Storage) -> None:
-        self._storage = storage
-        rows = [
-            {"role": role, "bits": bits, "weights": count, "stored": storage.bits[role, bits]}
-            for (role, bits), count in storage.weights.items()
-        ]
-        self.case.write("storage", self._key("storage"), rows)
-
     def _named(self, variant: Variant) -> str:
         bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
         return f"{self.scheme.short} {variant.part} {variant.name} {bits}"
@@ -158,8 +153,6 @@ class _Bench:
     def _key(self, of: str) -> str:
         identity = vars(self.case.task.identity(self.scheme, self.case.machine))
         return digest({**identity, "of": of, "sensitivity": VERSION})
-
-    # ------------------------------------------------------------------------- choosing
 
     def chosen(self, roles: Sequence[str], budget: float) -> Variant | None:
         """Return the mixture that should lose least within a budget; None where nothing fits."""
@@ -191,8 +184,6 @@ class _Bench:
 
     def _role(self, role: str, bits: int) -> Measurement:
         return self.filed[Variant("role", role, ((role, bits),))].measurement
-
-    # ------------------------------------------------------------------------- reporting
 
     def rows(self) -> list[SensitivityRow]:
         return [self._row(variant, filed) for variant, filed in self.filed.items()]
