@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
-from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
 from qaudit.cli.options import AsJson
@@ -41,7 +40,7 @@ def doctor(as_json: AsJson = False) -> int:
 
 
 def _text(facts: Sequence[Fact]) -> str:
-    from qaudit.report.terminal import columns_of_terminal
+    from qaudit.report.terminal import hanging
 
     width = max(len(fact.name) for fact in facts)
     lines = [f"qaudit {__version__}"]
@@ -49,9 +48,6 @@ def _text(facts: Sequence[Fact]) -> str:
         lines += ["", about]
         for fact in group:
             head = f"{_MARKS[fact.state]} {fact.name:<{width}}  "
-            wrapper = TextWrapper(columns_of_terminal(), head, " " * len(head))
-            wrapper.break_long_words = wrapper.break_on_hyphens = False  # paths and commands
-            lines += wrapper.wrap(fact.value)
-            wrapper.initial_indent = wrapper.subsequent_indent
-            lines += wrapper.wrap(fact.hint)
+            lines.append(hanging(head, fact.value))
+            lines += [hanging(" " * len(head), fact.hint)] if fact.hint else []
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pkgutil import resolve_name
@@ -45,7 +46,11 @@ def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
         return json.dumps(lines, indent=1)
     if quiet:
         return "\n".join(lines)
+    from qaudit.report.terminal import hanging
+
     width = max(map(len, lines), default=0)
+    if sys.stdout.isatty():
+        return "\n".join(hanging(f"{name:<{width}}  ", text) for name, text in lines.items())
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from textwrap import TextWrapper
 
 from qaudit.report import document as doc
 from qaudit.report.format import inert, padded, printable, shortened, width_of, wrapped
@@ -33,6 +34,13 @@ def filled(text: str | doc.Inline, width: int = WIDTH, indent: str = "") -> str:
     bare = text.replace("`", "") if isinstance(text, str) else doc.plain_text(text)
     room = min(width, WIDEST_TEXT) - len(indent)
     return wrapped(printable(bare), room).replace("\n", f"\n{indent}")
+
+
+def hanging(head: str, text: str) -> str:
+    """Return a text beside its head, as wide as the terminal; paths and commands stay whole."""
+    wrapper = TextWrapper(columns_of_terminal(), head, " " * len(head))
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.fill(text)
 
 
 def columns_of_terminal() -> int:

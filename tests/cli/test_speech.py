@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.cli import progress as progress_module
+from qaudit.cli.list import listing
 from qaudit.cli.progress import Pace, Progress, Rates
 from qaudit.cli.terminal import one_line, print_result, say
 from qaudit.report.folder import FORMATS
@@ -528,6 +529,19 @@ def test_lists_come_as_lines_names_and_json(
     assert qaudit("list", kind, "-q").out.split() == list(told)
     lines = qaudit("list", kind).out.splitlines()
     assert [line.split(maxsplit=1) for line in lines] == [[k, v] for k, v in told.items()]
+
+
+@pytest.mark.parametrize("kind", ["schemes", "families"])
+def test_lists_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = listing(kind).splitlines()
+    assert max(map(len, lines)) <= 80
+    texts = [line.strip() for line in lines]
+    told = json.loads(listing(kind, as_json=True))
+    assert " ".join(texts).split() == [
+        word for pair in told.items() for word in " ".join(pair).split()
+    ]
 
 
 @pytest.mark.parametrize("command", [["list"], ["report", "out"]], ids=" ".join)
