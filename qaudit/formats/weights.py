@@ -66,7 +66,35 @@ def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
             f"the format `{name[:60]}` of `{folder}` is not read",
             hint=f"these are: {', '.join([*readers(), *formats().entries])}",
         )
+    if reader.older and (folder / reader.older).is_file():
+        _must_agree(config, read_configuration(folder, reader.older), reader.older)
     return name, reader, config
+
+
+_ALIASES = (
+    ("bits", "w_bit"),
+    ("group_size", "q_group_size"),
+    ("sym",),
+    ("zero_point",),
+    ("desc_act",),
+    ("checkpoint_format", "format"),
+    ("version",),
+)
+"""Keys of GPTQ and AWQ that decide what weights are decoded to, under all their names."""
+
+
+def _must_agree(config: Config, older: Config, file: str) -> None:
+    """Refuse two configurations that differ: GPTQModel reads the older file, vLLM `config.json`."""
+    for keys in _ALIASES:
+        ours, theirs = (
+            next((table[key] for key in keys if table.get(key) is not None), None)
+            for table in (config, older)
+        )
+        if None not in (ours, theirs) and str(ours).lower() != str(theirs).lower():
+            raise contradiction(
+                f"`{file}` has `{keys[0]}: {str(theirs)[:40]}`, "
+                f"and `config.json` `{keys[0]}: {str(ours)[:40]}`"
+            )
 
 
 def _name(config: Mapping[str, Any], default: str) -> str:

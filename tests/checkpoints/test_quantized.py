@@ -81,6 +81,42 @@ def test_old_gptq_has_a_file_of_its_own_and_no_index(
     assert torch.equal(read(tmp_path), one.weight())
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"bits": 8}, r"`quantize_config\.json` has `bits: 8`, and `config\.json` `bits: 4`"),
+        ({"group_size": 64}, "has `group_size: 64`"),
+        ({"desc_act": True}, "has `desc_act: True`"),
+        ({"checkpoint_format": "gptq_v2"}, "has `checkpoint_format: gptq_v2`"),
+        ({"sym": True}, "has `sym: True`"),
+    ],
+)
+def test_two_configurations_of_gptq_that_differ_are_refused(
+    change: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    """Of these files GPTQModel reads `quantize_config.json`, and vLLM `config.json`."""
+    one = Affine(3, 32, 96, 4, 32)
+    config = {**GPTQ, "sym": False, "checkpoint_format": "gptq"}
+    folder = write(tmp_path, gptq_tensors(one, NAME, first=True), config)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config))
+    assert torch.equal(read(folder), one.weight())
+    (tmp_path / "quantize_config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ConfigurationError, match=match):
+        read(folder)
+
+
+def test_two_configurations_of_awq_have_other_names_for_the_same_keys(tmp_path: Path) -> None:
+    one = Affine(4, 32, 96, 4, 32)
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    folder = write(tmp_path, awq_tensors(one, NAME), {**config, "version": "gemm"})
+    older = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(older))
+    assert torch.equal(read(folder), one.weight())
+    (tmp_path / "quant_config.json").write_text(json.dumps({**older, "q_group_size": 64}))
+    with pytest.raises(ConfigurationError, match=r"`quant_config\.json` has `group_size: 64`"):
+        read(folder)
+
+
 def test_awq_is_read(tmp_path: Path) -> None:
     one = Affine(4, 32, 96, 4, 32)
     config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
@@ -23,6 +24,7 @@ from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
 from tests.support.damage import ODD
 from tests.support.models import save_model, save_tokenizer, write_documents
+from tests.support.quantized import write
 
 pytestmark = pytest.mark.peers
 
@@ -33,8 +35,11 @@ def in_torch(array) -> torch.Tensor:
     return torch.from_numpy(np.array(array.astype(mx.float32)))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-@pytest.mark.parametrize("group", [32, 64, 128])
+BITS, GROUPS = [2, 3, 4, 5, 6, 8], [32, 64, 128]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("symmetric", ["true", "false"])
 def test_mlx_dequantizes_to_the_weights_that_were_measured(bits, group, symmetric):
     import mlx.core as mx
@@ -48,6 +53,81 @@ def test_mlx_dequantizes_to_the_weights_that_were_measured(bits, group, symmetri
     scales, biases = (mx.array(parts[f"a.{name}"].float().numpy()) for name in ("scales", "biases"))
     theirs = mx.dequantize(weight, scales, biases, group_size=group, bits=bits)
     assert torch.equal(in_torch(theirs), quantized.weights["w"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bits=st.sampled_from(BITS),
+    group=st.sampled_from(GROUPS),
+    rows=st.integers(1, 9),
+    groups=st.integers(1, 5),
+    symmetric=st.booleans(),
+    exponent=st.integers(-30, 30),
+    seed=st.integers(0, 2**31),
+)
+def test_codes_of_any_shape_are_packed_as_mlx_reads_them(
+    bits, group, rows, groups, symmetric, exponent, seed
+):
+    """Equal to the bit: a code and a scale of bfloat16 have 16 digits, and their sum 24 of float32.
+
+    So it does not matter whether a product is rounded before its bias is added.
+    """
+    import mlx.core as mx
+
+    drawn = torch.Generator().manual_seed(seed)
+    codes_RC = torch.randint(0, 2**bits, (rows, group * groups), generator=drawn).byte()
+    scales_RG = torch.rand(rows, groups, generator=drawn).add(0.5).mul(2.0**exponent).bfloat16()
+    zeros_RG = torch.randint(0, 2**bits, (rows, groups), generator=drawn).byte()
+    stored = IntegerCodes(codes_RC, scales_RG, None if symmetric else zeros_RG, bits, group)
+    spec = f"rtn-{bits}bit:group={group}:sym={str(symmetric).lower()}"
+    parts = format_named("mlx", parse_scheme(spec)).pack("a", stored)
+    words = mx.array(parts["a.weight"].view(torch.int32).numpy()).view(mx.uint32)
+    scales, biases = (mx.array(parts[f"a.{name}"].float().numpy()) for name in ("scales", "biases"))
+    theirs = in_torch(mx.dequantize(words, scales, biases, group_size=group, bits=bits))
+    assert torch.equal(theirs, stored.decode())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    bits=st.sampled_from(BITS),
+    group=st.sampled_from(GROUPS),
+    rows=st.integers(1, 9),
+    groups=st.integers(1, 5),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    exponent=st.integers(-12, 6),
+    constant=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_weights_that_mlx_quantizes_are_read_as_mlx_reads_them(
+    bits, group, rows, groups, dtype, exponent, constant, seed, tmp_path_factory
+):
+    """A scale of any digits has a product that float32 rounds, here before the bias is added.
+
+    mlx may add first and round once, so that both are within two roundings of their larger part.
+    """
+    import mlx.core as mx
+
+    drawn = torch.Generator().manual_seed(seed)
+    weight_RC = torch.randn(rows, group * groups, generator=drawn) * 2.0**exponent
+    if constant:
+        weight_RC[:, :group] = weight_RC[:, :1]
+    given = mx.array(weight_RC.numpy()).astype(getattr(mx, dtype))
+    words, scales, biases = mx.quantize(given, group_size=group, bits=bits)
+    wide = [part.astype(mx.float32) for part in (scales, biases)]
+    theirs = in_torch(mx.dequantize(words, *wide, group_size=group, bits=bits))
+    name, kept = "model.layers.0.mlp.down_proj", getattr(torch, dtype)
+    tensors = {
+        f"{name}.weight": torch.from_numpy(np.array(words)),
+        f"{name}.scales": in_torch(scales).to(kept),
+        f"{name}.biases": in_torch(biases).to(kept),
+    }
+    table = {"group_size": group, "bits": bits}
+    read = QuantizedFolder(write(tmp_path_factory.mktemp("mlx"), tensors, None, quantization=table))
+    ours = read.read(f"{name}.weight")
+    assert read.linears[f"{name}.weight"].bits == bits
+    scales_RC, biases_RC = (in_torch(part).repeat_interleave(group, 1) for part in (scales, biases))
+    largest_RC = scales_RC.abs() * (2**bits - 1) + biases_RC.abs()
+    assert ((ours - theirs).abs() <= 2**-23 * largest_RC).all()
 
 
 def exported(folder: Path, spec: str, family: str = "llama") -> Path:
