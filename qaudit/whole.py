@@ -16,7 +16,8 @@ import re
 import secrets
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qaudit.errors import not_written
@@ -28,6 +29,17 @@ STALE_SECONDS = 3600
 """Far longer than writing a small file takes, and than clocks of hosts differ."""
 _PARTIAL = re.compile(r"\.[A-Za-z0-9-]*-[0-9a-f]{16}\.partial$")
 """The end of what `partial_name` returns."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that one process at a time can hold; the system drops it with the process."""
+    import fcntl  # Windows has none, and needs no lock to read an audit
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

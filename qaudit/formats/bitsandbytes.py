@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
 from qaudit.core.stored import Codes, StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.activations import of_bitsandbytes
+from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import wide
 from qaudit.formats.packing import Document, Format, Runtime, schemes_of
-from qaudit.formats.reading import Layout, Reader, StoredLinear, contradiction, refused
+from qaudit.formats.reading import Config, Layout, Reader, StoredLinear, contradiction, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,16 @@ _TABLES = {
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+def rounding_of(config: Config) -> Rounding | None:
+    """Return the rounding of LLM.int8; 4-bit weights are multiplied with what they are given."""
+    if not config.get("load_in_8bit"):
+        return None
+    threshold = config.get("llm_int8_threshold", 6.0)
+    if not isinstance(threshold, int | float) or not 0 <= threshold < float("inf"):
+        raise contradiction(f"`llm_int8_threshold` is `{str(threshold)[:40]}`, no threshold")
+    return Rounding("int8 but outliers", float(threshold))
+
+
 def layout(parts: StoredLinear) -> Layout:
     """Take the shape of int8 rows from headers; that of 4-bit codes is stored as JSON."""
     bits, other = (8, 4) if ".SCB" in parts.infos else (4, 8)
@@ -55,7 +65,7 @@ def layout(parts: StoredLinear) -> Layout:
         if prod(parts.infos[".SCB"].shape) != rows:
             raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
         decode = partial(_eight, parts.name)
-        return Layout((rows, columns), 8, decode, rounding=of_bitsandbytes(parts.config))
+        return Layout((rows, columns), 8, decode, rounding=rounding_of(parts.config))
     parts.must_hold(".weight", "U8")
     suffix = next((one for one in _STATES if one in parts.infos), "")
     if not suffix:
@@ -136,7 +146,7 @@ FORMAT = Reader(
     ),
     layout,
     bits=lambda config: 8 if config.get("load_in_8bit") else 4,
-    rounding=of_bitsandbytes,
+    rounding=rounding_of,
 )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qaudit.formats.activations import Rounding, of_fp8
+from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
-from qaudit.formats.reading import Layout, Reader, StoredLinear, contradiction
+from qaudit.formats.reading import Config, Layout, Reader, StoredLinear, contradiction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +30,27 @@ def _fp8(parts: StoredLinear) -> Layout:
         raise parts.refused("has no `weight_scale_inv` and no `weight_scale`")
     parts.must_hold(suffix, "F32", "BF16", "F16", "F8_E8M0")
     decode = partial(from_floats, parts.name, _block(parts, suffix), (".weight", suffix))
-    rounding = of_fp8(parts.config)
-    known = rounding.of(parts) if isinstance(rounding, Rounding) else None
+    rounding = rounding_of(parts.config)
+    known = parts.scaled(rounding) if isinstance(rounding, Rounding) else None
     return Layout((rows, columns), 8, decode, rounding=known)
+
+
+def rounding_of(config: Config) -> Rounding | str | None:
+    if config.get("quant_method") == "fbgemm_fp8":
+        bound = config.get("activation_scale_ub", 1200.0)
+        if not isinstance(bound, int | float) or not 0 < bound < float("inf"):
+            raise contradiction(f"`activation_scale_ub` is `{str(bound)[:40]}`, which is no bound")
+        return Rounding("fp8", float(bound))
+    scheme, blocks = config.get("activation_scheme"), config.get("weight_block_size")
+    if not scheme:
+        return None
+    if scheme == "static":
+        return Rounding("fp8 fixed")
+    if scheme == "dynamic" and not blocks:
+        return Rounding("fp8")
+    if scheme == "dynamic" and isinstance(blocks, list) and blocks[-1] == 128:
+        return Rounding("fp8 by 128")
+    return f"fp8, {scheme} scales" + (f" in blocks of {blocks}" if blocks else "")
 
 
 def _block(parts: StoredLinear, suffix: str) -> tuple[int, int]:
@@ -94,7 +112,7 @@ FP8 = Reader(
     ignored=(".input_scale_ub",),
     aliases=("fbgemm_fp8",),
     bits=lambda config: 8,
-    rounding=of_fp8,
+    rounding=rounding_of,
 )
 MXFP4 = Reader(
     "mxfp4", ("_blocks",), ("_blocks", "_scales"), _experts, dense="", bits=lambda config: 4

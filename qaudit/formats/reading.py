@@ -6,7 +6,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,6 +82,21 @@ class StoredLinear:
         if info.dtype == "BF16":  # the upper half of a float32
             return float(struct.unpack("<f", b"\0\0" + raw)[0])
         return float(struct.unpack(f"<{_NUMBERS[info.dtype]}", raw)[0])
+
+    def scaled(self, rounding: Rounding) -> Rounding:
+        """Return a rounding of activations with its scale, where that is fixed and stored."""
+        if not rounding.stored_scales:
+            return rounding
+        suffix = next((name for name in rounding.stored_scales if name in self.infos), "")
+        if not suffix:
+            raise self.refused(
+                f"has no `{rounding.stored_scales[0][1:]}`, and the configuration fixes the scale "
+                "of activations"
+            )
+        scale = self.number(suffix)
+        if not 0 < scale < float("inf"):
+            raise self.refused(f"has a `{suffix[1:]}` of {scale:g}, which is no scale")
+        return replace(rounding, number=scale)
 
     def refused(self, why: str) -> SourceError:
         return refused(self.name, why)

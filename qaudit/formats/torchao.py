@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import ConfigurationError
 from qaudit.formats import torchao_config
-from qaudit.formats.activations import Rounding, of_torchao, of_torchao_tensor
+from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import in_order, must_be_symmetric, scaled, wide
 from qaudit.formats.floats import FLOATS, from_floats, in_blocks
 from qaudit.formats.reading import (
@@ -64,9 +64,13 @@ def describe(files: WeightFolder, config: Config) -> Config:
             _must_be_read(files, config, name, description.type)
             tensors[name] = description
     if not torchao_config.mixed(config):
-        planned = of_torchao(config)
+        planned = torchao_config.rounding_of(config)
         for name, description in tensors.items():
-            _must_agree(name, planned, of_torchao_tensor(description.data, description.parts))
+            _must_agree(
+                name,
+                planned,
+                torchao_config.rounding_of_tensor(description.data, description.parts),
+            )
     return {**config, _TENSORS: tensors}
 
 
@@ -141,7 +145,7 @@ def layout(parts: StoredLinear) -> Layout:
                 f"the quantization configuration has {bits} bits, and `{parts.name}` is stored "
                 f"in {found.bits}"
             )
-    rounding = of_torchao_tensor(description.data, description.parts)
+    rounding = torchao_config.rounding_of_tensor(description.data, description.parts)
     if isinstance(rounding, str):
         return replace(found, left=rounding)
     return replace(found, rounding=rounding)
@@ -265,6 +269,6 @@ FORMAT = Reader(
     _SUFFIXES,
     layout,
     bits=torchao_config.bits,
-    rounding=of_torchao,
+    rounding=torchao_config.rounding_of,
     prepare=describe,
 )

@@ -15,7 +15,6 @@ the result would be neither run.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import pickle
 import re
@@ -39,15 +38,6 @@ if TYPE_CHECKING:
 
 FOLDER = "states"
 LOG = "training.jsonl"
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that one process at a time can hold; the system drops it with the process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def write_record(

@@ -27,11 +27,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, SourceError, UsageError, not_written
-from qaudit.lab.folder import locked
 from qaudit.text.documents import read_documents
 from qaudit.text.python_text import part_of, python_documents
 from qaudit.types import Document, digest
-from qaudit.whole import write_whole
+from qaudit.whole import locked, write_whole
 
 END = "<|endoftext|>"
 FEWEST = 12  # documents to hold some out; a sixth of fewer would be one or none

@@ -37,7 +37,6 @@ from qaudit.lab.folder import (
     FOLDER,
     kept_path,
     latest_path,
-    locked,
     log_line,
     must_not_replace,
     own_state,
@@ -51,6 +50,7 @@ from qaudit.lab.optimizers import Average, adamw, ascend, averages_of, load_mome
 from qaudit.lab.run import TrainingRun
 from qaudit.lab.text import TokenStream
 from qaudit.planning.devices import choose_device
+from qaudit.whole import locked
 
 LOG_EVERY = 10
 

@@ -24,7 +24,9 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
-from qaudit.formats.activations import Rounding, of_fp8, of_group
+from qaudit.formats import floats
+from qaudit.formats.activations import Rounding
+from qaudit.formats.compressed_tensors import groups
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import BlockModel
 from tests.support.passes import CPU, feed, losses
@@ -158,7 +160,7 @@ def test_fixed_scales_clip_what_is_larger(kind: Any) -> None:
 
 
 def test_bounds_of_fbgemm_clip_a_token() -> None:
-    rounding = of_fp8({"quant_method": "fbgemm_fp8", "activation_scale_ub": 10.0})
+    rounding = floats.rounding_of({"quant_method": "fbgemm_fp8", "activation_scale_ub": 10.0})
     assert rounding == Rounding("fp8", 10.0)
     assert isinstance(rounding, Rounding)
     assert float(rounding(torch.tensor([[1.0, 500.0]])).max()) == 10.0
@@ -176,7 +178,7 @@ def test_bounds_of_fbgemm_clip_a_token() -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_named(table: dict[str, Any], name: str) -> None:
-    kind = of_group({"input_activations": table})
+    kind = groups.rounding_of({"input_activations": table})
     assert isinstance(kind, str)
     assert kind.startswith(name)
 
@@ -220,7 +222,7 @@ def test_scales_of_activations_that_are_none_are_refused(
 
 def test_a_bound_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`activation_scale_ub` is `often`"):
-        of_fp8({"quant_method": "fbgemm_fp8", "activation_scale_ub": "often"})
+        floats.rounding_of({"quant_method": "fbgemm_fp8", "activation_scale_ub": "often"})
 
 
 def test_what_is_not_run_is_noted(tmp_path: Path) -> None:

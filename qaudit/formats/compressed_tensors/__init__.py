@@ -22,9 +22,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from qaudit.core.floats import MX_GROUP, NV_GROUP, SQUARE, Float8Codes, MxFloat4Codes, NvFloat4Codes
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.activations import Rounding, of_group
+from qaudit.formats.activations import Rounding
 from qaudit.formats.compressed_tensors.floats import packed_floats, read_floats, read_fp4
-from qaudit.formats.compressed_tensors.groups import group_of, planned_bits, planned_rounding
+from qaudit.formats.compressed_tensors.groups import (
+    group_of,
+    planned_bits,
+    planned_rounding,
+    rounding_of,
+)
 from qaudit.formats.compressed_tensors.integers import read_bytes, read_words, signed_bytes, words
 from qaudit.formats.floats import FLOATS
 from qaudit.formats.packing import (
@@ -67,8 +72,8 @@ def layout(parts: StoredLinear) -> Layout:
                 f"the quantization configuration has `{planned}`, and `{parts.name}` is stored as "
                 f"`{stored}`"
             )
-    rounding = of_group(group)
-    known = rounding.of(parts) if isinstance(rounding, Rounding) else None
+    rounding = rounding_of(group)
+    known = parts.scaled(rounding) if isinstance(rounding, Rounding) else None
     linear = _READERS[stored_form](parts, weights)
     planned = whole_number(weights, "num_bits", low=1, high=16)
     if planned not in (None, linear.bits):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qaudit.formats.activations import Rounding, of_group
+from qaudit.formats.activations import Kind, Rounding
 from qaudit.formats.reading import Config, StoredLinear, bits_in, contradiction, matches
 
 _CLASSES = frozenset({"Linear", "Embedding"})
@@ -55,5 +55,34 @@ def planned_bits(config: Config) -> int | None:
 
 
 def planned_rounding(config: Config) -> Rounding | str | None:
-    kinds = (of_group(table) for table in _groups_of(config))
+    kinds = (rounding_of(table) for table in _groups_of(config))
     return next((kind for kind in kinds if kind is not None), None)
+
+
+def rounding_of(table: Mapping[str, Any]) -> Rounding | str | None:
+    """Return the rounding of a group, or the name of one that is not run."""
+    arguments = table.get("input_activations")
+    if not isinstance(arguments, Mapping):
+        return None
+    kind, bits = str(arguments.get("type") or "int"), arguments.get("num_bits")
+    strategy, dynamic = str(arguments.get("strategy") or ""), arguments.get("dynamic")
+    kinds: dict[tuple[object, ...], Kind] = {
+        ("float", 8, "token", True): "fp8",
+        ("float", 8, "group", True): "fp8 by 128",
+        ("float", 8, "tensor", False): "fp8 fixed",
+        ("int", 8, "token", True): "int8",
+        ("int", 8, "tensor", False): "int8 fixed",
+        ("float", 4, "tensor_group", "local"): "nvfp4",
+        ("float", 4, "group", True): "mxfp4",
+    }
+    sizes = {"fp8 by 128": 128, "nvfp4": 16, "mxfp4": 32}
+    key = (kind, bits, strategy, "local" if dynamic == "local" else bool(dynamic))
+    rounding = kinds.get(key)
+    usual = arguments.get("symmetric", True) and arguments.get("actorder") is None
+    if (
+        rounding is None
+        or not usual
+        or arguments.get("group_size") not in (None, sizes.get(rounding))
+    ):
+        return f"{bits}-bit {kind}, {'dynamic' if dynamic else 'fixed'} by {strategy or 'tensor'}"
+    return Rounding(rounding)
