@@ -26,9 +26,19 @@ from qaudit.export.runtimes import Loaded
 from qaudit.export.verify import AsItRuns
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import Interval, Tolerances
-from tests.support.cli import TEXT, Run, refused
+from tests.support.cli import TEXT, Run, refused, run_in
 
 SCHEME = "rtn-4bit:group=32"
+FORMATS = [
+    ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
+    ("compressed-tensors", "fp8"),
+    ("compressed-tensors", "nvfp4"),
+    ("compressed-tensors", "mxfp4"),
+    ("compressed-tensors", "awq-4bit:group=32:zero_point=false:exact_fold=true"),
+    ("compressed-tensors", "smoothquant:exact_fold=true"),
+    ("bnb", "bnb-nf4:blocksize=32"),
+    ("bnb", "bnb-int8"),
+]
 Edit = Callable[[Path], None]
 
 
@@ -37,12 +47,27 @@ def of(scheme: str) -> tuple[str, ...]:
     return ("--subject", "step200", "--scheme", scheme)
 
 
+@pytest.fixture(scope="module")
+def audited(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an audit of one checkpoint in `out`, exported to `new`.
+
+    In `formats` is an audit of every scheme of `FORMATS`.
+    """
+    folder = tmp_path_factory.mktemp("audited") / "place"
+    shutil.copytree(shipped, folder)
+    scan = ("scan", "series/step200", *TEXT, "-q", "--schemes")
+    assert run_in(folder, *scan, SCHEME, "--out", "out") == 0
+    assert run_in(folder, "export", "out", *of(SCHEME), "--out", "new", "-q") == 0
+    schemes = ",".join(scheme for _, scheme in FORMATS)
+    assert run_in(folder, *scan, schemes, "--out", "formats") == 0
+    return folder
+
+
 @pytest.fixture
-def exported(qaudit: Run, place: Path) -> Path:
+def exported(audited: Path, place: Path) -> Path:
     """Return a folder that was exported from an audit of one checkpoint."""
-    options = (*TEXT, "--schemes", SCHEME, "--out", "out", "-q")
-    assert qaudit("scan", "series/step200", *options).code == 0
-    assert qaudit("export", "out", *of(SCHEME), "--out", "new", "-q").code == 0
+    for name in ("out", "new"):
+        shutil.copytree(audited / name, place / name)
     return place / "new"
 
 
@@ -72,23 +97,11 @@ def test_an_export_is_what_was_audited_and_runs_so(qaudit: Run, exported: Path) 
     assert run["kl_audited"] == pytest.approx(row["kl"], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("form", "scheme"),
-    [
-        ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
-        ("compressed-tensors", "fp8"),
-        ("compressed-tensors", "nvfp4"),
-        ("compressed-tensors", "mxfp4"),
-        ("compressed-tensors", "awq-4bit:group=32:zero_point=false:exact_fold=true"),
-        ("compressed-tensors", "smoothquant:exact_fold=true"),
-        ("bnb", "bnb-nf4:blocksize=32"),
-        ("bnb", "bnb-int8"),
-    ],
-)
-def test_other_formats_run_as_audited(qaudit: Run, place: Path, form: str, scheme: str) -> None:
-    assert (
-        qaudit("scan", "series/step200", *TEXT, "--schemes", scheme, "--out", "o", "-q").code == 0
-    )
+@pytest.mark.parametrize(("form", "scheme"), FORMATS)
+def test_other_formats_run_as_audited(
+    qaudit: Run, audited: Path, place: Path, form: str, scheme: str
+) -> None:
+    shutil.copytree(audited / "formats", "o")
     assert qaudit("export", "o", *of(scheme), "--format", form, "--out", "new").code == 0
     done = qaudit("verify", "new", "--audit", "o")
     assert "all 14 quantized linears" in done.out
@@ -109,17 +122,15 @@ def test_files_that_no_runtime_here_loads_are_compared_all_the_same(
 
 @pytest.mark.parametrize("form", ["gptq", "awq"])
 def test_without_its_runtime_the_files_are_compared_all_the_same(
-    qaudit: Run, place: Path, form: str
+    qaudit: Run, exported: Path, form: str
 ) -> None:
-    options = (*TEXT, "--schemes", SCHEME, "--out", "o", "-q")
-    assert qaudit("scan", "series/step200", *options).code == 0
-    assert qaudit("export", "o", *of(SCHEME), "--format", form, "--out", "new", "-q").code == 0
-    done = qaudit("verify", "new", "--audit", "o")
+    assert qaudit("export", "out", *of(SCHEME), "--format", form, "--out", form, "-q").code == 0
+    done = qaudit("verify", form, "--audit", "out")
     assert done.code == 0
     assert "not run: gptqmodel is not installed" in done.out
     assert "to run it: pip install gptqmodel" in done.out
     assert "those that were audited; the model was not run." in done.out
-    named = qaudit("verify", "new", "--audit", "o", "--runtime", "gptqmodel")
+    named = qaudit("verify", form, "--audit", "out", "--runtime", "gptqmodel")
     refused(named, 4, "gptqmodel is not installed", "pip install gptqmodel")
 
 
