@@ -325,8 +325,12 @@ def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, plac
     ("arguments", "sentence", "hint"),
     [
         (("series/step200",), "nothing says which scheme ships", "--scheme"),
-        (("series", "--scheme", "rtn-4bit"), "has 3 checkpoints", "--subject step1000"),
-        (("series", "--scheme", "rtn-4bit", "--subject", "step2"), "no subject `step2`", "step200"),
+        (("series", *TEXT, "--scheme", "rtn-4bit"), "has 3 checkpoints", "--subject step1000"),
+        (
+            ("series", *TEXT, "--scheme", "rtn-4bit", "--subject", "step2"),
+            "no subject `step2`",
+            "step200",
+        ),
         (("series", "--bits", "4"), "there is no audit at `series`", "`qaudit scan series`"),
         ((*WHERE, "--scheme", "rtn-4bit", "--format", "ggml"), "`ggml` is not", "compressed"),
         (
