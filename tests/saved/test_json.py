@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -75,10 +74,6 @@ def test_the_columns_of_tasks_keep_their_names() -> None:
     assert all(one[name] is not None for name in columns)
     assert (one["items"], one["right_to_wrong"], one["wrong_to_right"]) == (400, 30, 0)
     assert one["drop_low"] < one["drop"] == one["flips"] == 0.075 < one["drop_high"]
-
-
-def test_the_published_schema_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
 def test_the_schema_refuses_a_row_without_its_interval() -> None:

@@ -24,7 +24,8 @@ def test_a_schema_file_is_what_the_types_say(name: str) -> None:
 @pytest.mark.parametrize("name", ["audit", "plan"])
 def test_what_is_written_keeps_its_schema(name: str) -> None:
     text = {"audit": to_json(sample.audit()), "plan": plan_to_json(sample.audit().plan)}[name]
-    jsonschema.validate(json.loads(text), json.loads(path_of(name).read_text(encoding="utf-8")))
+    schema = json.loads(path_of(name).read_text(encoding="utf-8"))
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(json.loads(text))) == []
 
 
 def test_every_schema_has_a_file_and_every_file_a_schema() -> None:
