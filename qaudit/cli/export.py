@@ -107,12 +107,7 @@ def export(
             from qaudit.export.quantized import export_quantized
 
             export_quantized(
-                choice,
-                form,
-                out,
-                shard_nbytes=shard_nbytes,
-                converter=converter,
-                watch=progress,
+                choice, form, out, shard_nbytes=shard_nbytes, converter=converter, watch=progress
             )
         lines = [str(out)]
         if repo is not None:

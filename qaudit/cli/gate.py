@@ -89,9 +89,7 @@ def gate(
         raise
     texts = {TERMINAL: headline(result)} if quiet else {}
     _put(
-        outputs,
-        lambda form: texts.get(form) or render(result, form),
-        lambda: step_summary(result),
+        outputs, lambda form: texts.get(form) or render(result, form), lambda: step_summary(result)
     )
     for output in outputs:
         if output.file is not None and not quiet:
@@ -100,12 +98,7 @@ def gate(
 
 
 def _judge(
-    audit: str,
-    policy: str,
-    baseline: str | None,
-    bits: tuple[str, ...],
-    signed: bool,
-    quiet: bool,
+    audit: str, policy: str, baseline: str | None, bits: tuple[str, ...], signed: bool, quiet: bool
 ) -> Gate:
     from qaudit.audit import gate as judge
     from qaudit.audit import load

@@ -24,8 +24,7 @@ Set = Annotated[
     typer.Option("--set", help="A key of the file, as `model.layers=2`; repeatable."),
 ]
 Compiled = Annotated[
-    bool,
-    typer.Option("--compile", help="Use torch.compile; needs a C++ compiler."),
+    bool, typer.Option("--compile", help="Use torch.compile; needs a C++ compiler.")
 ]
 
 
@@ -106,15 +105,11 @@ def run(
         ),
     ],
     size: Annotated[
-        str,
-        typer.Option(help="smoke (minutes), cpu (half an hour a seed) or gpu."),
+        str, typer.Option(help="smoke (minutes), cpu (half an hour a seed) or gpu.")
     ] = "smoke",
     seeds: Annotated[
         int,
-        typer.Option(
-            help="Number of seeds: each has its own first weights and data order.",
-            min=1,
-        ),
+        typer.Option(help="Number of seeds: each has its own first weights and data order.", min=1),
     ] = 1,
     settings: Set = None,
     device: o.Device = None,

@@ -53,14 +53,11 @@ def pick(
     race: Annotated[
         bool,
         option(
-            _RACE,
-            "Measure on more and more documents; subjects that fall behind leave.",
-            "--race",
+            _RACE, "Measure on more and more documents; subjects that fall behind leave.", "--race"
         ),
     ] = False,
     margin: Annotated[
-        str | None,
-        option(_RACE, "A part of the loss that does not matter.", show_default="0.2%"),
+        str | None, option(_RACE, "A part of the loss that does not matter.", show_default="0.2%")
     ] = None,
     share: Annotated[
         str | None,

@@ -39,9 +39,7 @@ def publish(
     subject: Annotated[
         str | None,
         option(
-            _WRITE,
-            "The subject that REPO contains.",
-            show_default="the one with the same weights",
+            _WRITE, "The subject that REPO contains.", show_default="the one with the same weights"
         ),
     ] = None,
     message: Annotated[
@@ -105,8 +103,7 @@ def repository(text: str) -> str:
     if "/" not in repo or not is_repository(repo):
         what = "names a revision" if "@" in repo else "is no name of a repository"
         raise UsageError(
-            f"`{repo}` {what}",
-            hint="write `org/name`: a pull request is opened for its `main`",
+            f"`{repo}` {what}", hint="write `org/name`: a pull request is opened for its `main`"
         )
     return repo
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def report(
     audit: Annotated[
-        str,
-        typer.Argument(help="An output folder, its audit.json, or `org/name@rev` on the Hub."),
+        str, typer.Argument(help="An output folder, its audit.json, or `org/name@rev` on the Hub.")
     ],
     form: Annotated[str, option(OUTPUT, "md, html, terminal or json.", "--format")] = "md",
     into: Annotated[

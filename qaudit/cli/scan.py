@@ -85,12 +85,7 @@ def scan(
             plan = prepare(targets, settings, progress).plan
         print_result(plan_to_json(plan) if as_json else render_plan(plan))
         return 0
-    chosen: dict[str, Any] = {
-        "executor": name,
-        "gpus": gpus,
-        "workers": workers,
-        "parts": parts,
-    }
+    chosen: dict[str, Any] = {"executor": name, "gpus": gpus, "workers": workers, "parts": parts}
     chosen |= {"slurm": slurm, "detach": detach}
     try:
         with planned(targets, settings, quiet=quiet, verbose=verbose) as (work, progress):

@@ -25,8 +25,7 @@ def series(
     targets: Targets,
     *,
     check: Annotated[
-        bool,
-        option(MEASURE, "Read every file tree, so that equal revisions are known.", "--check"),
+        bool, option(MEASURE, "Read every file tree, so that equal revisions are known.", "--check")
     ] = False,
     after: Annotated[
         str | None,

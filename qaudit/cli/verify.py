@@ -22,8 +22,7 @@ def verify(
         Path, typer.Argument(metavar="DIR", help="A folder that `qaudit export` wrote.")
     ],
     audit: Annotated[
-        Path | None,
-        option("What to compare with", "The audit it was exported from.", "--audit"),
+        Path | None, option("What to compare with", "The audit it was exported from.", "--audit")
     ] = None,
     runtime: Annotated[
         str | None,

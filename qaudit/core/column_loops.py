@@ -67,12 +67,7 @@ def _difference(
 
 
 def _agree(
-    round_block: Callable[..., None],
-    size: int,
-    *,
-    pulls: bool,
-    seed: int,
-    device: torch.device,
+    round_block: Callable[..., None], size: int, *, pulls: bool, seed: int, device: torch.device
 ) -> bool:
     """Return whether both loops round a random block to the same codes, but for ties."""
     import torch

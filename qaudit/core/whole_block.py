@@ -74,12 +74,7 @@ def alone(linears: Linears, scheme: str) -> WholeBlock:
 
     valid_BT = torch.ones(sample_1TC.shape[:2], dtype=torch.bool)
     batch = MiniBatch(sample_1TC, run(sample_1TC, ()), valid_BT)
-    return WholeBlock(
-        groups=(linears,),
-        batches=(batch,),
-        calibrated=lambda: (linears,),
-        run=run,
-    )
+    return WholeBlock(groups=(linears,), batches=(batch,), calibrated=lambda: (linears,), run=run)
 
 
 def _product(weight_RC: Tensor, x: Tensor) -> Tensor:

@@ -169,9 +169,7 @@ def _remote(subject: Subject) -> list[Checkpoint]:
 
 
 def download_schedule(
-    subjects: Sequence[Subject],
-    sources: Sources | None,
-    budget: int | None,
+    subjects: Sequence[Subject], sources: Sources | None, budget: int | None
 ) -> DownloadSchedule:
     """Return the schedule that a plan prices and that `Downloads` follows."""
     labels = tuple(subject.label for subject in subjects)

@@ -124,12 +124,7 @@ class _Whole:
         tally.options = self._options()
 
     def _window(
-        self,
-        window: Batch,
-        logits: Callable[[Tensor], Tensor],
-        tally: Tally,
-        *,
-        compared: bool,
+        self, window: Batch, logits: Callable[[Tensor], Tensor], tally: Tally, *, compared: bool
     ) -> list[ComparedRows]:
         tokens_1T, original_TV = window.tokens_BT, None
         if compared:
@@ -199,11 +194,7 @@ class _Whole:
         return [self._capture(block) for block in self.blocks]
 
     def quantize(
-        self,
-        scheme: Scheme,
-        shared: Sequence[Captured | None],
-        tally: Tally,
-        observe: Observer,
+        self, scheme: Scheme, shared: Sequence[Captured | None], tally: Tally, observe: Observer
     ) -> None:
         for block, inputs in zip(self.blocks, shared, strict=True):
             if scheme.calibration.has_stream:
@@ -265,9 +256,7 @@ def _wrap(model: Any, index: int, blocks: Sequence[nn.Module], experts: ExpertOp
     unfuse(module)
     probe_BT = torch.arange(16, device=model.device)[None]
     structure = find_structure(
-        module,
-        lambda _: model(input_ids=probe_BT, use_cache=False).logits,
-        gates=experts.gates,
+        module, lambda _: model(input_ids=probe_BT, use_cache=False).logits, gates=experts.gates
     )
     must_be_linear(module, f"block {index}", structure)
     groups = tuple(

@@ -80,10 +80,7 @@ class Surroundings:
         self._calls[name, (x.shape[0], x.shape[1])] = called
 
     def _errors(
-        self,
-        name: str,
-        batches: Batches,
-        candidates: Sequence[Callable[[], Mapping[str, Tensor]]],
+        self, name: str, batches: Batches, candidates: Sequence[Callable[[], Mapping[str, Tensor]]]
     ) -> list[float]:
         block, module = self.block, self.block.module.get_submodule(name)
         inside = [

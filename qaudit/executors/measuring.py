@@ -199,10 +199,7 @@ class Measuring:
         return with_shipped(job.subject, beside)
 
     def _find(
-        self,
-        job: _Job,
-        pending: dict[tuple[str, ...], _Job],
-        twins: list[tuple[_Job, _Job]],
+        self, job: _Job, pending: dict[tuple[str, ...], _Job], twins: list[tuple[_Job, _Job]]
     ) -> Measured | Failed | None:
         """Return a result that needs no weights; add the job to `pending` or `twins` otherwise."""
         try:

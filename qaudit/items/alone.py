@@ -62,10 +62,7 @@ def begin_audit(
 
 
 def _measured(
-    base: Sequence[Path],
-    quantized: Mapping[str, Sequence[Path]],
-    name: str,
-    metric: str | None,
+    base: Sequence[Path], quantized: Mapping[str, Sequence[Path]], name: str, metric: str | None
 ) -> list[Measurement]:
     of_base = read_answers(base)
     full: dict[str, TaskEvidence] = {}

@@ -58,10 +58,7 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
     again = dict(_rows(scores, pooled_scores(table), tasks))
     for where, saved in _rows(audit.measurements, audit.pooled, audit.tasks):
         for name in _differing(saved, again.get(where, {}), bounds=same):
-            raise AuditError(
-                f"`{name}` of {where} disagrees with its evidence",
-                hint=EDITED,
-            )
+            raise AuditError(f"`{name}` of {where} disagrees with its evidence", hint=EDITED)
     if same:
         _refuse_other_comparisons(audit, claimed)
         _refuse_another_pick(audit, claimed)
@@ -170,10 +167,7 @@ def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
         saved = _places_of(audit.verdict.classes)
         computed = _places_of(choices(table, classes=bits))
     if saved != computed:
-        raise AuditError(
-            f"the audit picks {saved}, and its evidence {computed}",
-            hint=EDITED,
-        )
+        raise AuditError(f"the audit picks {saved}, and its evidence {computed}", hint=EDITED)
 
 
 def _places_of(classes: Iterable[ClassVerdict]) -> str:

@@ -59,10 +59,7 @@ class Columns:
         return min((len(column) for column, noise in pairs if noise is not None), default=1)
 
     def pooled(
-        self,
-        statistic: Statistic,
-        confidence: float,
-        inside: npt.NDArray[np.bool_] | None = None,
+        self, statistic: Statistic, confidence: float, inside: npt.NDArray[np.bool_] | None = None
     ) -> Pooled:
         """Return a quantity of these columns, or of some of their documents."""
         sums = self.sums if inside is None else [column[..., inside] for column in self.sums]

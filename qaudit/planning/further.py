@@ -142,10 +142,7 @@ ARITHMETIC = 0.1
 
 
 def fits_rounding(
-    subjects: Sequence[Subject],
-    schemes: Sequence[Scheme],
-    pricing: Pricing,
-    passes: Sequence[Pass],
+    subjects: Sequence[Subject], schemes: Sequence[Scheme], pricing: Pricing, passes: Sequence[Pass]
 ) -> bool:
     """Return whether rounding what ships otherwise is within its part of a scan."""
     flops = _dearest(subjects, calibrated(schemes), pricing, "rounding").flops

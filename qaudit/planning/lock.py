@@ -112,8 +112,7 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
         document = parse(read_regular(path, LARGEST_NBYTES).decode())
     except FileNotFoundError as error:
         raise UsageError(
-            f"there is no lock `{path}`",
-            hint=f"a scan leaves `{PLAN}` in its folder",
+            f"there is no lock `{path}`", hint=f"a scan leaves `{PLAN}` in its folder"
         ) from error
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]

@@ -36,10 +36,7 @@ def preset_times(
         files = [scheme for scheme in schemes if isinstance(scheme, Shipped)]
         repriced = replace(pricing, text=_text(pricing.text, recipe, changed))
         passes = passes_of(
-            subjects,
-            (*parse_schemes(changed.schemes), *files),
-            changed.repeats or 1,
-            repriced,
+            subjects, (*parse_schemes(changed.schemes), *files), changed.repeats or 1, repriced
         )
         work = sum((step.price for step in passes), Price()).flops
         chosen = dtype if changed.dtype == "auto" else changed.dtype

@@ -95,16 +95,11 @@ _Texts = Annotated[
 _Text = Annotated[str, Field(min_length=1), BeforeValidator(_as_words)]
 _LEVELS: Any = ["off", "warn", "error", False]  # False is what YAML 1.1 reads for a bare `off`
 _Level = Annotated[
-    Literal["off", "warn", "error"],
-    BeforeValidator(_as_level),
-    WithJsonSchema({"enum": _LEVELS}),
+    Literal["off", "warn", "error"], BeforeValidator(_as_level), WithJsonSchema({"enum": _LEVELS})
 ]
 _BITS = f"^({BIT_CLASS})$"
 _CLASS_IN_YAML: Any = {
-    "anyOf": [
-        {"type": "integer", "minimum": 1, "maximum": 9},
-        {"type": "string", "pattern": _BITS},
-    ]
+    "anyOf": [{"type": "integer", "minimum": 1, "maximum": 9}, {"type": "string", "pattern": _BITS}]
 }
 _Class = Annotated[str, Field(pattern=_BITS)]
 _Classes = Annotated[
@@ -216,8 +211,7 @@ class PolicyKeys(_Keys):
         Field(strict=True, ge=MINIMUM_DOCUMENTS, description="Below that there is no verdict."),
     ] = None
     confidence: Annotated[
-        float | None,
-        Field(gt=0.5, lt=1, description="With which all verdicts hold at once."),
+        float | None, Field(gt=0.5, lt=1, description="With which all verdicts hold at once.")
     ] = None
     claim: Annotated[
         Literal["file", "method"] | None,

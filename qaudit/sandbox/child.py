@@ -95,9 +95,7 @@ class _Generation(Extension):
 def _chat_environment() -> Any:
     """Return Jinja as transformers sets it up for chat templates, on a day that never changes."""
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
 
     def to_json(

@@ -108,6 +108,5 @@ def _read(path: Path) -> Measurement:
         return measurement
     except (OSError, ValueError) as error:
         raise SourceError(
-            f"`{path}` cannot be read: {error}",
-            hint="remove it, and run `qaudit import` again",
+            f"`{path}` cannot be read: {error}", hint="remove it, and run `qaudit import` again"
         ) from error

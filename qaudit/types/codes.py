@@ -30,17 +30,13 @@ _OF_AUDITS: dict[str, Code] = {
         "Whatever was measured differently from the request is in the report, not only in a log.",
     ),
     "QA004": Code(
-        "few documents",
-        "Intervals over few documents are wide, and below ten there is no verdict.",
+        "few documents", "Intervals over few documents are wide, and below ten there is no verdict."
     ),
     "QA005": Code(
         "the last checkpoint is not the best one quantized",
         "Another subject has a lower quantized loss, beyond what choosing among many explains.",
     ),
-    "QA006": Code(
-        "a loss is not finite",
-        "The model is broken, or the scheme breaks it.",
-    ),
+    "QA006": Code("a loss is not finite", "The model is broken, or the scheme breaks it."),
     "QA007": Code(
         "the subject that loses least is not the best one quantized",
         "A model that has learned less can have less to lose: ship by quantized loss.",
@@ -57,10 +53,7 @@ _OF_AUDITS: dict[str, Code] = {
         "a soup, or a release, has the weights of one of its ingredients",
         "It is no average, and comparing it with that ingredient shows nothing.",
     ),
-    "QA011": Code(
-        "two names for one checkpoint",
-        "It is measured and fetched once.",
-    ),
+    "QA011": Code("two names for one checkpoint", "It is measured and fetched once."),
     "QA012": Code("a revision has no weights", "It is left out."),
     "QA013": Code(
         "a revision is reported to be bad, and its hashes neither confirm nor refute it",
@@ -91,8 +84,7 @@ _OF_AUDITS: dict[str, Code] = {
         "It is rebuilt from its ingredients and compared tensor by tensor.",
     ),
     "QA025": Code(
-        "a measurement that the policy requires is missing",
-        "An audit without it cannot pass.",
+        "a measurement that the policy requires is missing", "An audit without it cannot pass."
     ),
     "QA026": Code(
         "too few documents for a verdict of the policy",

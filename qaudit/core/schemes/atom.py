@@ -82,12 +82,7 @@ class Atom(Scheme):
         split = Split.by(diagonal_C, self.keep)
         rounding = _CutGptq(bits=self.bits, group=self.group, damp=DAMPED, share=self.weight_clip)
         stored, notes = round_mixed(
-            linears,
-            split,
-            rounding.quantize,
-            _eight_bits,
-            damp=self.damp,
-            indices=len(diagonal_C),
+            linears, split, rounding.quantize, _eight_bits, damp=self.damp, indices=len(diagonal_C)
         )
         group = len(split.rest_I) if self.group == -1 else self.group
 

@@ -192,11 +192,7 @@ class Clips:
 
 
 def _cut(
-    x: Tensor,
-    bits: int,
-    below: float | Tensor,
-    above: float | Tensor,
-    scale_dtype: str = "float32",
+    x: Tensor, bits: int, below: float | Tensor, above: float | Tensor, scale_dtype: str = "float32"
 ) -> Grid:
     """Lay a grid over shares of both ends of the range of the last dimension."""
     smallest, largest = below * x.amin(-1, keepdim=True), above * x.amax(-1, keepdim=True)

@@ -48,11 +48,7 @@ class RoundToNearest(Scheme):
         refuse_nonfinite(linears)
         stored = {
             name: quantize_groups(
-                weight_RC,
-                self.bits,
-                self.group,
-                symmetric=self.sym,
-                scale_dtype=self.scale_dtype,
+                weight_RC, self.bits, self.group, symmetric=self.sym, scale_dtype=self.scale_dtype
             )
             for name, weight_RC in linears.widened()
         }

@@ -65,10 +65,7 @@ def _columns(
     bins = np.flatnonzero(draws[0].tokens.sum(axis=0) > 0)
     level = statistics.simultaneous(table.confidence, len(bins))
     measured = table.draws(*cell)[0]
-    noises = (
-        noise_in(noise_of(table, cell)),
-        noise_in(noise_of(table, cell, sums=divergences)),
-    )
+    noises = (noise_in(noise_of(table, cell)), noise_in(noise_of(table, cell, sums=divergences)))
     for b in map(int, bins):
         yield draws[0], b, of_bin(measured, b, draws, against, noises, level)
 

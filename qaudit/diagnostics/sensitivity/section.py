@@ -32,9 +32,7 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
     )
     cells = tuple(
         doc.row(
-            doc.name_cell(row.name),
-            shown(row.absolute_change, spread),
-            shown(row.share, percent),
+            doc.name_cell(row.name), shown(row.absolute_change, spread), shown(row.share, percent)
         )
         for row in alone
     )

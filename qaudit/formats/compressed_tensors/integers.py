@@ -107,10 +107,7 @@ def read_bytes(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
 
 
 def _decode_words(
-    name: str,
-    shape: tuple[int, bool, int, int, int],
-    symmetric: bool,
-    read: Mapping[str, Tensor],
+    name: str, shape: tuple[int, bool, int, int, int], symmetric: bool, read: Mapping[str, Tensor]
 ) -> Tensor:
     bits, dense, rows, columns, size = shape
     codes, middle = unpack if dense else unpack_padded, 2 ** (bits - 1)

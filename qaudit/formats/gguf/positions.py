@@ -70,10 +70,7 @@ def window_keys(
         return {WINDOW: (0, 0), PATTERN: (None, stored.get(PATTERN))}
     layers = get.layers
     sliding = slides(get, layers, 4)
-    wanted: dict[str, tuple[Any, ...]] = {
-        WINDOW: (0, window),
-        PATTERN: (every(4, layers), sliding),
-    }
+    wanted: dict[str, tuple[Any, ...]] = {WINDOW: (0, window), PATTERN: (every(4, layers), sliding)}
     if isinstance(period := stored.get(PATTERN), int):
         accepted = period if every(period, layers) == sliding else sliding
         wanted[PATTERN] = (period, accepted)

@@ -71,7 +71,7 @@ def _imported(rows: Sequence[TaskRow]) -> tuple[doc.Block, ...]:
     return (
         doc.paragraph(
             f"Imported: {names}. Another tool generated and marked these answers, by weights that "
-            "qaudit did not see; items are paired by a hash of each item and its prompt.",
+            "qaudit did not see; items are paired by a hash of each item and its prompt."
         ),
     )
 

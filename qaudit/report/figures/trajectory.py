@@ -50,9 +50,7 @@ class Quantity(NamedTuple):
 
 
 LOSS = Quantity(
-    "trajectory",
-    "What quantization adds to the loss, along the series",
-    "added loss, %",
+    "trajectory", "What quantization adds to the loss, along the series", "added loss, %"
 )
 
 

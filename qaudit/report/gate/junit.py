@@ -66,11 +66,7 @@ def render_failure(error: QauditError) -> str:
 
 def _document(suite: ElementTree.Element, tests: int, failures: int, errors: int) -> str:
     top = ElementTree.Element(
-        "testsuites",
-        name="qaudit",
-        tests=str(tests),
-        failures=str(failures),
-        errors=str(errors),
+        "testsuites", name="qaudit", tests=str(tests), failures=str(failures), errors=str(errors)
     )
     top.append(suite)
     ElementTree.indent(top)

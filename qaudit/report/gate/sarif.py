@@ -119,11 +119,7 @@ def _warning(finding: Finding, gate: Gate, codes: Sequence[str]) -> dict[str, An
 
 
 def _result(
-    source: Check | Finding,
-    gate: Gate,
-    codes: Sequence[str],
-    text: str,
-    identity: list[str | None],
+    source: Check | Finding, gate: Gate, codes: Sequence[str], text: str, identity: list[str | None]
 ) -> dict[str, Any]:
     """Return the common part of results; each is a warning unless a check replaces that."""
     key = digest(identity)
