@@ -37,8 +37,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.judge.rollouts import places_of_divergence
 from qaudit.model.blocks import BlockModel
 from qaudit.rollouts.generate import generate
-from qaudit.rollouts.prompts import Prompt
-from qaudit.rollouts.samples import DrawSettings, DueSample
+from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt
 from qaudit.text.python_text import python_part
 from qaudit.text.rollouts import Sampler
 from qaudit.types import (

@@ -177,7 +177,7 @@ def gate(
     from qaudit.judge.gate import GateInput
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
-    from qaudit.report.claims import must_claim_alike, must_claim_as
+    from qaudit.report.card.protocol import must_claim_alike, must_claim_as
     from qaudit.report.next_step import next_step
 
     def held(opened: Audit) -> GateInput:
@@ -207,7 +207,7 @@ def pick(
     """Choose the one subject and scheme to ship from one or several audits."""
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import choose
-    from qaudit.report.claims import must_claim_alike
+    from qaudit.report.card.protocol import must_claim_alike
 
     opened = [*map(_opened, audits)]
     must_claim_alike(*((str(audit.folder), audit.record) for audit in opened))

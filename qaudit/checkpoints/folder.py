@@ -19,9 +19,9 @@ from pathlib import Path
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import unread_shards, weight_files
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
-from qaudit.checkpoints.settings import settings_in
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
+from qaudit.checkpoints.unchanged import settings_in
 from qaudit.core.keys import first_of, nearest
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file

@@ -114,7 +114,7 @@ def _pick(
     from qaudit.audit import decide
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import pick_of
-    from qaudit.report.claims import must_claim_alike
+    from qaudit.report.card.protocol import must_claim_alike
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine
 

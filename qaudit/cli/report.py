@@ -123,7 +123,7 @@ def diff(
     from qaudit.cli.options import audit_at
     from qaudit.judge.diff import Side
     from qaudit.judge.diff import diff as compare
-    from qaudit.report.claims import must_claim_alike
+    from qaudit.report.card.protocol import must_claim_alike
     from qaudit.report.diff import FORMATS, render
     from qaudit.report.format import renderer_of
     from qaudit.saved.evidence import read_saved

@@ -25,8 +25,7 @@ from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.saved.codec import text_of
-from qaudit.saved.hashes import read_sealed, write_sealed
-from qaudit.saved.results import ResultStore, slug_of
+from qaudit.saved.results import ResultStore, read_sealed, slug_of, write_sealed
 from qaudit.types import Checkpoint, Corpus, Subject, Window, digest
 
 FOLDER = "diagnostics"  # in `evidence/`

@@ -13,8 +13,13 @@ from torch import Tensor
 
 from qaudit.core import histogram
 from qaudit.engine.batches import Batch
-from qaudit.engine.bins import Floats, Ints, position_edges, sums_by_bin
-from qaudit.engine.rollout_evidence import rollout_evidence
+from qaudit.engine.rollout_evidence import (
+    Floats,
+    Ints,
+    position_edges,
+    rollout_evidence,
+    sums_by_bin,
+)
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.types import (

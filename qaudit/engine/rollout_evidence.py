@@ -6,13 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from qaudit.core.fidelity import TIE
 from qaudit.engine.batches import Batch
-from qaudit.engine.bins import Floats, Ints, position_edges, sums_by_bin
 from qaudit.engine.tally import Tally
 from qaudit.types import ROLES, Corpus, Positions, Roles, RolloutEvidence, RolloutText
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def position_edges(context: int) -> Ints:
+    """Return the bins of positions in a window: 16, and four times as many each further one."""
+    edges = [0]
+    while 16 * 4 ** (len(edges) - 1) < context:
+        edges.append(16 * 4 ** (len(edges) - 1))
+    return np.array([*edges, context], dtype=np.int64)
+
+
+def sums_by_bin(
+    unit_N: Ints, bin_N: Ints, shape: tuple[int, int], values_N: Floats | None = None
+) -> Floats:
+    """Return sums of N tokens by unit and bin, in this shape; without values how many they are."""
+    flat = np.bincount(unit_N * shape[1] + bin_N, values_N, shape[0] * shape[1])
+    return flat.astype(np.float64).reshape(shape)
 
 
 def rollout_evidence(

@@ -20,7 +20,7 @@ from qaudit.executors.part_log import read_logs
 from qaudit.judge.released import WeightDifference
 from qaudit.planning.further import planned_rounds
 from qaudit.saved.documents import ResultDocument, UnitDocument
-from qaudit.saved.identity import must_be_complete, must_be_of, must_be_pass
+from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import FIRST, evidence_of, last_round, read_round, read_unit, unit_path
 from qaudit.saved.results import Filed, SearchResult, read_measurement, with_tasks
 from qaudit.types import SILENT, Run, Subject, Watch, WorkUnit, units_of

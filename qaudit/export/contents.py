@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.settings import (
+from qaudit.checkpoints.stamps import computed_hash
+from qaudit.checkpoints.unchanged import (
     CONFIGURATION,
     INDEXES,
     LARGEST_SETTINGS_NBYTES,
@@ -23,7 +24,6 @@ from qaudit.checkpoints.settings import (
     TOKENIZER,
     settings_in,
 )
-from qaudit.checkpoints.stamps import computed_hash
 from qaudit.errors import QauditError
 from qaudit.saved.exports import FILE, ExportRecord
 from qaudit.saved.results import sha256_of

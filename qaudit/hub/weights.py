@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from qaudit.checkpoints.safetensors import shards_beside
-from qaudit.checkpoints.settings import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
+from qaudit.checkpoints.unchanged import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.core.keys import first_of
 from qaudit.hub.answers import HubFile

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 from qaudit.core.foreign import json_of
 from qaudit.errors import MachineError, UsageError
 from qaudit.report.format import printable
-from qaudit.rollouts.prompts import Prompt
-from qaudit.rollouts.samples import DrawSettings, DueSample
+from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt
 from qaudit.text.rollouts import Rollout
 
 KEY = "QAUDIT_SERVER_KEY"

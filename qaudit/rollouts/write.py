@@ -21,8 +21,7 @@ from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import resolve, resolve_soup
 from qaudit.rollouts.folder import RolloutFolder
 from qaudit.rollouts.marks import add_marks, read_marks, write_texts
-from qaudit.rollouts.prompts import Prompt, read_prompts
-from qaudit.rollouts.samples import DrawSettings, DueSample
+from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt, read_prompts
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.sandbox import Templates
 from qaudit.saved.writer import one_writer

@@ -4,9 +4,12 @@ A measurement is one `.npz` in `evidence/`: the sums of each document and, as te
 belong to. Its name has the start of its key and the file the whole key, with the identity that the
 key is made of, so that a hit for another model, scheme, text or library version cannot happen. A
 file that does not open, has another key, or whose content has another seal than was written into
-it (`hashes.py`) counts as absent and is measured again, and so does one without a seal, of an
+it (`seal_of`) counts as absent and is measured again, and so does one without a seal, of an
 earlier version. Files are written under another name and renamed: a kill at any moment leaves
 whole files only.
+
+A seal finds damage and careless edits, and no forgery: an editor can renew it. A signature
+(`signature.py`) does.
 """
 
 from __future__ import annotations
@@ -31,7 +34,6 @@ import numpy as np
 from qaudit.errors import AuditError, not_written
 from qaudit.saved.arrays import arrays_of, evidence_in
 from qaudit.saved.codec import decode, parse
-from qaudit.saved.hashes import SEAL, seal_of
 from qaudit.types import (
     Finding,
     GreedySearch,
@@ -41,7 +43,33 @@ from qaudit.types import (
     TaskRow,
     digest,
 )
-from qaudit.whole import partial_name, read_regular, remove_stale
+from qaudit.whole import partial_name, read_regular, remove_stale, write_whole
+
+SEAL = "sha256"
+_LARGEST_NBYTES = 2**28
+
+
+def seal_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Return the seal of columns, and of the text that names what they are of."""
+    columns = {
+        name: [array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+        for name, array in arrays.items()
+    }
+    return digest([dict(about), columns])
+
+
+def write_sealed(path: Path, text: str) -> None:
+    document = json.loads(text)
+    write_whole(path, json.dumps({**document, SEAL: digest(document)}, indent=1) + "\n")
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Return a sealed document; ValueError or OSError if it is not as it was written."""
+    document = json.loads(read_regular(path, _LARGEST_NBYTES))
+    if not isinstance(document, dict) or document.pop(SEAL, None) != digest(document):
+        raise ValueError("it is not as it was written")
+    return document
+
 
 LARGEST_NBYTES = 2_000_000_000
 """Of all columns of a measurement, unpacked: the sums of twenty million documents."""

@@ -34,7 +34,7 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import WeightDifference
 from qaudit.model.blocks import Weights
-from qaudit.saved.hashes import read_sealed, write_sealed
+from qaudit.saved.results import read_sealed, write_sealed
 from qaudit.types import RELEASED, Checkpoint, Subject, digest
 
 FORMAT = 1

@@ -88,7 +88,7 @@ from qaudit.types.experiments import (
     Standing,
 )
 from qaudit.types.metrics import METRICS, NEAR_BASELINE, Metric, MetricRecord, Unit, typical_change
-from qaudit.types.parts import Pins, Run, WorkUnit, units_of, work_of
+from qaudit.types.parts import SILENT, Pins, Run, Watch, WorkUnit, units_of, work_of
 from qaudit.types.plugins import Plugin, PluginKind
 from qaudit.types.policies import (
     SELECTORS,
@@ -139,4 +139,3 @@ from qaudit.types.text import (
     TextFile,
     Window,
 )
-from qaudit.types.watch import SILENT, Watch

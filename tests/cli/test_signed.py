@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qaudit.saved.hashes import SEAL, seal_of
-from qaudit.saved.results import sha256_of
+from qaudit.saved.results import SEAL, seal_of, sha256_of
 from tests.support.cli import Run, audit_of, refused
 from tests.support.saved_audits import save
 

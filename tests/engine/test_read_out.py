@@ -14,12 +14,12 @@ from qaudit.core.fidelity import Reference
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.bins import position_edges
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.resident import run_resident
+from qaudit.engine.rollout_evidence import position_edges
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel

@@ -95,7 +95,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         path = texts / source.rpartition("/")[2]
         path.write_bytes(gzip.compress(json.dumps({"text": source}).encode()))
     monkeypatch.setattr("qaudit.planning.plan.free_disk_nbytes", lambda: 500 * GB)
-    monkeypatch.setattr("qaudit.planning.work.available_nbytes", lambda: 64 * 2**30)
+    monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 64 * 2**30)
     monkeypatch.setattr("qaudit.planning.cost.matmul_rate", lambda: 1e10)
     hub = Hub(tmp_path / "root")
     found = World(hub, tmp_path, monkeypatch)
@@ -305,7 +305,7 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     wide = recipe(schemes=("gptq-4bit",), document_tokens=None, calibration_documents=512)
     found = resolve(wide, hub)
 
-    monkeypatch.setattr("qaudit.planning.work.available_nbytes", lambda: 16 * 2**30)
+    monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 16 * 2**30)
     with pytest.raises(MachineError, match=r"17\.2 GB are free") as refusal:
         make_plan(wide, hub=hub, resolved=found)
     words = refusal.value.hint.replace("`", "").split()

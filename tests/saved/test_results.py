@@ -14,8 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.histogram import BINS, counts_of
-from qaudit.saved.hashes import read_sealed, write_sealed
-from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement
+from qaudit.saved.results import (
+    Identity,
+    ResultStore,
+    measured_in,
+    read_measurement,
+    read_sealed,
+    write_sealed,
+)
 from qaudit.types import (
     ByConfidence,
     Evidence,

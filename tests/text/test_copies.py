@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError
-from qaudit.text.copies import ALIKE, SKETCH, NearCopies, _may_be_alike, _overlap
 from qaudit.text.corpus import build_corpus
+from qaudit.text.usable import ALIKE, SKETCH, NearCopies, _may_be_alike, _overlap
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.texts import BYTES
 
@@ -73,7 +73,7 @@ def test_documents_of_the_text_are_counted_for_the_next_step() -> None:
 
 def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) -> None:
     compared: list[object] = []
-    monkeypatch.setattr("qaudit.text.copies._overlap", lambda *pair: compared.append(pair) or 0.0)
+    monkeypatch.setattr("qaudit.text.usable._overlap", lambda *pair: compared.append(pair) or 0.0)
     copies, header = NearCopies(), list(range(30))
     for k in range(50):
         copies.add(np.array([*header, *range(1000 * k + 1000, 1000 * k + 1100)], dtype=np.int32))

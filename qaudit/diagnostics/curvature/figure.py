@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable
 
 from qaudit.diagnostics.curvature.section import whole_models
-from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Part, Series, line
 from qaudit.report.figures.frame import Scale, linear_or_log, linear_ticks, widened
 from qaudit.report.figures.style import look_of
-from qaudit.report.format import count
+from qaudit.report.format import count, digits, interval_text
 from qaudit.report.series import Axis, axis, soup_position, trunk
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report import document as doc
-from qaudit.report.format import NOT_MEASURED, plural
+from qaudit.report.format import NOT_MEASURED, digits, interval_text, plural
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-from qaudit.diagnostics.format import interval_text
 from qaudit.diagnostics.plane.section import Line, grid, lines, shown_lines
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Box, Drawing, Label, Part, Series, Swatch
 from qaudit.report.figures.frame import Scale, linear, widened
 from qaudit.report.figures.style import look_of, name
+from qaudit.report.format import interval_text
 from qaudit.report.views import View
 from qaudit.types import PlaneRow
 

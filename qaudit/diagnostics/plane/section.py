@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report import document as doc
+from qaudit.report.format import digits, interval_text
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import Interval, PlaneRow

@@ -14,7 +14,7 @@ from qaudit.diagnostics.registry import parts
 from qaudit.report import document as doc
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
-from qaudit.report.card.fidelity import fidelity_section
+from qaudit.report.card.fidelity import fidelity_section, reference_section
 from qaudit.report.card.findings import codes, findings_section, ignores_section, policy_section
 from qaudit.report.card.noise import noise_section
 from qaudit.report.card.protocol import (
@@ -23,7 +23,6 @@ from qaudit.report.card.protocol import (
     reproduce_section,
     skipped_section,
 )
-from qaudit.report.card.reference import reference_section
 from qaudit.report.card.tables import (
     candidates,
     errors_section,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from qaudit.diagnostics.format import digits, interval_text
 from qaudit.diagnostics.plane.section import Line, beyond_the_parabola, grid
 from qaudit.report.card import render, render_page
 from qaudit.report.figures import figures
 from qaudit.report.figures.drawing import Label, leaves
+from qaudit.report.format import digits, interval_text
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
