@@ -15,9 +15,10 @@ from qaudit.executors.events import RETRY_TASK, Compared, Failed, Measured, one_
 from qaudit.executors.records import Record, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
+from qaudit.judge.devices import Place, device_findings
 from qaudit.judge.pooling import Moved
-from qaudit.judge.released import Place, device_findings, released_findings
 from qaudit.judge.released import compared as compare_released
+from qaudit.judge.released import released_findings
 from qaudit.judge.table import Measurements
 from qaudit.planning.detectable import with_detectable
 from qaudit.planning.further import planned_rounds

@@ -1,7 +1,6 @@
-"""Findings about a release beside its ingredients, and about devices of several kinds.
+"""The finding about a release that was compared with its ingredients.
 
     QA019  a release equals the soup that its makers describe, or differs by so much
-    QA044  subjects were measured on devices of several kinds, which round otherwise
 
 Where a family names several soups that one release may be, one that fits is enough.
 """
@@ -9,10 +8,9 @@ Where a family names several soups that one release may be, one that fits is eno
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from qaudit.judge.pooling import Moved
 from qaudit.types import RELEASED, Finding, ReleaseComparison, ReleaseMember, Subject
 
 _MOST_NAMES = 6
@@ -118,36 +116,3 @@ def compared(release: Subject, difference: WeightDifference) -> ReleaseCompariso
         members=tuple(ReleaseMember(c.label, share) for c, share in release.members[1:]),
         **(numbers | finite),
     )
-
-
-Place = tuple[str, str, str]
-"""A subject, a scheme, and another kind of device than the one that measured them."""
-
-
-def device_findings(
-    kinds: Sequence[str],
-    moved: Mapping[Place, Moved],
-    floor: Mapping[tuple[str, str], Moved],
-    subjects: Sequence[str],
-) -> tuple[Finding, ...]:
-    """Return the finding, if there are several kinds; `floor` is what rounding moves a cell by."""
-    if len(kinds) < 2:
-        return ()
-    several = f"the subjects were measured on {len(kinds)} kinds of devices ({', '.join(kinds)})"
-    unmeasured = [kind for kind in kinds if kind not in {place[2] for place in moved}]
-    if not moved or len(unmeasured) > 1:  # one of them measured the subject in the first place
-        message = f"{several}, and by how much these differ is not measured"
-        hint = "run the parts of the last round on each kind, or measure everything on one"
-        cell = subjects[-1], None
-        return (Finding("QA044", "warn", *cell, message, hint, outcome="inconclusive"),)
-    (subject, scheme, kind), most = max(moved.items(), key=lambda item: item[1].nats)
-    rounding = floor[subject, scheme].nats if (subject, scheme) in floor else 0.0
-    kl = "" if most.kl is None else f" and its KL divergence by {most.kl:.2g}"
-    message = (
-        f"{several}: on {kind} the loss of `{subject}` at {scheme} differs by "
-        f"{most.nats:.2g} nats per token{kl}, where rounding alone moves it by {rounding:.2g}"
-    )
-    if most.nats <= rounding:
-        return (Finding("QA044", "info", subject, scheme, message, "", outcome="pass"),)
-    hint = "measure on devices of one kind what is close"
-    return (Finding("QA044", "warn", subject, scheme, message, hint, outcome="pass"),)

@@ -73,7 +73,7 @@ def hidden_states(model):
 
 @pytest.mark.parametrize("limit", [10**9, 0])
 def test_mini_batches_are_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit):
-    monkeypatch.setattr("qaudit.engine.tokens.STEP_TOKENS", 100)
+    monkeypatch.setattr("qaudit.engine.whole_block.STEP_TOKENS", 100)
     scheme = watched(checkpoint, tmp_path, feed(), limit)
     assert not list(tmp_path.iterdir())  # nothing that was spilled is left
     full = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

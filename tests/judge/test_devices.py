@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qaudit.judge.devices import device_findings
 from qaudit.judge.pooling import Moved
-from qaudit.judge.released import device_findings
 
 FLOOR = {("a", "rtn-4bit"): Moved(1e-4)}
 
