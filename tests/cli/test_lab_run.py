@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from qaudit.lab.experiments import run
 from qaudit.lab.experiments.table import shipped_experiments
 from qaudit.lab.text import TokenStream, prepare
 from qaudit.report.experiment import render_summary
+from qaudit.saved.evidence import read_saved
 from tests.house.science import read_summary
-from tests.support.cli import Run, refused
+from tests.support.cli import Run, refused, run_in
 from tests.support.models import write_documents
+from tests.support.training import read_log
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/lab_smoke.json").read_text("utf-8"))
 
 COMMON = """
 sizes:
@@ -112,12 +119,42 @@ def test_what_cannot_be_run_is_refused(qaudit: Run) -> None:
     refused(qaudit("lab", "run", "lawa", "--size", "huge"), 2, "no size `huge`", "smoke, cpu")
 
 
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with every experiment at the smallest size; few products give curvature."""
+    folder = tmp_path_factory.mktemp("smoke")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run, "CURVATURE", "curvature:documents=2:probes=2:eigenvalues=0")
+        code = run_in(folder, "lab", "run", *shipped_experiments(), "--out", ".", "--quiet")
+    assert code == 3  # smoke measures under one scheme, and compares under more
+    return folder
+
+
 @pytest.mark.slow
-def test_every_experiment_goes_together_at_the_smallest_size(tmp_path: Path, qaudit: Run) -> None:
-    names = tuple(shipped_experiments())
-    done = qaudit("lab", "run", *names, "--out", tmp_path, "--quiet")
-    assert done.code == 3, done.err  # smoke measures under one scheme, and compares under more
-    for name in names:
-        summary = read_summary(tmp_path / f"{name}-smoke" / "summary.json")
+def test_every_experiment_goes_together_at_the_smallest_size(smoke: Path) -> None:
+    for name in shipped_experiments():
+        summary = read_summary(smoke / f"{name}-smoke" / "summary.json")
         assert {p.subject for p in summary.points} == set(summary.subjects)
-        assert (tmp_path / f"{name}-smoke" / "summary.svg").is_file()
+        assert (smoke / f"{name}-smoke" / "summary.svg").is_file()
+
+
+@pytest.mark.slow
+def test_a_smoke_run_gives_the_losses_of_the_first_version(smoke: Path) -> None:
+    versions = {
+        "python": platform.python_version().rpartition(".")[0],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    golden = {**GOLDEN, "python": GOLDEN["python"].rpartition(".")[0]}
+    if other := [name for name, version in versions.items() if version != golden[name]]:
+        pytest.skip(f"the golden record was made by another {', '.join(other)}")
+    logged = {(line["run"], str(line["step"])): line["loss"] for line in read_log(smoke / "runs")}
+    for name, losses in GOLDEN["runs"].items():
+        for step, loss in losses.items():
+            assert logged[name, step] == pytest.approx(loss, abs=1e-4)  # logged with four digits
+    name = GOLDEN["command"].split()[3]
+    saved = read_saved(smoke / f"{name}-smoke" / "seed-1").audit
+    losses = {(m.subject, m.scheme): m.ce.estimate for m in saved.measurements}
+    expected = {(s, q): ce for s, row in GOLDEN["losses"].items() for q, ce in row.items()}
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
