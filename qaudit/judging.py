@@ -161,7 +161,6 @@ def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, A
 
 
 def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
-    """Return the tables of diagnostics, whose rows are in the records of first passes."""
     documents = {record.document.label: record.document for record in reversed(records)}
     subjects = [s for s in plan.subjects if s.label in documents]
     labels = [s.label for s in subjects if documents[s.label].error is None]
@@ -170,7 +169,6 @@ def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
 
 
 def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
-    """Return the results of each subject, those of further draws behind the first."""
     measured: dict[str, Measured] = {}
     for event in events:
         first = measured.setdefault(event.label, event)
@@ -231,7 +229,6 @@ def _of_devices(
 
 
 def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
-    """Return by how much a pass differs from the first."""
     tokens = float(again.tokens.sum())
     nats = abs(float(first.nll_sum.sum()) - float(again.nll_sum.sum())) / tokens
     one, other = first.fidelity, again.fidelity

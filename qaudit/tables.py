@@ -228,7 +228,6 @@ def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
 
 
 def _of_verdict(verdict: Verdict) -> str:
-    """Render the verdict: its headline, and a line for each bit class."""
     from qaudit.report import document as doc
     from qaudit.report import markdown
     from qaudit.report.verdict import answer, banner
@@ -244,7 +243,6 @@ def _of_gate(gate: Gate) -> str:
 
 
 def _of_pick(pick: Pick) -> str:
-    """Render what to ship, by what, and how sure that is."""
     lines = [f"**Ship `{pick.subject}` at {pick.scheme}**: {pick.objective}."]
     if pick.runner_up is not None and pick.interval is not None:
         at = pick.interval

@@ -164,7 +164,6 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _nested_runs(folder: Path) -> list[str]:
-    """Return the names of sub-folders that are no checkpoint, and hold several."""
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     return [
         sub.name

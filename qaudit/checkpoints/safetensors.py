@@ -245,7 +245,6 @@ def only_pickles(folder: Path) -> bool:
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
-    """Return tensor name -> file of an index, or nothing if there is no index."""
     if not index.is_file():
         return {}
     try:

@@ -127,7 +127,6 @@ def _where(checkpoint: Checkpoint) -> str:
 
 
 def _above(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the names of the folders around a checkpoint, from the outermost on."""
     ref = checkpoint.ref
     if checkpoint.commit is None:
         return folder_of(checkpoint).absolute().parts[1:-1]

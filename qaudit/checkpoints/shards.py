@@ -31,7 +31,6 @@ class _Source:
 
 
 def write_shards(parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
-    """Write the tensors of all parts into shards, and an index if there are several."""
     sources = [source for path in parts for source in _sources(path)]
     shards = list(grouped(sources, lambda source: source.info.nbytes, shard_nbytes))
     where: dict[str, str] = {}
@@ -62,7 +61,6 @@ def shard_name(number: int, count: int) -> str:
 
 
 def write_index(folder: Path, where: Mapping[str, str], nbytes: int) -> None:
-    """Write the file of each tensor, if there are several files."""
     if len(set(where.values())) > 1:
         index = {"metadata": {"total_size": nbytes}, "weight_map": where}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

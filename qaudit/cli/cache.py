@@ -137,7 +137,6 @@ def _table(held: Sequence[Holding]) -> str:
 
 
 def _matching(target: str) -> list[Holding]:
-    """Return the commits in the cache that `org/name` or `org/name@rev` names."""
     from qaudit.hub.holdings import holdings, remembered_commit
 
     repo, _, revision = target.removeprefix("hf://").partition("@")

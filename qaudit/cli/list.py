@@ -62,7 +62,6 @@ def _schemes() -> dict[str, str]:
 
 
 def _parameters(plugin: Any) -> str:
-    """Return the parameters of a plug-in with their defaults, as they are written."""
     texts = [
         f.name if f.default is MISSING else f"{f.name}={str(f.default).lower()}"
         for f in fields(plugin)

@@ -95,8 +95,6 @@ def publish(
 
 
 def repository(text: str) -> str:
-    """Return the name of a repository that a pull request can be opened for."""
-
     from qaudit.hub.answers import is_repository
 
     repo = text.removeprefix("hf://")

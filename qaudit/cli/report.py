@@ -94,7 +94,6 @@ def _read(path: Path) -> tuple[AuditRecord, UnfinishedError | None]:
 
 
 def _pictures(folder: Path, into: Path | None, plots: Path | None) -> str | None:
-    """Return where the pictures are, relative to the file that the card goes into."""
     from qaudit.report.card import PICTURES
 
     if into is None:

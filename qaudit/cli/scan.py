@@ -195,7 +195,6 @@ def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progres
 
 
 def _part_options(prepared: Prepared) -> list[str]:
-    """Return the options of a scan that each of its parts needs, too."""
     options = prepared.options
     switches = ("allow_pickle", "trust_remote_code", "trust_task_code", "no_checkpoints")
     flags = [f"--{name.replace('_', '-')}" for name in switches if getattr(options, name)]

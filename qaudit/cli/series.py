@@ -75,7 +75,6 @@ def _width() -> int | None:
 
 
 def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
-    """Return which checkpoints to measure next, by an audit of some of the series."""
     from qaudit.cli.options import audit_at
     from qaudit.diagnostics.phases.judge import traits_of
     from qaudit.judge.suggest import suggest

@@ -82,7 +82,6 @@ def _chunk_rows(weight_NK: Tensor) -> int:
 
 
 def _squares(weight_NK: Tensor, scale_N1: Tensor, top: int) -> Tensor:
-    """Return the sums of squared errors, in squares of a scale."""
     import torch
 
     steps_NK = torch.div(weight_NK, scale_N1)

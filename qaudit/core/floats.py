@@ -79,7 +79,6 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def e4m3(x: Tensor) -> Tensor:
-    """Round float32 numbers to the nearest 8-bit float, as a tensor of that type."""
     import torch
 
     return x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
@@ -236,7 +235,6 @@ def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
 
 
 def _group_largest(weight_RC: Tensor, size: int) -> Tensor:
-    """Return the largest magnitude of each group of columns, (R, G)."""
     import torch
 
     columns = weight_RC.shape[1]

@@ -148,7 +148,6 @@ def _refuse_twice(node: Node) -> None:
 
 
 def _line(part: Any) -> str:
-    """Return the line where a node or an event begins, as `line 3`."""
     return f"line {part.start_mark.line + 1}"
 
 

@@ -109,7 +109,6 @@ def _round_column(scale_R: Tensor, low_R: Tensor, high_R: Tensor, target_R: Tens
 def fit(
     weight: Tensor, bits: int, *, symmetric: bool, dim: int, scale_dtype: str = "float32"
 ) -> Grid:
-    """Lay a grid over the range of the weights along one dimension."""
     # Two passes: `aminmax` along a dimension is up to 18 times slower on a CPU.
     smallest, largest = weight.amin(dim, keepdim=True), weight.amax(dim, keepdim=True)
     return fit_range(smallest, largest, bits, symmetric=symmetric, scale_dtype=scale_dtype)
@@ -152,7 +151,6 @@ def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
 def snap_groups(
     weight_RC: Tensor, bits: int, group: int, *, symmetric: bool, scale_dtype: str
 ) -> Tensor:
-    """Round every group of every row to the nearest value on its own grid."""
     import torch
 
     parts = [

@@ -309,7 +309,6 @@ def _wide(weight_RC: Tensor) -> Tensor:
 
 
 def _kronecker(x: Tensor, left_AA: Tensor, right_BB: Tensor) -> Tensor:
-    """Return x (A (x) B) as two small products."""
     blocks = x.unflatten(-1, (len(left_AA), len(right_BB)))
     turned: Tensor = (left_AA.T @ (blocks @ right_BB)).flatten(-2)
     return turned

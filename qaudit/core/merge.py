@@ -77,7 +77,6 @@ class Merge:
 
     @property
     def spec(self) -> str:
-        """Return the canonical form, every parameter spelled out."""
         pairs = (f"{f.name}={str(getattr(self, f.name)).lower()}" for f in fields(self))
         return ":".join([self.name, *pairs])
 

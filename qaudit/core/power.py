@@ -89,7 +89,6 @@ def _upper(error: float, freedom: float) -> float:
 
 
 def _with_documents(spread: Spread, documents: int) -> Spread:
-    """Return the spread that more documents of the same kind would make, or fewer."""
     share = documents / spread.documents
     freedom = min(max(2.0, spread.freedom * share), max(2.0, documents - 1.0))
     return Spread(documents, spread.standard_error / math.sqrt(share), freedom, spread.skewness)
@@ -172,7 +171,6 @@ def detectable(
     confidence: float = 0.95,
     noises: Sequence[DrawNoise | None] = (),
 ) -> float:
-    """Return the smallest effect that as many documents and draws as these find."""
     pilot = Pilot.of(columns, statistic, noises)
     variance = pilot.draws.variance if pilot.draws else 0.0
     unit = math.hypot(pilot.spread.standard_error, math.sqrt(variance)) / 1000

@@ -68,7 +68,6 @@ def origins(
 
 
 def parse_scheme(text: str) -> Scheme:
-    """Read one scheme in its short, its canonical or any form between."""
     head, *pairs = text.strip().split(":")
     name, bits = split_bits(head)
     if name == Shipped.name:  # as a plan wrote it
@@ -133,12 +132,10 @@ def modules_in(package: ModuleType) -> list[ModuleType]:
 
 
 def discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    """Return the named plug-ins that the modules of a package define, by name."""
     return {k: v for module in modules_in(package) for k, v in plugins_in(module, base).items()}
 
 
 def plugins_in(module: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    """Return the named plug-ins that a module defines, by name."""
     return {
         vars(plugin)["name"]: plugin
         for plugin in vars(module).values()

@@ -138,7 +138,6 @@ def _kept(
 
 
 def _widths(entries: int, first: int) -> Iterator[int]:
-    """Yield how many tokens to look at, up to all."""
     while first < entries:
         yield first
         first *= _MORE
@@ -146,7 +145,6 @@ def _widths(entries: int, first: int) -> Iterator[int]:
 
 
 def _likeliest(logits_NV: Tensor, count: int) -> Tensor:
-    """Return the largest values of each row, in order."""
     import torch
 
     entries = logits_NV.shape[1]
@@ -161,7 +159,6 @@ def _likeliest(logits_NV: Tensor, count: int) -> Tensor:
 
 
 def _places(values_NV: Tensor, count: int) -> Tensor:
-    """Return where the largest values of each row are, in any order."""
     import torch
 
     if values_NV.device.type != "cpu":

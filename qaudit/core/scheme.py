@@ -105,7 +105,6 @@ class Scheme:
             )
 
     def must_be_installed(self) -> None:
-        """Refuse a machine without the library that it needs."""
         if self.extra is None:
             return
         library, extra = self.extra
@@ -225,7 +224,6 @@ class Scheme:
 
     @property
     def spec(self) -> str:
-        """Return the canonical form, every parameter spelled out that decides results by itself."""
         written = (f for f in fields(self) if not f.metadata.get("added") or self._differs(f))
         return ":".join([self.name, *self._pairs(written)])
 
@@ -233,7 +231,6 @@ class Scheme:
         return bool(getattr(self, parameter.name) != parameter.default)
 
     def _pairs(self, parameters: Iterable[Field[Any]]) -> Iterator[str]:
-        """Yield parameters as they are written, that of the cache last."""
         for parameter in sorted(parameters, key=lambda field: field.name == "kv"):
             yield f"{parameter.name}={_print(getattr(self, parameter.name))}"
 
@@ -255,7 +252,6 @@ def class_of_stored(bit_class: str, bits: float | None) -> str:
 
 
 def bit_class_of(bits: object, act: object, kv: str | None = None) -> str:
-    """Return the bit class of weights, and of activations and a cache where these are quantized."""
     name = str(bits) if act is None or str(act) == "16" else f"w{bits}a{act}"
     return f"{name}kv{CACHES[kv]}" if kv in CACHES else name
 

@@ -68,12 +68,10 @@ class Case:
         return self._open(Subject(self.previous.label, ((self.previous, 1.0),)))
 
     def stored(self, name: str, key: str) -> Rows | None:
-        """Return rows of the diagnostic's own that are on disk under a key."""
         file = find_rows(self.store.folder, name, [key])
         return None if file is None else file.rows
 
     def write(self, name: str, key: str, rows: Rows) -> None:
-        """Write rows of the diagnostic's own for a later run."""
         write_rows(self.store, self.subject.label, name, key, rows)
 
     def _open(self, subject: Subject) -> Weights:

@@ -52,7 +52,6 @@ class Diagnostic:
         return ()
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        """Return its part of a plan, given the schemes of the audit and a model's blocks."""
         return DiagnosticWork(self.short)
 
     def _must_be_at_least(self, **lowest: int) -> None:

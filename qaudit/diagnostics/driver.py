@@ -59,7 +59,6 @@ class Diagnoses:
         return any(self._find(diagnostic, task) is None for diagnostic in self._diagnostics)
 
     def watch(self, task: Task, progress: Progress) -> Observer | None:
-        """Return an observer of a subject's quantization, if any diagnostic needs one."""
         observers: dict[str, Observer] = {}
         for diagnostic, measure in self._diagnostics.items():
             if measure.watch is not None and self._find(diagnostic, task) is None:

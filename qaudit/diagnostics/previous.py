@@ -29,6 +29,5 @@ def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | N
 
 
 def _series(checkpoint: Checkpoint) -> str:
-    """Return the place of a series: a repository, or the parent folder."""
     location = checkpoint.ref.location
     return location if checkpoint.commit else str(Path(location).parent)

@@ -78,7 +78,6 @@ def origin(name: str) -> Plugin | None:
 
 
 def origins_of(texts: Iterable[str]) -> tuple[Plugin, ...]:
-    """Return the plug-ins of other distributions among requested diagnostics."""
     plugins = [origin(diagnostic.name) for diagnostic in parse_diagnostics(texts)]
     return tuple(plugin for plugin in plugins if plugin is not None)
 

@@ -183,7 +183,6 @@ class Downloads:
             sources.evict(key)
 
     def _steps_left(self, sources: Sources) -> tuple[Step, ...]:
-        """Schedule what is left without what cannot be had."""
         with self._changed:
             positions = self._positions_left()
         present = frozenset(sources.on_disk) - self._schedule.cached

@@ -39,7 +39,6 @@ class Batch:
         return self.choices is not None
 
     def valid_BT(self) -> Tensor:
-        """Mark the positions that hold a token of a window."""
         positions_T = torch.arange(self.tokens_BT.shape[1])
         return positions_T < torch.tensor(self.lengths)[:, None]
 

@@ -61,7 +61,6 @@ class CrossCheck:
     """
 
     def __init__(self, count: int) -> None:
-        """Refuse a machine without GPTQModel before any work is done."""
         if find_spec("gptqmodel") is None:
             raise MachineError(
                 "`--cross-check` needs the library `gptqmodel`, which is not installed",
@@ -75,7 +74,6 @@ class CrossCheck:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the other process, if one was started."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -107,7 +105,6 @@ class CrossCheck:
         return "; ".join(notes)
 
     def _ask(self, config: dict[str, Any], weight_RC: Tensor, x_CC: Tensor) -> PeerAnswer:
-        """Have one linear quantized in the other process."""
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
@@ -159,7 +156,6 @@ def solve(config: dict[str, Any], weight_RC: Array, x_TC: Array) -> PeerAnswer:
 def _compare(
     name: str, weight_RC: Tensor, ours_RC: Tensor, answer: PeerAnswer, gram_CC: Tensor
 ) -> str:
-    """Put into words how far two quantized versions of a linear agree."""
     ours_RC = ours_RC.detach().cpu().float()
     theirs_RC = torch.from_numpy(answer.weight_RC)
     equal_RC = (ours_RC - theirs_RC).abs() < torch.from_numpy(answer.step_RC).abs() / 2

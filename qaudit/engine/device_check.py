@@ -37,7 +37,6 @@ class DeviceCheck:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Return the streams whose losses are not the CPU's."""
         return tuple(
             name
             for name, apart in self.apart.items()
@@ -63,7 +62,6 @@ def check_device(device: torch.device, dtype: torch.dtype) -> DeviceCheck:
 
 
 def _make_model(folder: Path) -> Path:
-    """Write a Llama of one block with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

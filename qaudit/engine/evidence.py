@@ -44,7 +44,6 @@ def evidence_of(
     full: Tally | None = None,
     reference: Tally | None = None,
 ) -> Evidence:
-    """Return a stream's results by document; it is compared with `full` and `reference`."""
     whole, documents = tally, slice(sum(not batch.is_rollouts for batch in feed.evaluation))
     of_rollouts = feed.evaluation[documents.stop :]
     rollouts = rollout_evidence(corpus, of_rollouts, whole, full, documents.stop)
@@ -80,7 +79,6 @@ def evidence_of(
 
 
 def _routing(corpus: Corpus, tally: Tally) -> Routing | None:
-    """Return the choices of experts by layer and document."""
     if not tally.routing:
         return None
     sums = np.zeros((len(tally.routing), 2, len(corpus.documents)))
@@ -200,7 +198,6 @@ class _Scored:
     def by_confidence(
         self, full: Tally, kl_N: Floats, flip_N: npt.NDArray[np.bool_]
     ) -> ByConfidence | None:
-        """Return the sums of each document and bucket of full precision's confidence."""
         if len(full.confidence) != len(self.marked):
             return None
         buckets = len(CONFIDENCE_EDGES) + 1
@@ -229,7 +226,6 @@ class _Scored:
         return Positions(edges, *self._binned(tally, bin_N, len(edges) - 1, compared))
 
     def roles(self, tally: Tally, *, compared: bool) -> Roles | None:
-        """Return the sums of each document by the role of a token; of plain text None."""
         if self.role_N is None:
             return None
         return Roles(ROLES, *self._binned(tally, self.role_N, len(ROLES), compared))
@@ -237,7 +233,6 @@ class _Scored:
     def _binned(
         self, tally: Tally, bin_N: Ints, bins: int, compared: bool
     ) -> tuple[Ints, Floats, Floats | None]:
-        """Return tokens, losses and divergences of each document by bin."""
         shape = (self.documents, bins)
 
         def summed(values_N: Floats | None = None) -> Floats:

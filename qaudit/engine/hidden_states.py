@@ -116,7 +116,6 @@ class HiddenStates:
         return limit if self._device == _HOST else limit - self._kept_nbytes(self._device)
 
     def listed(self) -> list[tuple[str, int, torch.Size, torch.dtype]]:
-        """Return every batch of every stream: its name, number, shape and dtype."""
         kept = {key: copy.tensor for key, copy in self._memory.items()}
         batches = [(*key, t.shape, t.dtype) for key, t in kept.items()]
         for stream, file in self._files.items():

@@ -269,7 +269,6 @@ def _measurement(
     tallies: tuple[Tally, Tally, Tally | None],
     sizes: StoredStream,
 ) -> Measurement:
-    """Make a measurement of a stream's tally, of full precision's and of the reference's."""
     tally, _, _ = tallies
     plugins = origins([scheme] if scheme else (), [task.subject.merge])
     return Measurement(

@@ -24,8 +24,6 @@ NAME = "reference"
 def opener(
     label: str, folder: Path, weights: Callable[[], Weights], *, trust_remote_code: bool
 ) -> Callable[[BlockModel], BlockModel]:
-    """Return a function that opens the reference once the subject's model is loaded."""
-
     def opened(base: BlockModel) -> BlockModel:
         model = BlockModel(
             folder,
@@ -66,7 +64,6 @@ class ReferenceStream(Stream):
         return self._tokens
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
-        """Read the reference's block at the place of the subject's."""
         if block.index == 0:
             self._tokens.embed(calibration=False)
         self._block = self._model.load(block.index, block.groups)

@@ -60,7 +60,6 @@ def run_resident(
     progress: Progress = lambda done, total, what: None,
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
-    """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     for scheme in schemes:
         if scheme.kv != NO_CACHE:
             raise ModelError(
@@ -152,13 +151,11 @@ class _Whole:
         return read
 
     def _original_logits(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits of full precision, unperturbed."""
         with self._as_it_was():
             return self._run(tokens_BT)
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Put full-precision weights into all blocks for a `with` body."""
         with ExitStack() as stack:
             for block in self.blocks:
                 stack.enter_context(block.as_it_was())
@@ -272,7 +269,6 @@ def _wrap(model: Any, index: int, blocks: Sequence[nn.Module], experts: ExpertOp
 def _perturb(
     index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Perturb the hidden states that a block is called with."""
     if args:
         return (perturbed(args[0], index), *args[1:]), kwargs
     name = hidden_keyword(kwargs)

@@ -95,7 +95,6 @@ def rollout_evidence(
 def _parts_of_rollouts(
     text: RolloutText, columns: Sequence[Floats], *, has_kl: bool
 ) -> dict[str, Any]:
-    """Return the sums of each sample by position behind its prompt, and by role."""
     lengths = [len(column_NK) for column_NK in columns]
     values_NK, count = np.concatenate(columns), len(columns)
     sample_N = np.repeat(np.arange(count), lengths)

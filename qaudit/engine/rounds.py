@@ -200,6 +200,5 @@ class TaskParts:
 
 
 def _alone(measurement: Measurement, one: TaskEvidence) -> Measurement:
-    """Return a measurement of a task without documents."""
     evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, (), tasks=(one,))
     return replace(measurement, evidence=evidence)

@@ -66,7 +66,6 @@ class Route:
         *,
         check: bool,
     ) -> Mapping[str, Tally]:
-        """Send everything through, in blocks or whole."""
         self._check_vocabulary(feed)
         with self._guarded():
             model, notes = self._in_blocks(check=check)

@@ -127,7 +127,6 @@ class RoutingWatch:
             self._running.place = before
 
     def forget(self) -> None:
-        """Forget what was chosen in blocks that were passed."""
         self._full.clear()
 
     def _entered(self, hidden_BTD: Tensor) -> Any:

@@ -58,7 +58,6 @@ class Stream:
         return self.tally.kept()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Take what was kept between two blocks."""
         self.tally.restore(kept)
 
     def enter(self, block: Block, tokens: Tokens) -> Block:

@@ -112,7 +112,6 @@ class Tokens:
         return block.index == self.model.num_blocks - 1
 
     def fit_inside(self, block: Block) -> bool:
-        """Return whether all calibration batches may wait inside a block at once."""
         tokens = sum(batch.tokens_BT.numel() for batch in self.feed.calibration)
         matrices = [block.weight(name) for group in block.groups for name in group.linears]
         hidden = matrices[0].shape[1]  # the first group reads the residual

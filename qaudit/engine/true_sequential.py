@@ -158,7 +158,6 @@ class _Walker(threading.Thread):
         return self._outcome
 
     def abandon(self) -> None:
-        """End the walk early, after a failure elsewhere."""
         if self.is_alive():
             self._abandoned = True
             self._baton.release()

@@ -255,7 +255,6 @@ class Measuring:
             ) from error
 
     def _finish(self, job: _Job) -> None:
-        """Make the results of a subject its event, and diagnose it."""
         event = job.event if isinstance(job.event, Measured) else job.measured(job.filed)
         job.event = event
         if (task := job.diagnosed(event)) is not None:

@@ -74,7 +74,6 @@ class PartExecutor(Executor):
         )
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
-        """Measure units of one round, in which each label is there once."""
         if self._alone and number == FIRST:  # weights that searches read, too, are fetched once
             units = units_of(tuple(chain(*planned_rounds(self.run.plan.passes))))
         units = [unit for unit in units if unit.content not in self._tried]
@@ -95,7 +94,6 @@ class PartExecutor(Executor):
                 began = time.monotonic()
 
     def _tasks(self, units: Sequence[WorkUnit]) -> tuple[list[Any], list[Any]]:
-        """Return the passes of units with their text, and the releases among them."""
         from qaudit.engine.tasks import Task
 
         passes = [
@@ -105,7 +103,6 @@ class PartExecutor(Executor):
         return [Task.of(task_pass, self._ready.corpus) for task_pass in passes], releases
 
     def _diagnosed(self, units: Sequence[WorkUnit]) -> set[str]:
-        """Return the subjects to diagnose: those of the plan, in their first pass."""
         labels = {subject.label for subject in self.run.plan.subjects}
         first = (unit for unit in units if not (unit.passes[0].draw or unit.device))
         return {unit.label for unit in first if unit.label in labels}

@@ -81,7 +81,6 @@ class PartLog(Watch):
         self._line(note=text)
 
     def finished(self, label: str, outcome: str, seconds: float, record: Path) -> None:
-        """Write that the record of a subject, measured or failed, is on disk."""
         self._forget_attempts(label)
         values = {"measured": label, "outcome": outcome, "seconds": round(seconds, 3)}
         self._line(**values, record=record.name)

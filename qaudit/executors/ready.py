@@ -195,7 +195,6 @@ class Account:
     baseline_nbytes: int = field(default_factory=resident_nbytes)
 
     def environment(self, seconds_waited: float) -> dict[str, Any]:
-        """Return the machine, its libraries, and what was used so far."""
         return {
             **environment(self.device),
             "qaudit": __version__,

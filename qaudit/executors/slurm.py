@@ -124,7 +124,6 @@ def _submit(script: Path, parts: Sequence[int]) -> str:
 
 
 def _queued(jobs: Sequence[str]) -> set[int]:
-    """Return the parts that are pending or running; Slurm forgets jobs that ended."""
     if not jobs:
         return set()
     listed = _ran("squeue", "--noheader", "--array", "--me", "--format=%F %K")

@@ -134,7 +134,6 @@ def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
 
 
 def _start(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the line in which a part began last."""
     return next((line for line in reversed(lines) if line.get("began")), {})
 
 
@@ -166,7 +165,6 @@ def _records(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
 
 
 def _unended(start: Mapping[str, Any], wrote: float, queue: Mapping[str, str] | None) -> str:
-    """Return the state of a part whose log has no end."""
     job = start.get("job")
     if queue is not None and job:
         state = queue.get(str(job))
@@ -195,7 +193,6 @@ def _queue(jobs: Sequence[str]) -> dict[str, str] | None:
 
 
 def show(out: Path, watch: Watch) -> None:
-    """Draw the bar of a round, from records and logs."""
     standing = standing_of(out, quick=True)
     total, missing = len(standing.state.units), len(standing.state.missing)
     watch.count("subjects", total - missing, total, standing.left_seconds)

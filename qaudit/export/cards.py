@@ -66,7 +66,6 @@ def _description(record: ExportRecord) -> Block:
 
 
 def _measured(choice: ExportChoice) -> list[Block]:
-    """Return the audit's losses of these weights, and whether they may ship by it."""
     rows = [
         one
         for one in (choice.record.measurements if choice.record else ())
@@ -128,7 +127,6 @@ def _front_matter(subject: Subject, relation: str, tags: Sequence[str]) -> str:
 
 
 def soup_card(soup: Subject) -> str:
-    """Return the README.md of a soup's folder, with the metadata that the Hub reads."""
     files = List(
         tuple(
             (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))

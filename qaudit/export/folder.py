@@ -91,7 +91,6 @@ def write_export_folder(
 def _assemble(
     form: Format, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
 ) -> None:
-    """Write files of `nbytes` at most, and what runtimes read beside them."""
     form.assemble(parts, folder, nbytes)
     if not form.has_settings:
         return

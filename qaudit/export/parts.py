@@ -104,7 +104,6 @@ class Parts:
         self._stored[linear] = (stored, dense_RC.dtype)
 
     def _fold(self, scheme: Scheme, linears: Linears, scale_C: Tensor) -> None:
-        """Divide what precedes a group by the scales of its columns."""
         source, fold_C = linears.fold_source, linears.fold_C
         if source is None or fold_C is None:
             raise rounded(scheme)

@@ -73,7 +73,6 @@ def export_quantized(
     converter: Path | None = None,
     watch: Watch = SILENT,
 ) -> Path:
-    """Write a subject under a scheme in a format, and return the folder."""
     packing = format_named(form, choice.scheme)
     packing.use(converter)
     must_be_new(out)

@@ -19,7 +19,6 @@ from qaudit.planning.survey import shapes_on_hub
 
 
 def try_format(scheme: Scheme, form: Format) -> None:
-    """Refuse a scheme that the format cannot hold, before anything is downloaded."""
     import torch
 
     from qaudit.core.linears import Inputs, Linears
@@ -53,7 +52,6 @@ def must_be_the_text(choice: ExportChoice, corpus_sha256: str) -> None:
 
 
 def must_have_names(choice: ExportChoice, hub: Hub, form: Format) -> None:
-    """Refuse experts that no file can hold, before the weights are downloaded."""
     try:
         shapes = shapes_on_hub(hub, choice.subject.first)
     except SourceError:  # tensors have to be read to know their shapes

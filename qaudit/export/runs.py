@@ -58,7 +58,6 @@ class RuntimeRun:
 def run(
     choice: ExportChoice, audited: Evidence, folder: Path, runtime: Program, watch: Watch
 ) -> RuntimeRun:
-    """Measure an exported folder on the audit's documents, beside full precision."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
     protocol = ready.corpus.protocol
     feed = Feed((), make_batches(ready.corpus.evaluation, protocol.context))

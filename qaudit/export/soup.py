@@ -25,7 +25,6 @@ from qaudit.types import SILENT, Subject, Watch
 def export_soup(
     recipe: Recipe, out: Path, options: RunOptions, *, shard_nbytes: int, watch: Watch = SILENT
 ) -> Path:
-    """Write the one soup of a recipe into a new folder, and return the folder."""
     hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
     soup = resolve_soup(recipe, hub)
     members = [checkpoint for checkpoint, _ in soup.members]

@@ -227,7 +227,6 @@ def _audited(record: ExportRecord, file: Path, watch: Watch) -> ExportChoice:
 
 
 def _evidence(record: ExportRecord, file: Path) -> Evidence:
-    """Return the losses of the draw that was exported."""
     for one in read_saved(file).measurements:
         if (one.subject, one.spec, one.calibration_seed) == (
             record.subject,
@@ -291,7 +290,6 @@ def _dtype(record: ExportRecord) -> torch.dtype:
 def _configuration(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], form: Format, record: ExportRecord
 ) -> Iterator[str]:
-    """Yield whether the configuration is another one than was written for this scheme."""
     if not form.has_settings:
         return
     rest = {name: shape for name, shape in shapes.items() if name in record.rest}

@@ -151,7 +151,6 @@ class Family(Strict):
         return stage.tokens_per_step or self.tokens_per_step or ()
 
     def _in_stage(self, stage: Stage, step: int) -> int | None:
-        """Return the tokens of a stage's steps up to `step`, with growing batches."""
         ramps = self._ramps(stage)
         if not ramps:
             return None

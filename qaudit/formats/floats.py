@@ -22,7 +22,6 @@ _MX_BLOCK = 32
 
 
 def _fp8(parts: StoredLinear) -> Layout:
-    """Find the blocks that scales are for by their number."""
     parts.must_hold(".weight", *FLOATS)
     rows, columns = parts.shape(".weight", 2)
     suffix = next((one for one in _SCALES if one in parts.infos), _SCALES[0])
@@ -54,7 +53,6 @@ def rounding_of(config: Config) -> Rounding | str | None:
 
 
 def _block(parts: StoredLinear, suffix: str) -> tuple[int, int]:
-    """Return the rows and columns that share a scale."""
     rows, columns = parts.shape(".weight", 2)
     shape = tuple(parts.infos[suffix].shape)
     if shape in ((), (1,)):

@@ -99,7 +99,6 @@ def _gptq(parts: StoredLinear) -> Layout:
 
 
 def _must_be_converted(parts: StoredLinear) -> None:
-    """Refuse a linear that `dynamic` leaves dense."""
     dynamic = parts.config.get("dynamic")
     for rule in dynamic if isinstance(dynamic, Mapping) else ():
         if rule.startswith("-:") and matches(rule[2:], parts.name.removesuffix(".weight")):
@@ -110,7 +109,6 @@ def _must_be_converted(parts: StoredLinear) -> None:
 
 
 def _by_rules(config: Config, key: str) -> bool:
-    """Return whether rules for single linears have a key, too."""
     dynamic = config.get("dynamic")
     rules = dynamic.values() if isinstance(dynamic, Mapping) else ()
     return any(isinstance(rule, Mapping) and key in rule for rule in rules)

@@ -93,7 +93,6 @@ class Format:
         """Prepare what the files need besides weights, in a folder that stays for a resume."""
 
     def assemble(self, parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
-        """Write the tensors of all parts into files of weights."""
         write_shards(parts, folder, shard_nbytes)
 
     def weights(
@@ -147,7 +146,6 @@ class FileFormat(Format):
 
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
-    """Return codes that every format of integers can hold; refuse others."""
     if scheme.kv != NO_CACHE:
         raise SchemeError(
             f"`{scheme.short}` rounds keys and values, and a file holds weights alone",
@@ -172,7 +170,6 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
 
 
 def changed_inputs(scheme: Scheme) -> SchemeError:
-    """Make the error for a scheme whose linears read other inputs than runtimes give them."""
     return SchemeError(
         f"`{scheme.short}` changes what its linears read, which a file of weights leaves as it is",
         hint=_elsewhere(scheme),

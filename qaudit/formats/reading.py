@@ -103,7 +103,6 @@ class StoredLinear:
 
 
 def refused(name: str, why: str) -> SourceError:
-    """Make the error for stored tensors that cannot be decoded."""
     return SourceError(f"quantized `{name}` {why}", hint=DAMAGED)
 
 

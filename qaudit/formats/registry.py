@@ -47,7 +47,6 @@ def file_format(place: PurePath | str) -> type[FileFormat] | None:
 
 
 def has_embeddings(name: str) -> bool:
-    """Return whether a format stores embeddings and head quantized, too."""
     return name in formats() and formats()[name].has_embeddings
 
 

@@ -51,7 +51,6 @@ def _alike(own: Any, base: Any) -> bool:
 
 
 def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
-    """Make the error for a file that differs from its base in a value of the configuration."""
     return UsageError(
         f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
         f"is {str(theirs)[:40]}",

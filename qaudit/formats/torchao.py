@@ -167,7 +167,6 @@ def _block(parts: StoredLinear, data: Mapping[str, Any], shape: tuple[int, ...])
 
 
 def _in_blocks(parts: StoredLinear, data: Mapping[str, Any], *suffixes: str) -> tuple[Block, Block]:
-    """Return the shape of codes, and the blocks that each scale and zero point is for."""
     rows, columns = parts.shape(_QDATA, 2)
     block = _block(parts, data, (rows, columns))
     for suffix in suffixes:

@@ -36,7 +36,6 @@ def attributes(value: Any) -> Mapping[str, Any]:
 
 
 def type_of(value: Any) -> str:
-    """Return the name of an object's type; nothing of what is no object."""
     return str(value.get(TYPE)) if isinstance(value, Mapping) else ""
 
 
@@ -47,7 +46,6 @@ def bits_of(dtype: Any) -> int | None:
 
 
 def mixed(config: Config) -> bool:
-    """Return whether linears have configurations by their names."""
     return type_of(_first(config)) in BY_NAME
 
 
@@ -91,7 +89,6 @@ def bits(config: Config) -> int:
 
 
 def is_symmetric(config: Config) -> bool:
-    """Return whether all linears are quantized without zero points."""
     data = attributes(None if mixed(config) else main(config))
     mapping = data.get("weight_mapping_type") or data.get("mapping_type")
     return str(value_of(mapping)).startswith("SYMMETRIC")

@@ -214,7 +214,6 @@ class QuantizedFolder:
             self._layouts[name], self._keys[name] = open_linear(self._files, kind, config, base)
 
     def _as_stored(self, kind: Reader, base: frozenset[str]) -> tuple[str, ...]:
-        """Return the names of tensors that are not parts of a linear."""
         parts = {key for keys in self._keys.values() for key in keys.values()}
         dense = []
         for name in self._files.names():

@@ -73,7 +73,6 @@ def git_id_of(data: bytes) -> str:
 
 
 def revisions_in(answer: Any) -> tuple[Revision, ...]:
-    """Read the branches and tags of a repository, in their order."""
     table = table_in(answer, "the answer")
     branches = _revisions(table.get("branches"), "`branches`", "branch")
     revisions = (*branches, *_revisions(table.get("tags"), "`tags`", "tag"))
@@ -82,7 +81,6 @@ def revisions_in(answer: Any) -> tuple[Revision, ...]:
 
 
 def commit_in(answer: Any) -> str:
-    """Read the commit that a repository's description is about."""
     return matching(COMMIT, table_in(answer, "the answer").get("sha"), "the commit")
 
 
@@ -115,7 +113,6 @@ def is_repository(text: str) -> bool:
 
 
 def shapes_in(record: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Read tensors, their dtypes and shapes, as they were written to this machine's disk."""
     shapes = {}
     for entry in list_in(record, "the record"):
         if len(list_in(entry, "an entry")) != 3:

@@ -45,7 +45,6 @@ class Answer:
 
 
 def dropped_by(error: Exception) -> DroppedError:
-    """Return how a connection failed, in plain words."""
     if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return DroppedError("no connection in time", unreached=True)
     if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):

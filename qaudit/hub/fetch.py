@@ -94,7 +94,6 @@ class Fetcher:
     def files(
         self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, show: bool = True
     ) -> Path:
-        """Fetch small files of a model's repository; return the folder of their commit."""
         placed = [(file, file.path) for file in files]
         self._downloader.download(Snapshot(repo, commit, commit, what), placed, show=show)
         return snapshot(repo, commit)

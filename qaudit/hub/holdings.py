@@ -166,7 +166,6 @@ class Holding:
 
 
 def holdings() -> tuple[Holding, ...]:
-    """Return every commit that has files in the shared cache."""
     ledger = Ledger()
     commits = (
         _holding(cache, kind, repo, commit, ledger)

@@ -136,7 +136,6 @@ class Listing:
         return file
 
     def shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes:
-        """Return the tensors of safetensors files that make up one checkpoint."""
         parts = []
         for file in files:
             shapes = self._known_shapes(file)

@@ -113,7 +113,6 @@ class Ledger:
             return False
 
     def _read_on(self) -> None:
-        """Read the lines that any process appended since the last time."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._read_to:  # it was replaced

@@ -200,7 +200,6 @@ class _Transfer:
 
 
 def _hashed(handle: FileIO, file: HubFile, download: Download) -> tuple[Hash, int]:
-    """Hash the bytes that are there already; the handle is behind them then."""
     digest, have = new_hash(file), 0
     buffer = bytearray(_PIECE_NBYTES)
     view = memoryview(buffer)

@@ -62,7 +62,6 @@ class Leaf:
         return tuple(dict.fromkeys(split for split in (evaluated, examples) if split))
 
     def shots(self, requested: int | None) -> int:
-        """Return how many examples stand before a question."""
         shots = self.config.get("num_fewshot")
         if shots == 0:  # lm-eval never overrides a zero of a task
             return 0
@@ -206,7 +205,6 @@ def _in_library(name: str) -> Iterator[Definition]:
 
 
 def _weighted(config: Mapping[str, Any]) -> bool:
-    """Return whether a group is one number over all of its items."""
     rules = config.get("aggregate_metric_list") or []
     rules = rules if isinstance(rules, list) else [rules]
     return any(rule.get("metric") == "acc" and rule.get("weight_by_size", True) for rule in rules)

@@ -103,7 +103,6 @@ def _answer(sample: Mapping[str, Any]) -> AnsweredItem:
 
 
 def _prompt(sample: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the messages before the first that was generated."""
     prompt = []
     for message in sample["messages"]:
         if message["role"] == "assistant" and message.get("source") == "generate":

@@ -72,7 +72,6 @@ def _not_finite(line: dict[str, Any], settings: list[dict[str, Any]]) -> Iterato
 
 
 def _losses(line: dict[str, Any]) -> list[Any]:
-    """Return the log-likelihoods of options, as texts or numbers; none of generated text."""
     return [r[0] for r in line["filtered_resps"] if isinstance(r, list) and len(r) == 2]
 
 

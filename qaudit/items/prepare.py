@@ -214,7 +214,6 @@ def sizes_here(recipe: Recipe) -> dict[str, int | None]:
 def read_items(
     reading: Reading, tokenizer: Any, failed: Mapping[str, SourceError]
 ) -> tuple[ItemText, dict[str, SourceError]]:
-    """Return the items of all tasks, and why some have none."""
     failed, built = dict(failed), []
     for task in tasks_of(reading.recipe):
         if task.name in failed:
@@ -290,7 +289,6 @@ def _prompts(
 
 
 def _drawn(count: int, most: int | None) -> Sequence[int]:
-    """Return which items are measured: all, or so many, the same for every model."""
     if most is None or count <= most:
         return range(count)
     order = np.random.default_rng(harness.FEWSHOT_SEED).permutation(count)

@@ -82,8 +82,6 @@ def _of_fidelity(sums: Callable[[Fidelity], npt.NDArray[np.generic]]) -> Callabl
 
 
 def _of_routing(sums: Callable[[Routing], npt.NDArray[np.generic]]) -> Callable[..., Array]:
-    """Return the mean over layers, by document."""
-
     def of(evidence: Evidence) -> Array:
         if evidence.routing is None:
             return np.full(len(evidence.tokens), np.nan)
@@ -184,7 +182,6 @@ def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:
 
 
 def _confidence_columns(sums: ByConfidence | None) -> dict[str, Any]:
-    """Return the share of tokens and the mean KL divergence in each bucket of confidence."""
     if sums is None:
         return {}
     tokens_B, kl_B = sums.tokens.sum(axis=0), sums.kl_sum.sum(axis=0)

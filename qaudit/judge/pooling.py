@@ -246,7 +246,6 @@ def _part_of_loss(moved: Moved | None, full: Measurement | None) -> float | None
 
 
 def _share_of_draw(result: Pooled, confidence: float) -> float | None:
-    """Return the part of an interval's squared width that the draw makes."""
     whole = result.interval
     squared = (whole.estimate - whole.low) ** 2 + (whole.high - whole.estimate) ** 2
     if result.draw is None or result.spread is None or not 0.0 < squared < np.inf:

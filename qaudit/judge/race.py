@@ -142,7 +142,6 @@ class _Running:
         return Round(self._seen, entrants, leader, tuple(departures), self._spent - spent)
 
     def _measure(self, positions: Positions) -> list[str]:
-        """Add losses on documents; return the subjects whose losses are not finite."""
         losses = self._provider(tuple(self.subjects), positions)
         self._spent += len(self.subjects) * int(self._course.tokens[positions].sum())
         broken = [s for s in self.subjects if s not in losses or not np.isfinite(losses[s]).all()]

@@ -42,7 +42,6 @@ def tokens_to_divergence(evidence: RolloutEvidence, confidence: float) -> Interv
 def change_of_end(
     evidence: RolloutEvidence, full: RolloutEvidence | None, name: str, confidence: float
 ) -> Interval | None:
-    """Return by how much the probability of ending something changes, as a part of it."""
     if full is None or name not in evidence.end_names or full.sha256 != evidence.sha256:
         return None
     group = evidence.end_names.index(name)

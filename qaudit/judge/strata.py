@@ -109,7 +109,6 @@ def _by_stratum(
     confidence: float | None = None,
     split: str | None = None,
 ) -> dict[str, Interval]:
-    """Return a quantity of every stratum; nothing where it was not measured."""
     columns, statistic = columns_by(table, cell, measure, split)
     if columns is None:
         return {}

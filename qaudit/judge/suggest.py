@@ -91,7 +91,6 @@ def _measured(
 def _signals(
     run: Sequence[Checkpoint], places: Places, which: Sequence[int], more: Signals
 ) -> tuple[tuple[str, ...], Array]:
-    """Return the signals that every one of these checkpoints has, (points, signals)."""
     x = np.array(places.positions)
     log = np.log(x - min(0.0, float(x.min())) + 1.0)
     columns = {places.unit: x[which], f"log {places.unit}": log[which]}

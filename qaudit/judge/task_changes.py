@@ -18,7 +18,6 @@ Pairs = list[tuple[Cell, TaskEvidence, TaskEvidence]]
 
 
 def shared_tasks(pairs: list[tuple[Cell, Measurement, Measurement]]) -> Pairs:
-    """Return the tasks that both audits have, of each subject under each scheme."""
     shared: Pairs = []
     for cell, a, b in pairs:
         theirs = tasks_of(b)

@@ -224,7 +224,6 @@ def _mean_row(measured: Measurement, full: Measurement | None, confidence: float
 def _with_reference(
     row: TaskRow, measured: Measurement, yardstick: Measurement, confidence: float
 ) -> TaskRow:
-    """Return a row with what changed against the reference on the same items."""
     pairs = marked(measured, yardstick, row.task)
     if pairs is None or any(len(p.right_N) != len(p.full_N) for p in pairs):
         return row

@@ -155,7 +155,6 @@ def _judging(
 def _measured(
     table: Measurements, best: Measurement, split: str | None, chosen: ClassVerdict
 ) -> ClassVerdict:
-    """Return a choice with what was measured of it, on the documents that judge it."""
     cell, full = (best.subject, best.scheme), (best.subject, FULL_PRECISION)
     relative = None
     if best.scheme != FULL_PRECISION:

@@ -63,7 +63,6 @@ class Config(Training):
 
 
 def read_config(path: Path | None, settings: Sequence[str] = ()) -> tuple[Config, LabDocument]:
-    """Read a training file, or the defaults, with `--set` laid over it."""
     if path is None:
         document = LabDocument()
         lay_over(document, settings)

@@ -72,7 +72,6 @@ def _with_parents(runs: Iterable[TrainingRun]) -> list[TrainingRun]:
 
 
 def _stage_name(run: TrainingRun, known: list[TrainingRun]) -> str:
-    """Return the stage of a run; ingredients of one point share theirs."""
     match = _INGREDIENT.fullmatch(run.name)
     if match is None or any(other.name == match["stage"] for other in known):
         return run.name

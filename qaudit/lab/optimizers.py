@@ -36,7 +36,6 @@ def adamw(model: nn.Module, run: TrainingRun) -> torch.optim.AdamW:
 
 
 def load_moments(optimizer: torch.optim.AdamW, state: dict[str, object], run: TrainingRun) -> None:
-    """Load an optimizer's moments; a fork keeps its own weight decay and betas."""
     optimizer.load_state_dict(state)
     for group, decay in zip(optimizer.param_groups, (run.weight_decay, 0.0), strict=True):
         group["weight_decay"], group["betas"] = decay, run.betas

@@ -97,7 +97,6 @@ def prepare(
 def _write(
     folder: Path, survey: _Survey, vocabulary: int, tokenizer: Path | None, progress: Progress
 ) -> dict[str, Any]:
-    """Write the tokenizer, the stream and what is held out; return their part of the record."""
     if tokenizer is None:
         texts = (document.text for document in survey.training())
         used: PreTrainedTokenizerBase = train_tokenizer(texts, vocabulary)

@@ -242,7 +242,6 @@ def _is_saved(run: TrainingRun, step: int, state_every: int) -> bool:
 
 
 def _save(state: State, run: TrainingRun, text: TokenStream, out: Path, state_every: int) -> None:
-    """Write what is due at a step: the checkpoint and its averages, then states."""
     step = state.step
     if step in run.save_at:
         write_checkpoint(run, state.weights, text, out / run.label(step))

@@ -53,7 +53,6 @@ class _CatalogReader:
         return open_hub(watch=self._watch).listing
 
     def catalog(self) -> Catalog:
-        """Read names, choose, and read file trees."""
         recipe = self._recipe
         names = find_all(recipe.targets, recipe, lambda: self._listing)
         selected = {checkpoint.label for checkpoint in select(recipe, names)}
@@ -77,7 +76,6 @@ class _CatalogReader:
     def _with_files(
         self, names: Sequence[Checkpoint], selected: set[str]
     ) -> Iterator[tuple[Checkpoint, str]]:
-        """Yield each set of weights with the name it was found under."""
         wanted = {c.label for c in names} if self._check else selected
         if len(wanted) > MOST_TREES and not self._check:
             wanted = set()
@@ -143,6 +141,5 @@ def _so_far(done: int, total: int) -> str:
 
 
 def _families(names: Sequence[Checkpoint]) -> Iterator[Family]:
-    """Yield the families of a series, of a file beside it or of those that ship."""
     first = {c.family: c for c in reversed(names) if c.family}
     yield from (family_of(checkpoint, name) for name, checkpoint in first.items())

@@ -19,7 +19,6 @@ def planned_class(scheme: Scheme, sizes: Sizes) -> str:
 
 
 def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
-    """Return the bits a weight will take, of a scheme whose types depend on shapes."""
     return scheme.planned_bits(sizes.matrices, sizes.blocks)
 
 

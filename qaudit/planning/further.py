@@ -144,7 +144,6 @@ ARITHMETIC = 0.1
 def fits_rounding(
     subjects: Sequence[Subject], schemes: Sequence[Scheme], pricing: Pricing, passes: Sequence[Pass]
 ) -> bool:
-    """Return whether rounding what ships otherwise is within its part of a scan."""
     flops = _dearest(subjects, calibrated(schemes), pricing, "rounding").flops
     return 0 < flops <= ARITHMETIC * sum(step.price.flops for step in passes)
 
@@ -170,7 +169,6 @@ def price_otherwise(
     perturbations: Sequence[Perturbation],
     machine: tuple[str, str],
 ) -> Further | None:
-    """Return the most that it can cost to compute what ships otherwise."""
     steps = (_dearest(subjects, schemes, pricing, kind) for kind in perturbations)
     price = sum(steps, Price())
     low, high = seconds_range(price.flops, *machine)
@@ -184,7 +182,6 @@ def price_further(
     traffic: Traffic | None,
     machine: tuple[str, str],
 ) -> Further:
-    """Return the most that further draws can cost, of as many as the text has."""
     draws = pricing.text.draws or DRAWS[-1]
     cells = list(_largest_cells(subjects, calibrated(schemes), pricing))
     price = sum((price_of_draw for _, price_of_draw in cells for _ in range(1, draws)), Price())

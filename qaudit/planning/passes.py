@@ -90,7 +90,6 @@ def with_draws(recipe: Recipe, schemes: Sequence[Scheme], claim: ClaimKind) -> R
 
 
 def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
-    """Return the schemes whose result depends on the calibration text."""
     return tuple(s for s in schemes if s.calibration is not Calibration.NONE)
 
 

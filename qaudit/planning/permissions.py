@@ -96,7 +96,6 @@ def _some(checkpoints: Sequence[Checkpoint]) -> str:
 
 
 def _why(permission: _Permission, checkpoints: Sequence[Checkpoint]) -> str:
-    """Return the reasons in the files of their families."""
     by_name = {family.family: family.why_required for family in families.all_families()}
     whys = (by_name.get(c.family or "", {}).get(permission.need) for c in checkpoints)
     reasons = dict.fromkeys(why for why in whys if why)

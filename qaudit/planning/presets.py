@@ -52,8 +52,6 @@ def _is_default(recipe: Recipe, name: str) -> bool:
 
 
 def _text(text: TextSize, recipe: Recipe, changed: Recipe) -> TextSize:
-    """Return the size of the text with another number of documents, and other cuts."""
-
     def tokens(counted: int, documents: int, wanted: int) -> int:
         each = counted / max(1, documents)
         return round(wanted * min(each, changed.document_tokens or each))

@@ -85,7 +85,6 @@ def must_be_auditable(checkpoint: Checkpoint, hub: Hub | None) -> None:
 
 
 def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
-    """Return an error that names the checkpoint, and keeps its kind."""
     if f"`{checkpoint.label}`" not in error.message:
         error.message = f"`{checkpoint.label}` cannot be read: {error.message}"
     return error
@@ -135,7 +134,6 @@ class _Surveyor:
         self.references: list[str] = []
 
     def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int, bool]:
-        """Return the sizes of one model, the longest context it reads, and if it reads trees."""
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
             config = read_configuration(folder)

@@ -184,7 +184,6 @@ class _Track:
         self.failed: dict[str, SourceError] = {}
 
     def _folder(self, label: str) -> Path:
-        """Return the folder of a subject's quantized weights, by all that they depend on."""
         if label not in self._folders:
             calibration = part_of(self._ready.corpus, np.zeros(0, dtype=np.int64))
             task = Task.unplanned(self._subjects[label], calibration, (self._scheme,))

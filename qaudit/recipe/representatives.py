@@ -31,7 +31,6 @@ REPRESENTATIVES = 12
 
 
 def representatives(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return a few checkpoints that represent the whole series, in its order."""
     distinct = _distinct(checkpoints)
     placed = _placed(distinct)
     ends = {c.label for c in _ends(placed) if c.ingredient is not None}
@@ -51,7 +50,6 @@ def representatives(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]
 
 
 def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Keep one name of each commit, preferably one with a place."""
     names: dict[object, Checkpoint] = {}
     for c in checkpoints:
         key = (c.ref.location, c.commit, c.ref.subfolder) if c.commit else c.label

@@ -90,7 +90,6 @@ def _there_are(known: Iterable[str]) -> str:
 
 
 def _branches(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the names of the part of a run that a checkpoint belongs to."""
     stage = checkpoint.stage or ""
     if checkpoint.ingredient is None:
         return (stage,)

@@ -50,7 +50,6 @@ def _as_list(value: object) -> object:
 
 
 def _soup_text(value: object) -> object:
-    """Write the table of a soup as text, which is parsed once checkpoints are known."""
     return _Soup.model_validate(value).text() if isinstance(value, dict) else value
 
 

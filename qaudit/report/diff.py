@@ -35,7 +35,6 @@ def render(difference: Difference, form: str) -> str:
 
 
 def document(difference: Difference) -> doc.Page:
-    """Return the counts, a table of losses and one of errors, and what may cause them."""
     blocks: list[doc.Block] = [
         doc.paragraph(
             f"b is `{difference.b}`, compared with a, `{difference.a}`.",

@@ -61,7 +61,6 @@ def render_summary(summary: ExperimentSummary) -> str:
 
 
 def description(summary: ExperimentSummary) -> doc.Paragraph:
-    """Return a sentence on the runs and their number of seeds."""
     seeds = plural(len(summary.seeds), "seed")
     sentences = [
         summary.description,

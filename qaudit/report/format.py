@@ -38,7 +38,6 @@ def shown(value: Value | None, show: Callable[[Value], str]) -> str:
 
 
 def typical_percent(kl: float) -> str:
-    """Print by how many percent the probability of a token typically changes."""
     change = 100 * typical_change(kl)
     return f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
 

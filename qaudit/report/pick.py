@@ -96,7 +96,6 @@ def pareto_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
-    """Render the pick and its reasons above the best subject of every scheme."""
     view = View(audit if audit.pick == pick else replace(audit, pick=pick, verdict=None))
     if view.verdict is None:
         nothing = doc.prose("Nothing is picked: no measurement meets the objective.")
@@ -111,13 +110,11 @@ def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
 
 
 def render_pareto(audit: AuditRecord) -> str:
-    """Return the best of every scheme, and the front that nothing with fewer bits beats."""
     headline = "On the front: nothing with fewer bits is better. Intervals are for each loss alone."
     return terminal.render(doc.Page("", doc.prose(headline), (pareto_table(View(audit)),)))
 
 
 def pick_to_json(audit: AuditRecord, pick: Pick | None) -> str:
-    """Write a pick and the best of every scheme under the names they have in an audit."""
     rows = [encode(point) for point in points(View(audit))]
     verdict = None if audit.verdict is None or pick is None else encode(audit.verdict)
     chosen = None if pick is None else encode(pick)

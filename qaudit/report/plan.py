@@ -59,7 +59,6 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _later(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what is measured once it is known what ships."""
     if plan.further is not None:
         yield "then", _further(plan.further)
     if plan.otherwise is not None:
@@ -120,7 +119,6 @@ def _what(plan: Plan) -> str:
 
 
 def _subjects(plan: Plan) -> str:
-    """Name the subjects; of a long series the beginning and the end."""
     names = [subject.label for subject in plan.subjects]
     if len(names) > SHOWN:
         half = SHOWN // 2
@@ -129,7 +127,6 @@ def _subjects(plan: Plan) -> str:
 
 
 def _search(search: Subject) -> str:
-    """Name the candidates of a searched soup, and how many means it measures at most."""
     _, _, scheme = (search.merge or "").partition("scheme=")
     names = [f"`{checkpoint.label}`" for checkpoint, _ in search.members]
     if len(names) > SHOWN:

@@ -72,7 +72,6 @@ def _in_short(view: View, soups: list[Subject]) -> tuple[doc.Block, ...]:
 
 
 def _what(view: View, soup: Subject) -> list[doc.Inline]:
-    """Name what a soup is made of, and how that was found where it was searched for."""
     made = (*doc.code(soup.label), *doc.words(f" is the {soup.merge or ''} of "))
     search = searches_of(view.audit).get(soup.label)
     recipe = (*made, *_ingredients(soup), *doc.words("."))
@@ -156,7 +155,6 @@ def disagree(row: SoupRow) -> bool:
 
 
 def _summary(rows: Sequence[SoupRow], soup: str) -> str:
-    """Count schemes: against every ingredient, and against the best one of each scheme."""
     schemes = dict.fromkeys(row.scheme for row in rows)
     outright = [(row, row.outright.verdict) for row in rows]
     lost = [(row, row.difference.verdict) for row in rows]

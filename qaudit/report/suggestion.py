@@ -18,7 +18,6 @@ def suggestion_to_json(suggestion: Suggestion) -> str:
 
 
 def render_suggestion(suggestion: Suggestion) -> str:
-    """Return the checkpoints worth measuring, the predictions, and the errors of predictions."""
     if suggestion.error is None or suggestion.loss is None or suggestion.best_loss is None:
         reason = (
             f"No suggestion of what to measure next at {suggestion.scheme}: {suggestion.reason}."
@@ -55,7 +54,6 @@ def render_suggestion(suggestion: Suggestion) -> str:
 
 
 def _worth(what: str, worth: Worth, scale: float, unit: str, suggestion: Suggestion) -> str:
-    """Return the errors of predictions where a checkpoint is left out, and which are used."""
     errors = (
         f"signals ({listing(list(suggestion.signals))}) {scale * worth.signals:.3g}, neighbours "
         f"{scale * worth.neighbours:.3g}, mean {scale * worth.mean:.3g} {unit}"

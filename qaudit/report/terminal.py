@@ -154,7 +154,6 @@ def _side_by_side(columns: list[_Column], width: int, gap: str) -> Iterator[str]
 
 
 def _joined(lines: Sequence[str]) -> str:
-    """Return the lines of a table without those above its headings."""
     return "\n".join(line.rstrip() for line in dropwhile(lambda line: not line.strip(), lines))
 
 

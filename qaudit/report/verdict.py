@@ -35,7 +35,6 @@ def headline(view: View) -> str:
 
 
 def answer(verdict: Verdict) -> str:
-    """Return the status under the policy, and that of each bit class."""
     by_status = {status: _of(verdict, status) for status in STATUSES}
     parts = [_classes(status, classes) for status, classes in by_status.items() if classes]
     details = f": {'; '.join(parts)}" if parts else ""
@@ -72,7 +71,6 @@ def what(one: ClassVerdict) -> str:
 
 
 def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
-    """Return a line for each bit class, and what else keeps the whole from shipping."""
     bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
     notices = tuple(_notice(decision, verdict.claim) for decision in verdict.classes)
     return (doc.Banner(notices), *bullets, *_next_step(verdict.next_step))
@@ -122,7 +120,6 @@ def effect(error: Interval) -> str:
 
 
 def _certainty(one: ClassVerdict, claim: ClaimKind) -> Iterator[str]:
-    """Yield how sure the choice is: the rival, the documents, the draws."""
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
     parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
     calibrates = one.calibrates
@@ -210,7 +207,6 @@ def rare_damage(view: View) -> tuple[str, ...]:
 
 
 def evidence(view: View) -> tuple[doc.Section, ...]:
-    """Return the reason of each choice, its contenders, and what would change it."""
     classes = view.verdict.classes if view.verdict else ()
     return tuple(
         doc.Section(label(decision), (doc.bullets(*_evidence(view, decision)),))
@@ -220,7 +216,6 @@ def evidence(view: View) -> tuple[doc.Section, ...]:
 
 
 def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
-    """Yield how far a choice is from full precision, and what that does not show."""
     if one.kl is None:
         return
     change = change_of_probability(one.kl.estimate)
@@ -276,7 +271,6 @@ def change_of_probability(kl: float) -> str:
 
 
 def _least(view: View, one: ClassVerdict) -> Iterator[str]:
-    """Yield what loses least to quantization, where that is not what is best when quantized."""
     assert one.subject is not None and one.scheme is not None
     errors = [
         (error.estimate, subject.label, error)

@@ -174,7 +174,6 @@ class ServerClient:
 
 
 def _settings(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
-    """Return every setting of the sampler: servers have defaults of their own."""
     sampler = drawing.sampler
     return {
         "n": 1,

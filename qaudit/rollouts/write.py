@@ -126,8 +126,6 @@ def _batches(due: Sequence[DueSample], *, of_one_length: bool) -> Iterator[list[
 
 @contextmanager
 def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str]) -> Iterator[Write]:
-    """Open what generates, and yield a function that writes rows."""
-
     def drawing(prompt: Prompt) -> DrawSettings:
         room = source.context - len(prompt.ids)
         if room < 1:
@@ -190,7 +188,6 @@ def _source(recipe: Recipe, options: RunOptions, request: RolloutRequest, watch:
 
 
 def _subject(recipe: Recipe, hub: Hub | None, *, soup: bool) -> Subject:
-    """Return the soup that was named, or the one checkpoint of a target."""
     if soup:
         return resolve_soup(recipe, hub)
     subjects = [s for s in resolve(recipe, hub).subjects if s.kind == "checkpoint"]
@@ -240,7 +237,6 @@ def _first(*values: Any) -> Any:
 def _end_ids(
     generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any
 ) -> tuple[int, ...]:
-    """Return the tokens that end an answer, the tokenizer's own first."""
     ids: list[int] = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
         ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []

@@ -179,7 +179,6 @@ class Templates:
 
 
 def _are_inside(places: list[tuple[int, int]], length: int) -> bool:
-    """Return whether places follow each other in a text of such a length."""
     bounds = [bound for place in places for bound in place]
     return bounds == sorted(bounds) and all(0 <= bound <= length for bound in bounds)
 

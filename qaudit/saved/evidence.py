@@ -150,7 +150,6 @@ def read_saved(path: Path) -> SavedAudit:
 def _with_tasks(
     measured: Measurement, rows: Iterable[TaskRow], audit: AuditRecord, folder: Path
 ) -> Measurement:
-    """Return a measurement with the items of its tasks, each of which has a file of its own."""
     measurements = [_read_evidence(row, folder) for row in rows]
     for measurement in measurements:
         _must_be_of(measurement, audit, measured.subject, measured.spec)

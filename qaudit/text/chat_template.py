@@ -135,7 +135,6 @@ def _text(path: Path) -> str:
 
 
 def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the special tokens of the first folder that has settings of a tokenizer."""
     for folder in folders:
         table = _table(folder / _SPECIAL) | _table(folder / _SETTINGS)
         if table:

@@ -169,7 +169,6 @@ class Cutter:
         return tuple(items), tuple(windows)
 
     def _units(self, documents: Sequence[Encoded]) -> Iterable[Encoded]:
-        """Return the units of analysis: documents, or windows of documents run together."""
         return _packed(documents, self.protocol.context) if self.protocol.packed else documents
 
     def _text(self, text: str) -> tuple[Tokens, Counts, Counts | None]:

@@ -172,7 +172,6 @@ def _refused(source: str, why: str, *, hint: str = f"write it as {FORM}") -> Usa
 
 
 def _form(location: str) -> str:
-    """Return a hint: how to write what was probably meant."""
     rest = location.partition("://")[2]
     if rest.startswith(("models/", "spaces/")):
         return f"text comes from datasets: {FORM}"
@@ -184,7 +183,6 @@ def _form(location: str) -> str:
 
 
 def _near(listing: Listing, repo: str, commit: str, path: str, error: HubError) -> str:
-    """Return a hint: the file of the same folder that was probably meant."""
     folder, _, name = path.rpartition("/")
     try:
         names = listing.client.neighbours(repo, commit, folder, kind="dataset")

@@ -56,7 +56,6 @@ def tokenizer_of(
 
 
 def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
-    """Return a note on the code that a repository has for its tokenizer."""
     from qaudit.model.remote import ran
 
     if not has_own_code(folder):

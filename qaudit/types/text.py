@@ -280,7 +280,6 @@ class Corpus:
         return self._chosen(lambda item: (item.task, item.part) in parts)
 
     def _chosen(self, is_chosen: Callable[[Item], bool]) -> Corpus:
-        """Return the corpus with some of its items, their windows numbered anew."""
         items, windows, first = [], list[Window](), 0
         for item in self.items:
             if is_chosen(item):

@@ -241,7 +241,6 @@ def _rounded(x_KM: Tensor, codes_KM: Tensor, step_M: Tensor, low: int, high: int
 
 
 def _columns(values: Tensor, group: int) -> Tensor:
-    """Put each group into a column: (K, M)."""
     return values.reshape(-1, group).T.contiguous()
 
 

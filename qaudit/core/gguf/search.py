@@ -205,7 +205,6 @@ def _squared(difference_KM: Tensor, weight_KM: Tensor) -> Tensor:
 
 
 def _sum(*terms: float | tuple[float, int]) -> float:
-    """Add numbers and products in float32, one after another."""
     total = np.float32(0)
     for term in terms:
         value = term if isinstance(term, tuple) else (term, 1)

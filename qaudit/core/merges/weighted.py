@@ -35,7 +35,6 @@ class Weighted(Mean):
             )
 
     def accept(self, weights: Sequence[float]) -> None:
-        """Refuse weights that do not sum to one, unless they need not."""
         total = math.fsum(weights)
         if not all(math.isfinite(weight) for weight in weights) or total == 0:
             raise UsageError(

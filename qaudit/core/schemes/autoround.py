@@ -112,7 +112,6 @@ class AutoRound(Scheme):
         return quantize
 
     def _tuned(self, library: Any, block: WholeBlock, samples: _Samples) -> Mapping[str, Any]:
-        """Return linears that hold rounded weights, scales and zero points."""
         tuned = _tunable(block, samples.rows)
         model = _around(tuned)
         windows = max(n for n in (1, 2, 4, WINDOWS) if n <= samples.rows)
@@ -250,7 +249,6 @@ def _product(linear: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _around(block: nn.Module) -> Any:
-    """Return a model of one block, as far as the library looks at it."""
     import torch
     from torch import nn
 

@@ -253,7 +253,6 @@ class Awq(Scheme):
         return snap_groups(weight_RC, self.bits, self.group, **self._grid)
 
     def _clip_and_quantize(self, weight_RC: Tensor, gram_CC: Tensor) -> IntegerCodes:
-        """Quantize each group of each row under the clipping that hurts its output least."""
         parts, start = [], 0
         for part_RGK in split_groups(weight_RC, self.group):
             groups, size = part_RGK.shape[1:]

@@ -194,7 +194,6 @@ class Clips:
 def _cut(
     x: Tensor, bits: int, below: float | Tensor, above: float | Tensor, scale_dtype: str = "float32"
 ) -> Grid:
-    """Lay a grid over shares of both ends of the range of the last dimension."""
     smallest, largest = below * x.amin(-1, keepdim=True), above * x.amax(-1, keepdim=True)
     return fit_range(smallest, largest, bits, symmetric=False, scale_dtype=scale_dtype)
 
@@ -298,7 +297,6 @@ def zigzag(size_C: Tensor, block: int) -> Tensor:
 
 
 def _swapped(matrix: Tensor, i: int, j: int | Tensor) -> Tensor:
-    """Exchange two rows and the same two columns."""
     import torch
 
     place = torch.arange(len(matrix), device=matrix.device)

@@ -207,7 +207,6 @@ class Gptq(Scheme):
     def _start(
         self, weight_CR: Tensor, gram_CC: Tensor, inputs: Inputs, hessian: Hessian
     ) -> Start | None:
-        """Return from where columns are rounded, where that is not the weights themselves."""
         return None
 
     def _column_loop(

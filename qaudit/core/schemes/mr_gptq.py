@@ -102,7 +102,6 @@ def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
 
 
 def fit_mx(weight_KR: Tensor) -> FloatGrid:
-    """Search the power of two of each row of a group."""
     usual = mx_scale(weight_KR.abs().amax(0, keepdim=True), "floor")
     return _best(weight_KR, ((usual * 2.0**step).clamp_(2.0**-126, 2.0**127) for step in MX_STEPS))
 

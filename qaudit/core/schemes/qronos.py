@@ -85,7 +85,6 @@ class Qronos(Gptq):
 
 
 def _largest_eigenvalue(gram_CC: Tensor) -> Tensor:
-    """Return the largest eigenvalue of a Gram matrix, from below."""
     vector_C = gram_CC.diagonal() / gram_CC.diagonal().norm()
     value: Tensor = vector_C.norm()
     for _ in range(POWER_STEPS):

@@ -23,13 +23,11 @@ ALT = "Trace and largest eigenvalue of the Hessian along the series"
 
 
 def is_drawn(view: View) -> bool:
-    """Return whether at least two checkpoints have a trace."""
     models = whole_models(view)
     return sum(subject.label in models for subject in view.checkpoints) > 1
 
 
 def draw(view: View, alt: str) -> Drawing:
-    """Draw the trace above and the largest eigenvalue beneath, where there is one."""
     models, where = whole_models(view), axis(view)
     soups = [s.label for s in view.soups if s.label in models]
     places = dict(where.positions)

@@ -141,7 +141,6 @@ class _Counter:
 
 
 def _sketched(product: Product, size: int, like: Tensor, probing: Probing) -> list[Tensor]:
-    """Return an orthonormal basis of what the matrix makes of random signs."""
     basis: list[Tensor] = []
     for k in range(probing.sketch):
         if len(basis) == size:

@@ -10,7 +10,6 @@ from qaudit.types import CurvatureRow
 
 
 def section(view: View) -> doc.Section:
-    """Return the section, without blocks if curvature was not measured."""
     models = whole_models(view)
     blocks: list[doc.Block] = []
     if models:
@@ -49,7 +48,6 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
 
 
 def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
-    """Return the table of the roles of the last checkpoint, or of the last subject with any."""
     with_roles = [label for label in models if roles_of(view, label)]
     if not with_roles:
         return ()
@@ -100,7 +98,6 @@ def along_the_series(view: View) -> str:
 
 
 def _compared(before: CurvatureRow, last: CurvatureRow) -> str:
-    """Compare two traces, with the scatter of documents and probes."""
     a, b = (row.trace_elsewhere or row.trace for row in (before, last))
     if a.estimate <= 0 or (b.low <= a.high and a.low <= b.high):
         return "The difference of the two traces is within their scatter."

@@ -48,7 +48,6 @@ class Breaks:
         return np.maximum(0.0, self.x_N - at)[None] if beside >= BESIDE else None
 
     def means(self) -> Iterator[Array]:
-        """Yield the columns of a straight line and of each smooth curve."""
         one, x = np.ones_like(self.x_N), self.x_N
         positions = self.first + self.extent * x
         gap = float(np.median(np.diff(positions)))

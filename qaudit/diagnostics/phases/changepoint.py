@@ -224,7 +224,6 @@ def _located(
     confidence: float,
     draw: np.random.Generator,
 ) -> tuple[Break, float]:
-    """Return the best break, its interval, and the variance of what is left beside it."""
     seen_1M = (series.values_N @ line.basis_NM)[None]
     each_C = line.with_each(seen_1M)[:, 0]
     best = int(each_C.argmax())

@@ -161,7 +161,6 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
 
 
 def _reading(reading: PhaseReading) -> str:
-    """Return the change of loss and error in each of three phases."""
     parts = [
         f"{name} (loss {spread(loss)} nats, error {percent(error)} points)"
         for name, loss, error in zip(

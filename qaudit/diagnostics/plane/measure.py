@@ -82,7 +82,6 @@ class _Slice:
         return dict(sorted(losses.items()))
 
     def _line(self, weights: Weights, a: float) -> Mapping[float, Array]:
-        """Return the losses along the direction of quantization, from somewhere on."""
         first = a == 0.0
         points = [b for b in self.parameters.along if b != 0.0 and (b != 1.0 or not first)]
         schemes = {b: Along(anchor=self.anchor, part=b) for b in points}
@@ -114,7 +113,6 @@ class _Slice:
         )
 
     def _losses(self, feed: Feed, nll: Sequence[Tensor]) -> Array:
-        """Sum losses over the chosen documents, in their order."""
         windows = [window for part in self.choice.windows for window in part]
         count = len(self.case.corpus.documents)
         loss_D, _ = document_sums(feed.evaluation, nll, windows, count)

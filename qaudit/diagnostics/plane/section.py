@@ -16,7 +16,6 @@ from qaudit.types import Interval, PlaneRow
 
 
 def section(view: View) -> doc.Section:
-    """Return the section, without blocks if no slice was measured."""
     texts = [text for line in shown_lines(view) if (text := beyond_the_parabola(line))]
     blocks = (*map(doc.paragraph, texts), *picture(view, "plane"))
     return doc.Section("How sharp the loss is", blocks, 5)
@@ -82,7 +81,6 @@ def grid(view: View) -> list[PlaneRow]:
 
 
 def beyond_the_parabola(line: Line) -> str:
-    """Compare the loss of the quantized model with a parabola through the start of the line."""
     quantized, expected = line.quantized, line.parabola
     if quantized is None:
         return ""

@@ -14,7 +14,6 @@ COLUMNS, ROLE_COLUMNS = doc.columns("positions", *_NUMBERS), doc.columns("role",
 
 
 def section(view: View) -> doc.Section:
-    """Return folded tables for each subject and scheme that ships."""
     diagnostics = view.audit.diagnostics
     blocks = [
         block

@@ -94,7 +94,6 @@ def _parts(
 
 
 def _are_alike(evidence: RolloutEvidence, full: RolloutEvidence, name: str) -> bool:
-    """Return whether two streams scored the same samples in the same bins."""
     shapes = (getattr(e, name).end_sum.shape for e in (evidence, full))
     return evidence.sha256 == full.sha256 and len(set(shapes)) == 1
 

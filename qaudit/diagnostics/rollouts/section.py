@@ -25,7 +25,6 @@ SCORES = doc.columns("subject", "scheme", "expected score", "change", "effective
 
 
 def section(view: View) -> doc.Section:
-    """Return a table of what ships, each behind its full precision."""
     rows = {(row.subject, row.scheme): row for row in view.audit.diagnostics.rollouts}
     cells = [
         (subject, name) for subject, scheme in shipped(view) for name in (FULL_PRECISION, scheme)
@@ -47,7 +46,6 @@ def section(view: View) -> doc.Section:
 
 
 def _parts(cell: tuple[str, str], diagnostics: Diagnostics) -> doc.Block | None:
-    """Return a folded table by role and by position behind the prompt."""
     rows: list[tuple[str, RoleRow | PositionRow]] = [(r.role, r) for r in diagnostics.rollout_roles]
     rows += [(f"tokens {r.first:,} to {r.last:,}", r) for r in diagnostics.rollout_positions]
     table = tuple(

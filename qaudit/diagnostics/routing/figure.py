@@ -17,12 +17,10 @@ LEFT, RIGHT, TOP, BOTTOM = 64.0, 700.0, 30.0, 260.0
 
 
 def is_drawn(view: View) -> bool:
-    """Return whether a subject has several layers of experts."""
     return len({row.block for row in view.audit.diagnostics.routing}) > 1
 
 
 def draw(view: View, alt: str) -> Drawing:
-    """Draw the layers of the subject that ships under every scheme."""
     subject = shown_subject(view)
     rows = [row for row in view.audit.diagnostics.routing if row.subject == subject]
     blocks = sorted({row.block for row in rows})
@@ -54,7 +52,6 @@ def draw(view: View, alt: str) -> Drawing:
 
 
 def _bounds(row: RoutingRow) -> tuple[float, float, float]:
-    """Return the percentage of tokens with other experts, and its interval."""
     same = row.agreement
     return 100 * (1 - same.estimate), 100 * (1 - same.high), 100 * (1 - same.low)
 

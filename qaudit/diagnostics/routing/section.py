@@ -18,7 +18,6 @@ LEGEND = (
 
 
 def section(view: View) -> doc.Section:
-    """Return a table of schemes, the picture, and the layers of what ships."""
     subject = shown_subject(view)
     rows = [row for row in view.audit.diagnostics.routing if row.subject == subject]
     if subject is None or not rows:

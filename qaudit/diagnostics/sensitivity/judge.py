@@ -17,7 +17,6 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
 
 
 def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:
-    """Yield the roles that add most of an error, and the mixtures that differ from their sum."""
     low = {row.bits for row in rows if row.part == "all"}
     for row in rows:
         if row.part == "role" and row.bits == min(filter(None, low), default=row.bits):

@@ -30,7 +30,6 @@ class Sensitivity(Diagnostic):
         return [self.scheme_among(schemes)]
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        """Return a pass over the parts, and one over the mixture."""
         scheme = self.scheme_among(schemes)
         # About each role twice, the groups, all of it twice, and a mixture.
         count = 2 * ROLES + min(self.layers, blocks) + 2 + 1

@@ -14,7 +14,6 @@ COLUMNS = doc.columns("role", "adds, nats per token", "share, %")
 
 
 def section(view: View) -> doc.Section:
-    """Return a table by role and the mixture, for each subject of interest."""
     rows = view.audit.diagnostics.sensitivity
     blocks = [block for label in view.of_interest for block in _subject(label, rows)]
     return doc.Section("Why", tuple(blocks), 4)
@@ -44,7 +43,6 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
 
 
 def _mixture(added: list[SensitivityRow]) -> list[str]:
-    """Describe the suggested mixture, its measurement, and those of its rivals."""
     whole = {row.bits: row for row in added if row.part == "all"}
     mixed = next((row for row in added if row.part == "mixture"), None)
     if mixed is None or mixed.absolute_change is None or mixed.predicted is None:

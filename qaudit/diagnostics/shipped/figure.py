@@ -25,7 +25,6 @@ def is_drawn(view: View) -> bool:
 
 
 def draw(view: View, alt: str) -> Drawing:
-    """Draw files, and the schemes that were measured beside them; what is dominated is hollow."""
     shown = _shown(view)
     spots = [_spot(view, score, shown) for score in shown]
     nbytes = [spot.across for spot in spots]

@@ -33,7 +33,6 @@ LEGEND = (
 
 
 def section(view: View) -> Section:
-    """Return the table, and what looks broken or was not read."""
     rows = view.audit.diagnostics.shipped
     damaged = _damaged(view)
     blocks: list[Block] = []

@@ -10,5 +10,4 @@ from qaudit.types import Diagnostics, Finding
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    """Return the diagnostics with their strata, and no finding: rules are the policy's."""
     return replace(diagnostics, strata=stratum_rows(table)), ()

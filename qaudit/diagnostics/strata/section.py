@@ -17,7 +17,6 @@ COLUMNS = doc.columns("stratum", "documents", "loss, nats", "added, %", "KL, nat
 
 
 def section(view: View) -> doc.Section:
-    """Return a folded table for each subject and scheme that ships."""
     rows = view.audit.diagnostics.strata
     blocks = [block for cell in shipped(view) for block in _cell(cell, rows)]
     return doc.Section(TITLE, tuple(blocks), 5)

@@ -167,14 +167,12 @@ def relative(squares: Mapping[str, float], norm: float) -> dict[str, float]:
 
 
 def _double(weight_RC: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor in float64, a few rows at a time."""
     rows = max(1, _AT_ONCE // max(1, weight_RC.shape[1]))
     for start in range(0, weight_RC.shape[0], rows):
         yield weight_RC[start : start + rows].double()
 
 
 def _ranges(weight_RC: Tensor, group: int) -> tuple[float, int]:
-    """Add up range over deviation of every group that has a deviation."""
     total, count = 0.0, 0
     for rows_RC in _double(weight_RC):
         for part_RGK in split_groups(rows_RC, group):

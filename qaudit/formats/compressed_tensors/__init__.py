@@ -155,7 +155,6 @@ class CompressedTensors(Format):
         return {f"{linear}.{name}": one.cpu().contiguous() for name, one in parts.items()}
 
     def _must_be_run_so(self, linear: str, stored: StoredWeight) -> None:
-        """Refuse what no runtime computes as it was measured."""
         scheme = self.scheme
         floats = isinstance(stored, Float8Codes | MxFloat4Codes | NvFloat4Codes)
         if floats and scheme.layout is None:
@@ -208,7 +207,6 @@ class CompressedTensors(Format):
         }
 
     def _arguments(self, symmetric: bool) -> tuple[str, Document, Document | None]:
-        """Return the format, and what compressed-tensors needs to know of weights and inputs."""
         layout, group = self.scheme.layout, declared_group(self.scheme)
         codes = layout.codes if layout else "integers"
         if codes == "float8" and layout and layout.squares:

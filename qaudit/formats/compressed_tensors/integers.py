@@ -147,7 +147,6 @@ def _decoded(
     group_of_C: Tensor,
     symmetric: bool,
 ) -> Tensor:
-    """Return weights of codes and zero points that are counted from the middle."""
     if zeros_RG is not None:
         if symmetric:
             must_be_symmetric(name, "`symmetric: true`", zeros_RG)

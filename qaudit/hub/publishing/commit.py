@@ -65,7 +65,6 @@ class Publisher:
         self.client = client
 
     def require_account(self) -> None:
-        """Refuse to begin without a network or without an account."""
         if self.client.offline:
             raise HubError(
                 "a pull request needs the network, and `HF_HUB_OFFLINE` keeps it away",
@@ -103,7 +102,6 @@ class Publisher:
         return tuple(pull_requests[number] for number in sorted(pull_requests, reverse=True))
 
     def check_readme(self, repo: str, text: str) -> None:
-        """Refuse a README whose metadata the Hub would not take."""
         request = Request(f"whether `README.md` of `{repo}` can be read", repo)
         card = as_json({"content": text, "repoType": "model"}, statuses=frozenset({200, 400}))
         answer, _ = self.client.ask(request, f"{self.client.endpoint}/api/validate-yaml", card)
@@ -186,7 +184,6 @@ def discussions_in(answer: Any) -> tuple[tuple[Discussion, ...], int]:
 
 
 def complaints_in(answer: Any) -> tuple[str, ...]:
-    """Read what is wrong with the metadata of a README, if anything is."""
     errors = table_in(answer, "the answer").get("errors", [])
     rows = tables_in(errors, "the complaints", "a complaint")
     return tuple(text_in(row.get("message"), "a complaint") for row in rows)

@@ -102,7 +102,6 @@ def _bases(subject: Subject | None, repository: Repository) -> tuple[str, ...]:
 
 
 def _result(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dict[str, Any], ...]:
-    """Return the entry of a model-index that holds a subject's results, if there are any."""
     scores = [view.score(subject.label, scheme) for scheme in (FULL_PRECISION, *view.schemes)]
     metrics = [_metric(view, s) for s in scores if s is not None and math.isfinite(s.perplexity)]
     if not metrics:

@@ -58,7 +58,6 @@ class Folder:
 
     @property
     def digest(self) -> str:
-        """Return the audit's sha256; its evidence is part of it, by hashes."""
         return hashlib.sha256(self.files[f"{FOLDER}/audit.json"]).hexdigest()
 
 
@@ -153,7 +152,6 @@ def _evidence(row: MeasurementRow | TaskRow, folder: Path) -> bytes:
 
 
 def _pictures(folder: Path, audit: AuditRecord) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Return the pictures that the card shows; drawn anew if one of them is missing."""
     names = [f"{name}{kind}.svg" for name, _ in pictures(View(audit)) for kind in ("", "-dark")]
     missing = [name for name in names if not _is_file(folder / name)]
     if not missing:

@@ -214,7 +214,6 @@ def _mean(question: Question, confidence: float) -> _Answer | str:
 
 
 def _rollouts(question: Question) -> tuple[RolloutEvidence, RolloutEvidence]:
-    """Return what a stream and full precision make of rollouts."""
     found = (question.table.find(*cell) for cell in question.own)
     stream, full = (measured.evidence.rollouts for measured in found if measured is not None)
     assert stream is not None
@@ -223,7 +222,6 @@ def _rollouts(question: Question) -> tuple[RolloutEvidence, RolloutEvidence]:
 
 
 def _of_rollouts(question: Question, confidence: float) -> _Answer | str:
-    """Return a quantity of rollouts, whose unit is the prompt."""
     quantity = QUANTITIES[question.record.statistic]
     subjects = {subject.label: subject for subject in question.table.subjects}
     interval = quantity(*_rollouts(question), subjects[question.subject], confidence)

@@ -77,7 +77,6 @@ def summarize(  # noqa: PLR0913 - what was measured, and how it is named
 
 
 def _notes(subjects: Sequence[str], seeds: Mapping[int, MeasuredSeed]) -> Iterator[str]:
-    """Name the models whose loss is not finite, and those that were not measured."""
     for seed, of_seed in seeds.items():
         for (subject, scheme), measurement in of_seed.evidence.items():
             if not np.isfinite(measurement.nll_sum).all():

@@ -96,7 +96,6 @@ def _run(
 
 
 def _schedule(experiment: Experiment, table: RunTable, size: Size, *, is_fork: bool) -> Schedule:
-    """Build a schedule of steps from one of units; only a run from the start is warmed up."""
     rates = dict(table.schedule)
     kind = str(rates.pop("kind", ""))
     rates = {k: v * size.unit_steps if k in _IN_UNITS else v for k, v in rates.items()}

@@ -90,7 +90,6 @@ def prices(request: LabRequest, experiments: Sequence[Experiment]) -> Iterator[L
 
 
 def run_seed(request: LabRequest, experiment: Experiment, seed: int, progress: Progress) -> None:
-    """Train what is missing for a seed, scan it, and write the summary anew."""
     planned = planned_runs(experiment, request.size, seed)
     train_missing(request, planned, progress)
     folder = request.seed_folder(experiment, seed)

@@ -36,7 +36,6 @@ LEGEND = (
 
 
 def fidelity_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the tails of what ships under every scheme, and the divergence of all subjects."""
     rows = [score for subject in view.subjects for score in _scores(view, subject)]
     if not rows or view.main is None:
         return ()

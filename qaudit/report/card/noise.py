@@ -19,7 +19,6 @@ DTYPE_COLUMNS = (*COLUMNS, *doc.columns("dtype"))
 
 
 def noise_section(view: View) -> tuple[doc.Block, ...]:
-    """Name the sources of noise and, where more than documents is known, how much each makes."""
     if not view.audit.measurements:
         return ()
     rows = [row for row in view.audit.diagnostics.noise if row.subject in _shown(view)]
@@ -69,7 +68,6 @@ def _part(part: float | None, share: float | None) -> str:
 
 
 def _sources(view: View) -> list[str]:
-    """Name what the intervals include: documents, calibration draws, arithmetic."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
     return [
         f"Documents: intervals are at {level}, paired on the same "
@@ -129,7 +127,6 @@ def _draws(view: View) -> Iterator[str]:
 
 
 def _another_calibration(view: View) -> Iterator[str]:
-    """Yield by how much another calibration would move what ships, where draws tell."""
     yield "Calibration: in no interval. Another calibration would write another file."
     classes = view.verdict.classes if view.verdict else ()
     cells = dict.fromkeys((decision.subject, decision.scheme) for decision in classes)
@@ -159,7 +156,6 @@ def _arithmetic(view: View) -> Iterator[str]:
 
 
 def _moved(view: View, name: str) -> Iterator[str]:
-    """Yield the most, and the root mean square, that a perturbation moved each scheme."""
     for scheme, parts in _by_scheme(view, name).items():
         called = "full precision" if scheme == FULL_PRECISION else scheme
         yield (
@@ -186,7 +182,6 @@ def divergence_floor(view: View) -> str:
 
 
 def _by_scheme(view: View, name: str) -> dict[str, list[float]]:
-    """Return a column of the rows of noise where it was measured, by scheme."""
     parts: dict[str, list[float]] = {}
     for row in view.audit.diagnostics.noise:
         value = getattr(row, name)

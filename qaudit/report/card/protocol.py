@@ -26,14 +26,12 @@ PERMISSIONS = {
 
 
 def notes_section(view: View) -> tuple[doc.Block, ...]:
-    """Fold what was done differently, and the notes of the plan."""
     notes = [f.message for f in view.audit.findings if f.rule == "QA003"]
     notes += view.audit.plan.notes
     return (doc.fold(plural(len(notes), "note"), doc.bullets(*notes)),) if notes else ()
 
 
 def skipped_section(view: View) -> tuple[doc.Block, ...]:
-    """List what was planned and not measured, with the reasons."""
     items = [
         (
             *doc.code(s.subject),

@@ -63,7 +63,6 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def _imported(rows: Sequence[TaskRow]) -> tuple[doc.Block, ...]:
-    """Name the answers that another tool generated and marked."""
     sources = dict.fromkeys((row.task, row.imported) for row in rows if row.imported)
     if not sources:
         return ()
@@ -97,7 +96,6 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
-    """Return the sentence on what the intervals of calibrated schemes include."""
     calibrated = [(row.subject, row.scheme) for row in view.audit.deciding_rows]
     alone = [scheme for subject, scheme in without_draws(view.audit) if (subject, scheme) in known]
     texts = ["Intervals hold other items of the same kind."]

@@ -130,7 +130,6 @@ def linear_ticks(lowest: float, highest: float, about: int = 5) -> list[float]:
 def axis_left(
     scale: Scale, left: float, right: float, show: Callable[[float], str] = "{:g}".format
 ) -> list[Part]:
-    """Return numbers at the left and faint lines across the panel."""
     parts: list[Part] = []
     for tick in scale.ticks:
         y = scale.at(tick)

@@ -20,7 +20,6 @@ REACH = 1.15
 
 
 def quantized(view: View, alt: str) -> Drawing:
-    """Draw, for each scheme, quantized against full-precision loss."""
     shown = _contenders(view)
     across = widened([s.ce.estimate for x in shown if (s := view.score(x.label))])
     losses = _losses(view, shown, view.schemes)

@@ -29,7 +29,6 @@ LOOKS = {  # marker, colour, filled
 
 
 def soups(view: View, alt: str) -> Drawing:
-    """Draw both differences of the first soup to its ingredients, a row for each."""
     soup, opponents, rows = drawn(view)
     heights = _heights(rows)
     bottom = max(heights) + ROW / 2 + 6
@@ -62,7 +61,6 @@ def soups(view: View, alt: str) -> Drawing:
 
 
 def _heights(rows: list[SoupRow]) -> list[float]:
-    """Place rows beneath each other, schemes apart."""
     heights: list[float] = []
     y, before = TOP, None
     for row in rows:

@@ -54,7 +54,6 @@ def drawn(spots: Sequence[Spot], across: Scale, up: Scale) -> list[Part]:
 
 
 def _near(spots: Sequence[Spot]) -> Iterator[list[Spot]]:
-    """Yield spots that are near each other together, from left to right."""
     cluster: list[Spot] = []
     for spot in sorted(spots, key=lambda spot: (spot.across, spot.up)):
         if cluster and spot.across > NEAR * cluster[0].across:

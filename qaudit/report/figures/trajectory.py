@@ -55,7 +55,6 @@ LOSS = Quantity(
 
 
 def trajectory(view: View, alt: str, what: Quantity = LOSS) -> Drawing:
-    """Draw added loss along the series, and the learning rate where it is known."""
     where, rates = axis(view), knows_rates(view)
     bottom = TOP + max(320.0, frame.NAME_HEIGHT * len(view.schemes))
     floor = bottom + 34 + RATE_HEIGHT if rates else bottom
@@ -92,7 +91,6 @@ def trajectory(view: View, alt: str, what: Quantity = LOSS) -> Drawing:
 
 
 def _along(view: View, where: Axis) -> Scale:
-    """Return the scale of checkpoints, with room for soups after them."""
     places = list(where.positions.values())
     ticks = tuple(linear_ticks(min(places), max(places), 6))
     places += [soup_position(where, k, len(view.soups)) for k in range(len(view.soups))]
@@ -133,7 +131,6 @@ def _percent(interval: Interval) -> Interval:
 
 
 def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Series:
-    """Draw one scheme: band and line along the main line, and a mark for every subject."""
     look = looks(view.schemes)[scheme]
     main = {s.label: k for k, s in enumerate(trunk(view))}
     every = -(-len(main) // MANY)
@@ -198,7 +195,6 @@ def _tip(view: View, subject: Subject, scheme: str) -> list[str]:
 
 
 def _names(view: View, up: Scale, bottom: float) -> Iterator[Part]:
-    """Name each line at its end: at its soup, or its last checkpoint."""
     ends: dict[str, float] = {}
     for scheme in view.schemes:
         for subject in [*reversed(view.soups), *reversed(trunk(view))]:
@@ -249,7 +245,6 @@ def _falls(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
 
 
 def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
-    """Draw the learning rate along the main line, and name its phases."""
     rates = [
         [(where.positions[s.label], s.first.learning_rate or 0.0) for s in run]
         for run in runs(view, where)

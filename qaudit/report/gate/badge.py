@@ -42,7 +42,6 @@ def render_endpoint(gate: Gate) -> str:
 
 
 def render_endpoint_of_failure(error: QauditError) -> str:
-    """Write JSON for shields.io that there is no answer."""
     return text_of({**_endpoint(NO_ANSWER, COLORS["error"]), "isError": True})
 
 

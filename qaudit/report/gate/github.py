@@ -36,7 +36,6 @@ SUMMARY_NBYTES = 1024 * 1024
 
 
 def render(gate: Gate) -> str:
-    """Write the annotations, worst first, and the answer as a notice."""
     text = answer(verdict_of(gate, "loss")).replace("`", "")
     notice = command("notice", f"{text} Checks: {counted(gate)}", title=TITLE)
     errors = [c for c in troubles(gate) if standing(c) == "fail"]
@@ -62,7 +61,6 @@ def render(gate: Gate) -> str:
 
 
 def render_failure(error: QauditError) -> str:
-    """Write one annotation: there is no answer, and why."""
     text = with_hint(error.message, error.hint)
     return command("error", text, title=f"qaudit gate: {NO_ANSWER}") + "\n"
 

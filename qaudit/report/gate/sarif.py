@@ -34,7 +34,6 @@ _UNKNOWN = Code("a rule of the policy", "The policy asks for it.")
 
 
 def render(gate: Gate) -> str:
-    """Write one run with a result for every check that did not simply pass."""
     reported: list[Check | Finding] = [*troubles(gate), *gate.warnings]
     codes = sorted({each.rule for each in reported})
     invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": gate.exit_code}
@@ -50,7 +49,6 @@ def render(gate: Gate) -> str:
 
 
 def render_failure(error: QauditError) -> str:
-    """Write a run that did not succeed, and why."""
     invocation = {
         "executionSuccessful": False,
         "exitCode": error.code,

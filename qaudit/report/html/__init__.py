@@ -157,7 +157,6 @@ def place_of(title: str) -> str:
 
 
 def _notice(notice: doc.Notice) -> Html:
-    """Return a panel: the status and what it is about, then the reasons."""
     status = element("span", text(notice.word), class_="status")
     return element(
         "li",

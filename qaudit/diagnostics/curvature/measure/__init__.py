@@ -122,7 +122,6 @@ class _Measuring:
             )
 
     def _ends(self) -> tuple[Ends | None, int, tuple[str, ...]]:
-        """Return the ends of the spectrum, the number of products, and notes."""
         parameters, size = self.parameters, sum(self.hessian.sizes)
         if not parameters.eigenvalues:
             return None, 0, ()
@@ -161,7 +160,6 @@ def _role_of(name: str) -> str:
 
 
 def _layer_of(blocks: str) -> Callable[[str], str]:
-    """Return a function from a parameter to the number of its block, or `outside`."""
     inside = re.compile(rf"{re.escape(blocks)}\.(\d+)\.")
 
     def layer_of(name: str) -> str:

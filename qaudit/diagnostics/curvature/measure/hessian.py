@@ -112,7 +112,6 @@ class LossHessian:
         return Applied(product_P, np.concatenate([form_D, form_S]))
 
     def _curve(self, part: HessianPart, along: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return the second derivatives of the summed loss along a direction."""
         parameters = list(self._named.values())
         with torch.enable_grad():
             # The graph does not need the first gradients, which are as large as the model.

@@ -73,7 +73,6 @@ class Room:
 
 
 def product_nbytes(shape: PassShape, windows: int, length: int) -> int:
-    """Return the memory of a product with so many windows side by side, weights included."""
     tokens = windows * length
     between = 2 * (shape.blocks + 1) * tokens * shape.hidden
     block = tokens * (
@@ -122,7 +121,6 @@ def _fitting(shape: PassShape, most: int, length: int, free: int) -> Iterator[in
 
 
 def room_nbytes(device: torch.device) -> int:
-    """Return how much of what is free may be taken."""
     if device.type == "cuda":
         return int(SHARE * free_nbytes(device))
     return int(SHARE * available_nbytes())

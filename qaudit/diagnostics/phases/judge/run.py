@@ -49,7 +49,6 @@ class PhaseRun:
         return tuple(s for s in self.table.quantized_schemes if self.is_measured(s))
 
     def is_measured(self, scheme: str) -> bool:
-        """Whether every checkpoint has a finite loss under a scheme, and in full precision."""
         cells = [(label, which) for label in self.labels for which in (scheme, FULL_PRECISION)]
         return columns_of(self.table, cells) is not None
 
@@ -176,5 +175,4 @@ def _is_flat(run: PhaseRun, change: Interval, since: int) -> bool:
 
 
 def _is_less(change: Interval, growth: Interval) -> bool:
-    """Return whether an error moved, either way, by less than it grew afterwards."""
     return max(abs(change.low), abs(change.high)) < growth.low

@@ -229,7 +229,6 @@ class _Bench:
         )
 
     def _predicted(self, variant: Variant, used: Mask) -> float:
-        """Return the sum of what roles add, each alone, in nats per token."""
         added = sum(
             float(self._added(self._role(role, bits).evidence, used).sum())
             for role, bits in variant.bits
