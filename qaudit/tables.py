@@ -35,6 +35,23 @@ class Table(tuple[Any, ...]):
         return pandas.DataFrame(self.to_records())
 
 
+class _RowsOf:
+    """A table of the record, or of its diagnostics, by the name of the attribute."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, audit: Audit | None, owner: type | None = None) -> Table:
+        if audit is None:
+            return self  # type: ignore[return-value]  # of the class, for `help`
+        record = audit.record
+        tables = record if hasattr(record, self._name) else record.diagnostics
+        return Table(getattr(tables, self._name))
+
+
 @dataclass(frozen=True, eq=False)
 class Audit:
     """An audit: what was planned, measured, skipped and concluded.
@@ -61,75 +78,20 @@ class Audit:
         """What ships of each bit class."""
         return self.record.verdict
 
-    @property
-    def measurements(self) -> Table:
-        """One row for each subject, scheme and calibration draw."""
-        return Table(self.record.measurements)
-
-    @property
-    def pooled(self) -> Table:
-        """One row for each subject and scheme, over all calibration draws."""
-        return Table(self.record.pooled)
-
-    @property
-    def tasks(self) -> Table:
-        """Accuracy on multiple-choice items."""
-        return Table(self.record.tasks)
-
-    @property
-    def comparisons(self) -> Table:
-        """Pairs of subjects, compared on the same documents."""
-        return Table(self.record.comparisons)
-
-    @property
-    def strata(self) -> Table:
-        """One row for each subject, scheme and stratum, if documents are grouped."""
-        return Table(self.record.diagnostics.strata)
-
-    @property
-    def positions(self) -> Table:
-        """One row for each subject, scheme and bin of positions in the window."""
-        return Table(self.record.diagnostics.positions)
-
-    @property
-    def roles(self) -> Table:
-        """One row for each subject, scheme and role, if the text is conversations."""
-        return Table(self.record.diagnostics.roles)
-
-    @property
-    def rollouts(self) -> Table:
-        """One row for each subject and scheme, if rollouts were scored."""
-        return Table(self.record.diagnostics.rollouts)
-
-    @property
-    def rollout_roles(self) -> Table:
-        """One row for each subject, scheme and role of what rollouts wrote."""
-        return Table(self.record.diagnostics.rollout_roles)
-
-    @property
-    def rollout_positions(self) -> Table:
-        """One row for each subject, scheme and bin of positions behind the prompt."""
-        return Table(self.record.diagnostics.rollout_positions)
-
-    @property
-    def routing(self) -> Table:
-        """One row for each subject, scheme and layer of experts."""
-        return Table(self.record.diagnostics.routing)
-
-    @property
-    def findings(self) -> Table:
-        """Rules applied to measurements."""
-        return Table(self.record.findings)
-
-    @property
-    def subjects(self) -> Table:
-        """The checkpoints and soups that were measured."""
-        return Table(self.record.subjects)
-
-    @property
-    def skipped(self) -> Table:
-        """What was planned and not measured, and why."""
-        return Table(self.record.skipped)
+    measurements = _RowsOf("One row for each subject, scheme and calibration draw.")
+    pooled = _RowsOf("One row for each subject and scheme, over all calibration draws.")
+    tasks = _RowsOf("Accuracy on multiple-choice items.")
+    comparisons = _RowsOf("Pairs of subjects, compared on the same documents.")
+    strata = _RowsOf("One row for each subject, scheme and stratum, if documents are grouped.")
+    positions = _RowsOf("One row for each subject, scheme and bin of positions in the window.")
+    roles = _RowsOf("One row for each subject, scheme and role, if the text is conversations.")
+    rollouts = _RowsOf("One row for each subject and scheme, if rollouts were scored.")
+    rollout_roles = _RowsOf("One row for each subject, scheme and role of what rollouts wrote.")
+    rollout_positions = _RowsOf("One row for each subject, scheme and place behind the prompt.")
+    routing = _RowsOf("One row for each subject, scheme and layer of experts.")
+    findings = _RowsOf("Rules applied to measurements.")
+    subjects = _RowsOf("The checkpoints and soups that were measured.")
+    skipped = _RowsOf("What was planned and not measured, and why.")
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with one row for each subject and scheme."""
