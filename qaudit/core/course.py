@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from qaudit.types import Checkpoint
+from qaudit.types import Checkpoint, Subject
 
 RELEASES = ("main", "master")
 Unit = Literal["tokens", "steps", "checkpoints in order"]
@@ -101,3 +102,28 @@ def courses(checkpoints: Sequence[Checkpoint]) -> list[tuple[list[Checkpoint], P
             runs.append([checkpoint])
         before = position
     return [(run, place(run)) for run in runs]
+
+
+def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | None:
+    """Return the checkpoint before: of the same branch, or of the trunk that the branch left.
+
+    A soup has none. Only checkpoints of the audit count, in the order of the series; one with the
+    same weights, as `main` often has, is no step of training.
+    """
+    if subject.merge is not None:
+        return None
+    own, before = subject.first, list[Checkpoint]()
+    for candidate in subjects:
+        if candidate.label == subject.label:
+            break
+        if candidate.merge is None and _series(candidate.first) == _series(own):
+            before.append(candidate.first)
+    branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
+    trunk = [c for c in before if c.ingredient is None]
+    earlier = (c for c in reversed(branch or trunk) if not c.files or c.files != own.files)
+    return next(earlier, None)
+
+
+def _series(checkpoint: Checkpoint) -> str:
+    location = checkpoint.ref.location
+    return location if checkpoint.commit else str(Path(location).parent)

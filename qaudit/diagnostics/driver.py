@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from qaudit.core.course import previous_of
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import FOLDER, Case, Measure, Rows, find_rows, is_on_disk, write_rows
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import origin, part
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qaudit.diagnostics.previous import previous_of
+from qaudit.core.course import previous_of
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.types import Checkpoint, Run, WorkUnit
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
+from qaudit.core.course import previous_of
 from qaudit.diagnostics.driver import Diagnoses
-from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import Downloads
 from qaudit.downloads.sources import RECORD_FILE

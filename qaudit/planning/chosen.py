@@ -11,8 +11,7 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import code_of
-from qaudit.planning.classes import refuse_classes
-from qaudit.planning.passes import with_scheme
+from qaudit.planning.passes import refuse_classes, with_scheme
 from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import Resolved, resolve
 from qaudit.planning.shipped import all_shipped

@@ -15,9 +15,15 @@ from dataclasses import replace
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.judge.table import Cell
-from qaudit.planning.classes import planned_class
 from qaudit.planning.cost import seconds_range
-from qaudit.planning.passes import Pricing, calibrated, candidates_of, draw_of, priced
+from qaudit.planning.passes import (
+    Pricing,
+    calibrated,
+    candidates_of,
+    draw_of,
+    planned_class,
+    priced,
+)
 from qaudit.text.corpus import DRAWS
 from qaudit.types import (
     FULL_PRECISION,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from qaudit.core.registry import parse_scheme, parse_schemes
-from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.scheme import Calibration, Scheme, class_of_stored
 from qaudit.errors import UsageError
 from qaudit.planning.cost import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
@@ -169,3 +169,41 @@ def _trial_nbytes(search: Subject, alone: set[str]) -> Iterator[int]:
     yield from (c.nbytes for c in members if c.content not in alone)
     largest = sorted((c.nbytes for c in members), reverse=True)
     yield from (sum(largest[:count]) for count in range(2, len(members) + 1))
+
+
+def planned_class(scheme: Scheme, sizes: Sizes) -> str:
+    return class_of_stored(scheme.bit_class, planned_bits(scheme, sizes))
+
+
+def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
+    return scheme.planned_bits(sizes.matrices, sizes.blocks)
+
+
+def class_notes(schemes: Sequence[Scheme], sizes: Sizes) -> Iterator[str]:
+    """Say which schemes compete in another class than their names say."""
+    for scheme in schemes:
+        bits, name = planned_bits(scheme, sizes), planned_class(scheme, sizes)
+        if bits is not None and name != scheme.bit_class:
+            yield (
+                f"`{scheme.short}` stores {bits:.2f} bits per weight of this model, and competes "
+                f"in class {name}"
+            )
+
+
+def refuse_classes(recipe: Recipe, schemes: Sequence[Scheme], sizes: Sizes | None) -> None:
+    """Refuse a class of bits that no scheme has; without sizes, unless shapes decide it."""
+    if sizes is None and any(scheme.mixes_types for scheme in schemes):
+        return
+    classes = {planned_class(s, sizes) if sizes else s.bit_class for s in schemes}
+    absent = [name for name in recipe.bits if name not in classes]
+    if absent:
+        name, measured = absent[0], ", ".join(s.short for s in schemes)
+        what, example = f"class {name}", "`qaudit list schemes` has them"
+        if name.isdecimal():
+            what, example = f"{name} bits", f"for example `rtn-{name}bit`"
+        raise UsageError(
+            f"`--bits` asks for {what}, which no scheme here has: {measured}",
+            hint="; ".join(
+                [f"add one, {example}", *(class_notes(schemes, sizes) if sizes else ())]
+            ),
+        )

@@ -15,22 +15,27 @@ from qaudit.errors import UsageError
 from qaudit.host import available_nbytes, default_stream_limit
 from qaudit.hub import Hub
 from qaudit.planning.chosen import Chosen, choose
-from qaudit.planning.classes import class_notes
 from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
 from qaudit.planning.devices import choose_audited, choose_column_loop, device_notes
 from qaudit.planning.diagnoses import diagnoses_of, price_of
-from qaudit.planning.experts import expert_notes
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.further import fits_rounding, price_further, price_otherwise
 from qaudit.planning.keeping import begins_again_notes, keeping_notes, kept_specs, nbytes_to_keep
-from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_reference
+from qaudit.planning.passes import (
+    Pricing,
+    calibrated,
+    class_notes,
+    passes_of,
+    with_draws,
+    with_reference,
+)
 from qaudit.planning.permissions import allowed_notes
 from qaudit.planning.presets import preset_times
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import text_size
-from qaudit.planning.survey import LONGEST_CONTEXT
+from qaudit.planning.survey import LONGEST_CONTEXT, expert_notes
 from qaudit.planning.traffic import (
     PlannedDownloads,
     free_disk_nbytes,

@@ -12,7 +12,8 @@ read, there is nothing to plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
@@ -29,18 +30,20 @@ from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.shipped import shipped_reference
+from qaudit.core.sizes import size
 from qaudit.errors import SourceError, UsageError
 from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
+from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees
-from qaudit.planning.experts import with_experts
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.sizes import Sizes
-from qaudit.types import Checkpoint, Subject
+from qaudit.types import Checkpoint, Recipe, Subject
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
+
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
 
@@ -225,3 +228,38 @@ def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 def is_known(config: Mapping[str, Any]) -> bool:
     """Return whether a model type needs no look: a test holds it, or code of its own makes it."""
     return str(config.get("model_type")) in STREAMABLE or is_own_code(config)
+
+
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
+_OF_EXPERTS = re.compile(r"^(.*?\bexperts)\b")
+
+
+def with_experts(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
+    """Return the sizes with the experts of a layer, and how many of them read a token."""
+    config = {**config, **(config.get("text_config") or {})}
+    count, each = (_first(config, names) for names in (_EXPERTS, _PER_TOKEN))
+    return replace(sizes, experts=count, per_token=min(each, count)) if count and each else sizes
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    values = (config.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)
+
+
+def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:
+    """Yield what experts cost, and which routers and gates are left as they are."""
+    if not sizes.experts:
+        return
+    one, every = 4 * sizes.widest**2, 4 * sizes.widest**2 * sizes.experts
+    yield (
+        f"{sizes.per_token} of {sizes.experts} experts in a layer read a token; statistics of one "
+        f"expert are in memory at a time, up to {size(one)}, where those of a layer take "
+        f"{size(every)}"
+    )
+    names = list(dict.fromkeys(name for _, name in sizes.matrices))
+    owners = {match[1] for name in names if (match := _OF_EXPERTS.search(name))}
+    gates = list(left_as_gates(names, owners or {"mlp.experts"}))
+    if gates and not recipe.quantize_routers:
+        shown = ", ".join(f"`{name}`" for name in gates[:4]) + ", ..." * (len(gates) > 4)
+        yield f"routers and small gates are left as they are: {shown} (`--quantize-routers`)"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from qaudit.core.course import previous_of
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import part
 from qaudit.saved.codec import decode
 from qaudit.types import Diagnostics, NotDiagnosed, Subject

@@ -14,11 +14,11 @@ import torch
 
 import qaudit.diagnostics
 import qaudit.diagnostics.sensitivity.measure as sensitivity_part
+from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import registry
 from qaudit.diagnostics.case import Case, Measure, is_on_disk
 from qaudit.diagnostics.driver import Diagnoses
-from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.diagnostics.registry import part as part_of
 from qaudit.engine.block_pass import run_blocks

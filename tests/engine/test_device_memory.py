@@ -21,9 +21,9 @@ from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.cost import Load
-from qaudit.planning.experts import with_experts
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.survey import with_experts
 from qaudit.saved.results import ResultStore
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Subject, Window

@@ -10,9 +10,9 @@ from qaudit.core.registry import parse_schemes
 from qaudit.errors import MachineError, ModelError
 from qaudit.planning import cost
 from qaudit.planning.cost import ROUND_TOKENS, Load, flops
-from qaudit.planning.experts import expert_notes, with_experts
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.survey import expert_notes, with_experts
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Protocol, Recipe
 
