@@ -6,7 +6,7 @@ on the disk before the first byte of weights, with what would fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from qaudit.core.registry import origins
@@ -34,7 +34,7 @@ from qaudit.planning.presets import preset_times
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved
 from qaudit.planning.shipped import reading_shipped, with_shipped
-from qaudit.planning.sizes import text_size
+from qaudit.planning.sizes import TextSize, text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, expert_notes
 from qaudit.planning.traffic import (
     PlannedDownloads,
@@ -45,129 +45,9 @@ from qaudit.planning.traffic import (
 from qaudit.policy import claim_of
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
-from qaudit.types import (
-    ClaimKind,
-    Further,
-    Pass,
-    Perturbation,
-    Plan,
-    PresetTime,
-    Price,
-    Protocol,
-    Recipe,
-    Traffic,
-    reference_in,
-)
+from qaudit.types import Pass, Perturbation, Plan, Price, Recipe, Traffic, reference_in
 
 KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block
-
-
-def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
-    if recipe.compare_dtype == dtype:
-        choices = [f"`{other}`" for other in ITEMSIZE if other != dtype]
-        raise UsageError(
-            f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
-            hint=f"use {' or '.join(choices)}",
-        )
-    return (recipe.compare_dtype,) if recipe.compare_dtype else ()
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedWork:
-    """The passes of a plan, and what they take of this machine."""
-
-    protocol: Protocol
-    device: str
-    dtype: str
-    column_loop: str
-    footprint: Footprint  # of the audit's own passes
-    nbytes_memory: int  # diagnostics included
-    nbytes_memory_available: int
-    nbytes_kept: int  # of a pass that is kept at a block, and of the one that replaces it
-    items: tuple[tuple[str, int], ...]  # of each task
-    passes: tuple[Pass, ...]
-    further: Further | None
-    claim: ClaimKind
-    perturbations: tuple[Perturbation, ...]
-    otherwise: Further | None
-    diagnoses: tuple[str, ...]
-    notes: tuple[str, ...]
-    presets: tuple[PresetTime, ...]
-
-
-def work_of(
-    chosen: Chosen, releases: Releases, traffic: Traffic | None, options: RunOptions
-) -> PlannedWork:
-    resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
-    recipe = resolved.recipe
-    context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
-    item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
-    protocol = make_protocol(recipe, context, item_context)
-    claim = claim_of(recipe)
-    drawn = with_draws(recipe, schemes, claim)
-    trees, most = seen.reads_trees, seen.longest_context
-    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=trees, longest=most)
-    device, dtype = choose_audited(recipe.device, recipe.dtype)
-    column_loop, column_note = choose_column_loop(device, schemes, seen.largest)
-    diagnoses = diagnoses_of(recipe, schemes, seen.largest.blocks, text, protocol)
-    widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
-    limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
-    streams = 2 if recipe.reference else 1
-    footprint = Footprint(
-        seen.largest,
-        Load.of(schemes, text, streams),
-        ITEMSIZE[widest],
-        limit,
-        device,
-        text.most_items,
-    )
-    available = available_nbytes()
-    footprint.refuse_short_memory(available, protocol.calibration_documents)
-    beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
-    price = sum((price_of(*diagnosis, seen.largest) for diagnosis in diagnoses.items()), Price())
-    pricing = Pricing(seen.largest, text, price)
-    perturbations = _perturbations(recipe, dtype)
-    passes = passes_of(chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects)
-    reference = reference_in(chosen.subjects, recipe.reference)
-    passes = tuple(with_reference(step, reference, pricing) for step in passes)
-    if recipe.arithmetic and fits_rounding(chosen.subjects, schemes, pricing, passes):
-        perturbations = ("rounding", *perturbations)
-    longest = max(seconds_range(step.price.flops, device, dtype)[1] for step in passes)
-    is_long = longest > KEPT_SECONDS and not options.no_checkpoints
-    whole_notes = begins_again_notes(footprint.rounds, diagnoses, options.cross_check)
-    more = drawn.repeats is None and text.draws != 1
-    idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
-    repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()
-    return PlannedWork(
-        protocol=protocol,
-        device=device,
-        dtype=dtype,
-        column_loop=column_loop,
-        footprint=footprint,
-        nbytes_memory=max(footprint_of.memory_nbytes for footprint_of in (footprint, *beside)),
-        nbytes_memory_available=available,
-        nbytes_kept=2 * footprint.streams_nbytes if is_long and not whole_notes else 0,
-        items=text.items,
-        passes=tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes),
-        further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
-        if more
-        else None,
-        claim=claim,
-        perturbations=perturbations,
-        otherwise=price_otherwise(
-            chosen.subjects, schemes, pricing, perturbations, (device, dtype)
-        ),
-        diagnoses=tuple(work.text for work in diagnoses),
-        notes=(
-            *text.notes,
-            *device_notes(recipe.device),
-            *([column_note] if column_note else ()),
-            *footprint.notes,
-            *repeats_note,
-            *(whole_notes if is_long else ()),
-        ),
-        presets=tuple(preset_times(recipe, chosen.subjects, schemes, pricing, (device, dtype))),
-    )
 
 
 DEFAULTS = RunOptions()
@@ -186,64 +66,143 @@ def make_plan(
     In `record` an earlier run of the same scan listed its downloads that may be evicted.
     """
     chosen = choose(recipe, options, hub, resolved)
-    resolved = chosen.resolved
+    largest = chosen.seen.largest
     releases, traffic = _fetched(chosen, options.disk_budget, record)
-    work = work_of(chosen, releases, traffic, options)
+    plan, footprint = _planned(chosen, releases, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
     kept = kept_specs(options.keep, chosen.schemes)
-    kept_nbytes = nbytes_to_keep(kept, chosen.subjects, chosen.seen.largest)
-    work.footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
-    price = sum((step.price for step in work.passes), Price())
+    kept_nbytes = nbytes_to_keep(kept, chosen.subjects, largest)
+    footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
     merges = [subject.merge for subject in (*chosen.subjects, *releases.subjects)]
     plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
-    low, high = seconds_range(price.flops, work.device, work.dtype)
-    return Plan(
-        recipe=resolved.recipe,
-        subjects=chosen.subjects,
-        specs=tuple(scheme.spec for scheme in chosen.schemes),
-        device=work.device,
-        dtype=work.dtype,
-        column_loop=work.column_loop,
-        context=work.protocol.context,
-        item_context=work.protocol.item_context,
-        parameters=chosen.seen.largest.parameters,
-        blocks=chosen.seen.largest.blocks,
-        nbytes_read=price.nbytes_read,
-        nbytes_memory=work.nbytes_memory,
-        nbytes_memory_fixed=replace(work.footprint, limit_nbytes=0).memory_nbytes,
-        nbytes_memory_available=work.nbytes_memory_available,
-        streams=price.streams,
-        seconds_low=low,
-        seconds_high=high,
+    return replace(
+        plan,
         notes=(
-            *resolved.notes,
+            *chosen.resolved.notes,
             *chosen.seen.notes,
-            *(chosen.seen.references if not any(p.is_quantized for p in work.passes) else ()),
-            *class_notes(chosen.schemes, chosen.seen.largest),
-            *expert_notes(chosen.seen.largest, resolved.recipe),
+            *(chosen.seen.references if not any(p.is_quantized for p in plan.passes) else ()),
+            *class_notes(chosen.schemes, largest),
+            *expert_notes(largest, plan.recipe),
             *allowed_notes(chosen.members),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *(f"Python code of tasks is run on this machine: {file}" for file in chosen.task_code),
-            *work.notes,
+            *plan.notes,
             *keeping_notes(kept, kept_nbytes),
             *releases.notes,
         ),
+        plugins=plugins,
+        nbytes_disk=plan.nbytes_disk + kept_nbytes,
+    )
+
+
+def _planned(
+    chosen: Chosen, releases: Releases, traffic: Traffic | None, options: RunOptions
+) -> tuple[Plan, Footprint]:
+    """Return the passes with what they take of this machine, and the footprint of the audit's."""
+    resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
+    recipe, largest = resolved.recipe, seen.largest
+    context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
+    item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
+    protocol = make_protocol(recipe, context, item_context)
+    claim = claim_of(recipe)
+    drawn = with_draws(recipe, schemes, claim)
+    trees, most = seen.reads_trees, seen.longest_context
+    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=trees, longest=most)
+    device, dtype = machine = choose_audited(recipe.device, recipe.dtype)
+    column_loop, column_note = choose_column_loop(device, schemes, largest)
+    diagnoses = diagnoses_of(recipe, schemes, largest.blocks, text, protocol)
+    footprint = _footprint(chosen, text, machine, options)
+    available = available_nbytes()
+    footprint.refuse_short_memory(available, protocol.calibration_documents)
+    beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
+    price = sum((price_of(*diagnosis, largest) for diagnosis in diagnoses.items()), Price())
+    pricing = Pricing(largest, text, price)
+    passes, perturbations = _passes(chosen, releases, pricing, dtype)
+    longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
+    is_long = longest > KEPT_SECONDS and not options.no_checkpoints
+    whole_notes = begins_again_notes(footprint.rounds, diagnoses, options.cross_check)
+    # Of a pass that is kept at a block, and of the one that replaces it.
+    nbytes_kept = 2 * footprint.streams_nbytes if is_long and not whole_notes else 0
+    more = drawn.repeats is None and text.draws != 1
+    idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
+    passes = tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes)
+    price = sum((step.price for step in passes), Price())
+    low, high = seconds_range(price.flops, *machine)
+    plan = Plan(
+        recipe=recipe,
+        subjects=chosen.subjects,
+        specs=tuple(scheme.spec for scheme in schemes),
+        device=device,
+        dtype=dtype,
+        column_loop=column_loop,
+        context=protocol.context,
+        item_context=protocol.item_context,
+        parameters=largest.parameters,
+        blocks=largest.blocks,
+        nbytes_read=price.nbytes_read,
+        nbytes_memory=max(each.memory_nbytes for each in (footprint, *beside)),
+        nbytes_memory_fixed=replace(footprint, limit_nbytes=0).memory_nbytes,
+        nbytes_memory_available=available,
+        nbytes_disk=footprint.disk_nbytes + nbytes_kept,
+        streams=price.streams,
+        seconds_low=low,
+        seconds_high=high,
         texts=resolved.texts,
         shipped=resolved.shipped,
         traffic=traffic,
         findings=resolved.findings,
         releases=releases.subjects,
-        diagnoses=work.diagnoses,
-        passes=work.passes,
-        further=work.further,
-        claim=work.claim,
-        perturbations=work.perturbations,
-        otherwise=work.otherwise,
-        plugins=plugins,
-        nbytes_disk=work.footprint.disk_nbytes + work.nbytes_kept + kept_nbytes,
-        items=work.items,
-        presets=work.presets,
+        items=text.items,
+        passes=passes,
+        further=price_further(chosen.subjects, schemes, pricing, traffic, machine)
+        if more
+        else None,
+        claim=claim,
+        perturbations=perturbations,
+        otherwise=price_otherwise(chosen.subjects, schemes, pricing, perturbations, machine),
+        diagnoses=tuple(work.text for work in diagnoses),
+        notes=(
+            *text.notes,
+            *device_notes(recipe.device),
+            *([column_note] if column_note else ()),
+            *footprint.notes,
+            *(["no scheme here calibrates: there is nothing to draw again"] if idle else ()),
+            *(whole_notes if is_long else ()),
+        ),
+        presets=tuple(preset_times(recipe, chosen.subjects, schemes, pricing, machine)),
     )
+    return plan, footprint
+
+
+def _passes(
+    chosen: Chosen, releases: Releases, pricing: Pricing, dtype: str
+) -> tuple[tuple[Pass, ...], tuple[Perturbation, ...]]:
+    """Return the passes, and how what ships is computed otherwise."""
+    recipe, subjects, schemes = chosen.resolved.recipe, chosen.subjects, chosen.schemes
+    if recipe.compare_dtype == dtype:
+        choices = [f"`{other}`" for other in ITEMSIZE if other != dtype]
+        raise UsageError(
+            f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
+            hint=f"use {' or '.join(choices)}",
+        )
+    otherwise = (recipe.compare_dtype,) if recipe.compare_dtype else ()
+    reference = reference_in(subjects, recipe.reference)
+    steps = passes_of(subjects, schemes, recipe.repeats or 1, pricing, releases.subjects)
+    passes = tuple(with_reference(step, reference, pricing) for step in steps)
+    if recipe.arithmetic and fits_rounding(subjects, schemes, pricing, passes):
+        return passes, ("rounding", *otherwise)
+    return passes, otherwise
+
+
+def _footprint(
+    chosen: Chosen, text: TextSize, machine: tuple[str, str], options: RunOptions
+) -> Footprint:
+    recipe, (device, dtype) = chosen.resolved.recipe, machine
+    widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
+    limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
+    load = Load.of(chosen.schemes, text, 2 if recipe.reference else 1)
+    itemsize = ITEMSIZE[widest]
+    return Footprint(chosen.seen.largest, load, itemsize, limit, device, text.most_items)
 
 
 def _fetched(
