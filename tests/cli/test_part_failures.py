@@ -11,7 +11,7 @@ import torch
 
 from qaudit.executors import measuring as measuring_module
 from tests.support.cli import Run, audit_of, refused
-from tests.support.parts import MAIN, demo, same_audit, start, until
+from tests.support.parts import MAIN, demo, same_audit, start
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -38,23 +38,14 @@ def whole(qaudit: Run, out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
 def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it(
-    planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+    planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = measuring_module.measure
 
     def scarce(task, *arguments):
         if task.subject.label == "step200":
-            raise error
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return measure(task, *arguments)
 
     with monkeypatch.context() as patched:
@@ -89,11 +80,12 @@ def test_a_subject_that_fails_does_not_end_the_others_and_is_tried_again(
 
 @pytest.mark.slow
 def test_a_part_killed_twice_at_one_subject_gives_it_up(planned: Path, qaudit: Run) -> None:
-    log = planned / "parts" / "0-of-1.jsonl"
-    for kills in (1, 2):
-        process = start(planned.parent, "part", planned, "--part", "0/1")
-        until(lambda kills=kills: log.is_file() and log.read_text().count('"subject"') == kills)
-        process.kill()  # as the kernel does where memory runs out: a shell reports 137
+    killed = (  # as the kernel does where memory runs out: a shell reports 137
+        "import os, signal, qaudit.executors.measuring as measuring\n"
+        "measuring.measure = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for _ in range(2):
+        process = start(planned.parent, "part", planned, "--part", "0/1", main=killed + MAIN)
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         assert len(list((planned / "parts" / "units").glob("*.attempts"))) == 1
@@ -106,27 +98,18 @@ def test_a_part_killed_twice_at_one_subject_gives_it_up(planned: Path, qaudit: R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGUSR2, marks=pytest.mark.slow),
-    ],
-)
 def test_a_part_stopped_again_and_again_is_never_given_up(
-    planned: Path, qaudit: Run, number: signal.Signals
+    planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = planned / "parts" / "0-of-1.jsonl"
-    for stops in (1, 2, 3):  # of a scheduler, at the end of its time or for another job
-        process = start(planned.parent, "part", planned, "--part", "0/1")
-        until(lambda: log.is_file() and measuring(log, stops))  # noqa: B023
-        process.send_signal(number)
-        _, err = process.communicate()
-        assert process.returncode == 75, err
-        assert f"was stopped by {number.name}; what was measured is kept" in err
+    """A scheduler stops it, at the end of its time or for another job."""
+    for stop in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        with monkeypatch.context() as patched:
+            patched.setattr(measuring_module, "measure", lambda *_: signal.raise_signal(stop))  # noqa: B023
+            done = qaudit("part", planned, "--part", "0/1")
+        refused(done, 75, f"was stopped by {stop.name}; what was measured is kept", "")
     assert not list((planned / "parts" / "units").glob("*.attempts"))
-    assert log.read_text().count('"ended": "KeyboardInterrupt"') == 3
+    log = (planned / "parts" / "0-of-1.jsonl").read_text()
+    assert log.count('"ended": "KeyboardInterrupt"') == 3
     assert qaudit("part", planned, "--part", "0/1").code == 0
 
 
@@ -142,11 +125,6 @@ def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:
     process = start(planned.parent, "part", planned, "--part", "0/1", main=stopped_at_import + MAIN)
     _, err = process.communicate()
     assert (process.returncode, "was stopped by SIGTERM" in err) == (75, True), err
-
-
-def measuring(log: Path, begun: int) -> bool:
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    return sum(bool(one.get("began")) for one in lines) == begun and "subject" in lines[-1]
 
 
 @pytest.mark.slow

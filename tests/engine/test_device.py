@@ -255,10 +255,12 @@ def test_moments_are_summed_without_a_wait():
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
         "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
     ],
 )
 def test_libraries_that_find_no_memory_are_out_of_memory(text):
     assert is_out_of_memory(RuntimeError(text))
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError())
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
 
 
