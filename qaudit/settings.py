@@ -22,15 +22,8 @@ Nbytes = NewType("Nbytes", int)
 """A number of bytes, written with its unit: `512MB`, `60GB`, `1.5GiB`."""
 
 DEFAULT_SCHEMES = (
-    "rtn-4bit",
-    "rtn-3bit",
-    "gptq-4bit",
-    "gptq-3bit",
-    "awq-4bit",
-    "awq-3bit",
-    "bnb-nf4",
-    "bnb-int8",
-)
+    "rtn-4bit", "rtn-3bit", "gptq-4bit", "gptq-3bit", "awq-4bit", "awq-3bit", "bnb-nf4", "bnb-int8",
+)  # fmt: skip
 
 SEARCHED_AT = "gptq-4bit"
 """The scheme of a race and of a search for a soup that name none."""

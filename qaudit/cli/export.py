@@ -22,19 +22,9 @@ _WHAT = "What to export"
 
 
 @with_settings(
-    "checkpoints",
-    "soups",
-    "calibration",
-    "evaluation",
-    "context",
-    "calibration_documents",
-    "document_tokens",
-    "calibration_seed",
-    "device",
-    "dtype",
-    "disk_budget",
-    "allow_pickle",
-)
+    "checkpoints", "soups", "calibration", "evaluation", "context", "calibration_documents",
+    "document_tokens", "calibration_seed", "device", "dtype", "disk_budget", "allow_pickle",
+)  # fmt: skip
 def export(
     target: Annotated[
         str,

@@ -119,14 +119,8 @@ _BY_METHOD = ("documents_for_loss", "documents_for_kl")
 _OF_SCHEME = ("bit_class", "calibrates")
 """Null in audits of versions that derived them from the name of the scheme."""
 _INTERVALS = (
-    "ce",
-    "relative_error",
-    "absolute_change",
-    "accuracy",
-    "accuracy_drop",
-    "drop",
-    "margin_factor",
-)
+    "ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop", "drop", "margin_factor",
+)  # fmt: skip
 
 
 def _same_interval(saved: Interval | None, computed: Interval | None, *, bounds: bool) -> bool:

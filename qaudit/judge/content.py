@@ -193,15 +193,9 @@ def holds_two_sets(series: _Series) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[_Series], Iterator[Finding]], ...] = (
-    serve_the_same,
-    is_one_of_its_parts,
-    has_two_names,
-    holds_no_weights,
-    is_said_to_be_bad,
-    differ_after_all,
-    is_a_mix,
-    holds_two_sets,
-)
+    serve_the_same, is_one_of_its_parts, has_two_names, holds_no_weights, is_said_to_be_bad,
+    differ_after_all, is_a_mix, holds_two_sets,
+)  # fmt: skip
 
 
 def _mixes(series: _Series) -> list[tuple[Checkpoint, Checkpoint, int]]:

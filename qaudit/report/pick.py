@@ -55,14 +55,8 @@ def points(view: View) -> tuple[Point, ...]:
 def pareto_table(view: View) -> doc.TableBlock:
     """Return the points as a table, fewest bits first."""
     names = (
-        "scheme",
-        "bits per weight",
-        "bits per parameter",
-        "size",
-        "best subject",
-        "loss",
-        "front",
-    )
+        "scheme", "bits per weight", "bits per parameter", "size", "best subject", "loss", "front",
+    )  # fmt: skip
     rows = (
         doc.row(
             point.scheme,

@@ -12,14 +12,9 @@ from qaudit.types import FULL_PRECISION, Diagnostics, Interval, PositionRow, Rol
 
 TITLE = "Rollouts"
 COLUMNS = doc.columns(
-    "subject",
-    "scheme",
-    "KL of a sequence, nats",
-    "tokens to divergence",
-    "never diverges, %",
-    "end of turn, %",
-    "end of reasoning, %",
-)
+    "subject", "scheme", "KL of a sequence, nats", "tokens to divergence", "never diverges, %",
+    "end of turn, %", "end of reasoning, %",
+)  # fmt: skip
 PARTS = doc.columns("part", "tokens", "KL, nats", "end of turn, %", "end of reasoning, %")
 SCORES = doc.columns("subject", "scheme", "expected score", "change", "effective samples")
 

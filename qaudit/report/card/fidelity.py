@@ -10,18 +10,9 @@ from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, NEAR_BASELINE, MeasurementRow, Subject, reference_in
 
 COLUMNS = doc.columns(
-    "scheme",
-    "KL",
-    "change, %",
-    "90 %",
-    "99 %",
-    "99.9 %",
-    "largest",
-    "agreement, %",
-    "sure flips, %",
-    "KL by confidence",
-    "RMS change of p, %",
-)
+    "scheme", "KL", "change, %", "90 %", "99 %", "99.9 %", "largest", "agreement, %",
+    "sure flips, %", "KL by confidence", "RMS change of p, %",
+)  # fmt: skip
 LEGEND = (
     "KL divergence measures how far predictions move from those of full precision, in nats per "
     "token: its mean, by what part it typically changes the probability of a token (the root of "
@@ -101,14 +92,9 @@ def _matrix(view: View) -> doc.TableBlock:
 
 
 REFERENCE_COLUMNS = doc.columns(
-    "subject",
-    "scheme",
-    "KL to its own full precision",
-    "KL to the reference",
-    "agreement with the reference, %",
-    "drop on tasks against the reference, points",
-    "flips, %",
-)
+    "subject", "scheme", "KL to its own full precision", "KL to the reference",
+    "agreement with the reference, %", "drop on tasks against the reference, points", "flips, %",
+)  # fmt: skip
 
 
 def reference_section(view: View) -> tuple[doc.Block, ...]:

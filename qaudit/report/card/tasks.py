@@ -13,18 +13,9 @@ from qaudit.types import FULL_PRECISION, Interval, TaskRow
 
 MEAN = "mean"
 _SHIPS = doc.columns(
-    "task",
-    "full precision, %",
-    "quantized, %",
-    "drop, points",
-    "drop / (1 - accuracy), %",
-    "flips, %",
-    "right to wrong",
-    "wrong to right",
-    "p",
-    "margins, times",
-    "items",
-)
+    "task", "full precision, %", "quantized, %", "drop, points", "drop / (1 - accuracy), %",
+    "flips, %", "right to wrong", "wrong to right", "p", "margins, times", "items",
+)  # fmt: skip
 _ALL = doc.columns("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
 _ACCURACIES = doc.columns(
     "subject", "scheme", "task", "full precision, %", "quantized, %", "drop, points", "items"

@@ -27,13 +27,8 @@ if TYPE_CHECKING:
     from qaudit.saved.documents import CheckDocument
 
 __all__ = [
-    "FORMATS",
-    "headline",
-    "render",
-    "render_failure",
-    "step_summary",
-    "step_summary_of_failure",
-]
+    "FORMATS", "headline", "render", "render_failure", "step_summary", "step_summary_of_failure",
+]  # fmt: skip
 
 
 def render(gate: Gate, form: str) -> str:

@@ -14,13 +14,8 @@ from qaudit.report.format import NOT_MEASURED, listing, percent, shown, spread
 from qaudit.types import Check, CheckStanding, Gate
 
 WORST_FIRST: tuple[CheckStanding, ...] = (
-    "fail",
-    "missing",
-    "inconclusive",
-    "warning",
-    "ignored",
-    "pass",
-)
+    "fail", "missing", "inconclusive", "warning", "ignored", "pass",
+)  # fmt: skip
 _COUNTED: dict[CheckStanding, tuple[str, str]] = {
     "fail": ("1 breach", "{} breaches"),
     "missing": ("1 not measured", "{} not measured"),
