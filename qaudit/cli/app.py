@@ -59,26 +59,11 @@ def root(
     """Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?"""
 
 
-for command in (
-    scan,
-    plan,
-    fetch,
-    part,
-    collect,
-    status,
-    series,
-    pick,
-    gate,
-    diff,
-    soup,
-    export,
-    verify,
-    report,
-    publish,
-    gallery,
-    rollouts,
-    doctor,
-):
+_COMMANDS = (
+    scan, plan, fetch, part, collect, status, series, pick, gate, diff, soup, export, verify,
+    report, publish, gallery, rollouts, doctor,
+)  # fmt: skip
+for command in _COMMANDS:
     app.command()(command)
 app.command("import")(import_)
 app.command("list")(list_)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _WHAT = "What to export"
+NewFolder = Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")]
+ShardSize = Annotated[str, option(OUTPUT, "Size of a file of weights at most.", metavar="SIZE")]
 
 
 @with_settings(
@@ -33,7 +35,7 @@ def export(
             help="An audit's folder, to export what ships; or a folder or repository of weights.",
         ),
     ],
-    out: Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")],
+    out: NewFolder,
     form: Annotated[
         str, option(OUTPUT, "compressed-tensors, gptq, awq, bnb, mlx or gguf.", "--format")
     ] = "compressed-tensors",
@@ -58,9 +60,7 @@ def export(
             metavar="REPO",
         ),
     ] = None,
-    shard_size: Annotated[
-        str, option(OUTPUT, "Size of a file of weights at most.", metavar="SIZE")
-    ] = "2GB",
+    shard_size: ShardSize = "2GB",
     converter: Annotated[
         Path | None,
         option(
@@ -143,15 +143,13 @@ def _choice(
 @with_settings("family", "disk_budget", "allow_pickle")
 def soup(
     targets: Targets,
-    out: Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")],
+    out: NewFolder,
     text: Annotated[
         str | None,
         option("What to merge", "The soup, as in scan.", "--soup", show_default="the mean of all"),
     ] = None,
     *,
-    shard_size: Annotated[
-        str, option(OUTPUT, "Size of a file of weights at most.", metavar="SIZE")
-    ] = "2GB",
+    shard_size: ShardSize = "2GB",
     quiet: Quiet = False,
     **settings: Any,
 ) -> int:

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from qaudit.cli.options import BITS, Quiet, classes_named, option
+from qaudit.cli.options import BITS, AuditPlace, Quiet, classes_named, option
 from qaudit.cli.terminal import print_result, say
 from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.settings import OUTPUT
@@ -27,12 +25,7 @@ _JUDGE = "What to judge by"
 
 
 def gate(
-    audit: Annotated[
-        str,
-        typer.Argument(
-            metavar="AUDIT", help="An output folder, its audit.json, or a repository with one."
-        ),
-    ],
+    audit: AuditPlace,
     policy: Annotated[
         str, option(_JUDGE, "explore, release, strict, or a YAML file of your own.")
     ] = "release",

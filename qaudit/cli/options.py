@@ -27,6 +27,12 @@ Targets = Annotated[
         metavar="TARGET...", help="A Hub repository (`org/name`), a folder, a recipe, or `demo`."
     ),
 ]
+AuditPlace = Annotated[
+    str,
+    typer.Argument(
+        metavar="AUDIT", help="An output folder, its audit.json, or a repository with one."
+    ),
+]
 DryRun = Annotated[
     bool, option(OUTPUT, "Print the plan and its price; measure nothing.", "--dry-run")
 ]

@@ -159,9 +159,8 @@ def collect(
     """
     from qaudit import audit
     from qaudit.cli.progress import Progress
+    from qaudit.cli.scan import show_audit
     from qaudit.errors import MissingParts
-    from qaudit.report.card import render_terminal
-    from qaudit.saved.audits import to_json
 
     try:
         with Progress(quiet=quiet) as progress:
@@ -173,13 +172,7 @@ def collect(
             f"measure them: `qaudit part {out} --part K/N` for each K below N, then again"
         )
         raise
-    print_result(to_json(collected.record) if as_json else render_terminal(collected.record))
-    if not quiet:
-        for row in collected.skipped:
-            under = f" under {row.scheme}" if row.scheme else ""
-            say(f"skipped {row.subject}{under}: {row.reason}")
-        say(f"wrote {out / 'card.md'}, report.html, audit.json, evidence/ and plots/")
-    return 3 if collected.skipped or collected.record.diagnostics.skipped else 0
+    return show_audit(collected, as_json=as_json, quiet=quiet)
 
 
 def status(out: Path, *, as_json: AsJson = False) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli.options import Quiet, option
+from qaudit.cli.options import AuditPlace, Quiet, option
 from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
 from qaudit.settings import OUTPUT
@@ -29,12 +29,7 @@ MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
 
 
 def publish(
-    audit: Annotated[
-        str,
-        typer.Argument(
-            metavar="AUDIT", help="An output folder, its audit.json, or a repository with one."
-        ),
-    ],
+    audit: AuditPlace,
     repo: Annotated[str, typer.Argument(metavar="REPO", help="A model on the Hub: `org/name`.")],
     subject: Annotated[
         str | None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qaudit.cli.progress import Progress
     from qaudit.executors.events import Executor
     from qaudit.planning.prepare import Prepared
+    from qaudit.tables import Audit
 
 
 _NOT_KEPT = "it is a soup of a search, or was measured without `--keep`; `export` makes them again"
@@ -71,9 +72,7 @@ def scan(
     from qaudit.cli.progress import Progress
     from qaudit.core.registry import parse_schemes
     from qaudit.planning.keeping import kept_specs
-    from qaudit.report.card import render_terminal
     from qaudit.report.plan import render_plan
-    from qaudit.saved.audits import to_json
     from qaudit.saved.kept import not_kept
     from qaudit.saved.plans import plan_to_json
 
@@ -96,17 +95,27 @@ def scan(
             raise
         say(f"{error.message}; {error.hint}")  # submitted, and not waited for
         return 0
+    code = show_audit(audit, as_json=as_json, quiet=quiet)
+    for subject, scheme in () if quiet else not_kept(audit.record, audit.folder, kept):
+        say(f"the weights of {subject} at {scheme} are not kept: {_NOT_KEPT}")
+    return code
+
+
+def show_audit(audit: Audit, *, as_json: bool, quiet: bool) -> int:
+    """Print what was measured, and say what was not; return the exit code."""
+    from qaudit.report.card import render_terminal
+    from qaudit.saved.audits import to_json
+
+    undiagnosed = audit.record.diagnostics.skipped
     print_result(to_json(audit.record) if as_json else render_terminal(audit.record))
     if not quiet:
         for row in audit.skipped:
             under = f" under {row.scheme}" if row.scheme else ""
             say(f"skipped {row.subject}{under}: {row.reason}")
-        for row in audit.record.diagnostics.skipped:
+        for row in undiagnosed:
             say(f"{row.subject} went without {row.diagnostic}: {row.reason}")
-        for subject, scheme in not_kept(audit.record, audit.folder, kept):
-            say(f"the weights of {subject} at {scheme} are not kept: {_NOT_KEPT}")
         say(f"wrote {audit.folder / 'card.md'}, report.html, audit.json, evidence/ and plots/")
-    return 3 if audit.skipped or audit.record.diagnostics.skipped else 0
+    return 3 if audit.skipped or undiagnosed else 0
 
 
 @contextmanager
