@@ -1,14 +1,18 @@
 """Whole audits against the sum of runs they replace, on random models of real shapes.
 
-    python -m benchmarks.audit [--shapes 15M,135M] [--dtypes bfloat16,float32] [--repeats 2]
+    python -m benchmarks.audit [--shapes 15M,135M] [--dtypes bfloat16,float32] [--windows N]
+        [--repeats 2]
 
-Everybody reads the same tokens in the same dtype. Four ratios:
+Both read the same tokens in the same dtype. Six ratios:
 
     quantize   one gptq-4bit: llm-compressor's `oneshot`, without loading the model or evaluating
                it, over ours with no evaluation tokens, reading the model included
     audit      fp, gptq-4bit, gptq-3bit, rtn-3/4/8bit: the sum of one plain evaluation by
                transformers and, for each scheme, llm-compressor's quantization and the evaluation
                of what it leaves in memory, over our one pass, everything included
+    without    the same sum over our pass that compares no scheme with full precision, though it
+               then measures less
+    share      `audit` over `without`: what KL divergence and agreement leave of the ratio
     marginal   one further rtn scheme in our pass, over one plain evaluation by transformers
     bound      how often our audit would fit a peer's sum if it did nothing but six evaluations:
                sum / (6 plain evaluations); how far below it `audit` lies is our own overhead,
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,6 +39,8 @@ GOALS = {
     ("quantize", "float32"): ">= 2",
     ("quantize", "bfloat16"): ">= 3.5",
     ("audit", "bfloat16"): ">= 2 (15M)",
+    ("share", "float32"): ">= 0.9",
+    ("share", "bfloat16"): ">= 0.9",
     ("marginal", "float32"): "<= 1",
     ("marginal", "bfloat16"): "<= 1",
 }
@@ -64,6 +71,7 @@ def run_round(best: Seconds, folder: Path, shape: Shape, batches: tuple[int, int
     runs = {
         "quantize": ("quantize-only", ours(SCHEMES[:1], shape)),
         "audit": ("audit", ours(SCHEMES, shape)),
+        "without": ("without-kl", ours(SCHEMES, shape)),
         "one rtn": ("audit", ours(SCHEMES[2:3], shape)),
         "three rtn": ("audit", ours(SCHEMES[2:], shape)),
     }
@@ -95,6 +103,8 @@ def ratios(best: Seconds) -> dict[str, float]:
     return {
         "quantize": best["peer gptq-4bit"] / best["quantize"],
         "audit": peer / best["audit"],
+        "without": peer / best["without"],
+        "share": best["without"] / best["audit"],
         "marginal": (best["three rtn"] - best["one rtn"]) / 2 / best["plain evaluation"],
         "bound": peer / (6 * best["plain evaluation"]),
     }
@@ -104,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shapes", default="15M,135M")
     parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--windows", type=int, help="of calibration and of evaluation")
     parser.add_argument("--batches", default="1,4,16", help="what the peer may choose from")
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
@@ -112,12 +123,14 @@ def main() -> None:
     print_machine()
     for name in options.shapes.split(","):
         for dtype in options.dtypes.split(","):
-            measure(name, dtype, [int(b) for b in options.batches.split(",")], options.repeats)
+            shape = replace(SHAPES[name], windows=options.windows or SHAPES[name].windows)
+            batches = [int(b) for b in options.batches.split(",")]
+            measure(name, shape, dtype, batches, options.repeats)
 
 
-def measure(name: str, dtype: str, batches: list[int], repeats: int) -> None:
+def measure(name: str, shape: Shape, dtype: str, batches: list[int], repeats: int) -> None:
     """Print the ratios of one shape in one dtype, and the CPU seconds behind them."""
-    shape, best = SHAPES[name], Seconds()
+    best = Seconds()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_model(folder, shape, dtype)

@@ -5,32 +5,39 @@ With z the logits, P full precision, Q the stream and d = z_Q - z_P,
 
     KL(P || Q) = log sum e^z_Q - log sum e^z_P - sum_i P_i d_i,
 
-where the first term is that of the loss, so that comparing costs a difference and a product more.
-Sums in float32 are right to a few 1e-7: the result is to 5e-7 (1 + |sum P d|), measured in
-tests/core/test_fidelity.py. Rows where that could be above 0.5 % of it are computed again as
+where the first terms are those of the losses. The logits are subtracted first, which is nearly
+exact where they are close, then the first terms from each d, which leaves v = log Q - log P:
 
-    KL(P || Q) = sum_i P_i (e^v_i - 1 - v_i), v = log Q - log P,
+    KL(P || Q) = -sum_i P_i v_i,
+
+so that comparing costs a difference, a product and a sum more than the loss. Sums of e^z in float32
+are right to a few 1e-7: so is the result, measured in tests/core/test_fidelity.py. Rows where that
+could be above 0.5 % of it are computed as
+
+    KL(P || Q) = sum_i P_i (e^v_i - 1 - v_i)
 
 because sum P e^v = sum Q = 1. Every term is at least 0, so that KL is, and small ones keep their
-digits in float32: the logits are subtracted first, which is nearly exact where they are close,
-and an error d of the logarithms moves the result by d^2 / 2 only. Where no |v| reaches 1/32 a term
-is v^2 / 2 + v^3 / 6, to 1e-4 of itself, in half of the time. Rows where neither is finite (a
-token that P rules out, a v beyond the range of float32) are computed by the definition, in
-float64. A GPU takes the exact form of v for all rows.
+digits in float32: an error d of the logarithms moves the result by d^2 / 2 only. Where no |v|
+reaches 1/4 a term is v^2 / 2 + v^3 / 6, and where none reaches 1/64 it is v^2 / 2, each to 0.5 % of
+itself. Rows where none of these is finite (a token that P rules out, a v beyond the range of
+float32) are computed by the definition, in float64. A GPU takes the exact form of v for all rows.
 
 The likeliest token is the same where the stream gives full precision's likeliest token no less
 than any other: a tie agrees.
 
-Rows are processed a few at a time (`core/rows.py`). A row's result does not depend on how many are
-processed at once.
+Callers pass a few rows at a time (`core/rows.py`), all streams after each other, so that full
+precision's stay in a core's cache. A row's result does not depend on how many are passed at once.
 
-Shapes: N rows (tokens), V vocabulary, S rows of small divergence, F of them not near.
+Shapes: N rows (tokens), V vocabulary, S rows that are not finite, F rows that are not near.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from qaudit.core.rows import LOG2_E, row_parts
 from qaudit.core.sampling import drawn_log_probability
@@ -39,18 +46,15 @@ from qaudit.types import RolloutChoices
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NEAR = 1 / 32
-_TRUSTED = 1e-4  # a divergence above this times 1 + |sum P d|, 200 times the rounding
+Doubles = npt.NDArray[np.float64]
+
+_NEAR = 1 / 4
+_NEAREST = 1 / 64
+_TRUSTED = 1e-4  # a divergence above this is 200 times the rounding
 CHOSEN, TIE = 1, 2
 """Of a token that a stream would write itself; and of one that it wrote, and now would not by
 rounding alone, as batches of another shape round otherwise."""
 TIED = 2  # units of rounding of the highest logit that such tokens are below it
-_GPU_HEAD_ELEMENTS, _GPU_HEAD_ROWS = 2**26, 4096
-
-
-def gpu_head_rows(vocabulary: int) -> int:
-    """Return how many rows of logits a GPU has in memory at once."""
-    return min(max(_GPU_HEAD_ELEMENTS // vocabulary, 16), _GPU_HEAD_ROWS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +116,7 @@ class ComparedRows:
 class Reference:
     """The rows of full precision, prepared once for all streams."""
 
-    logits_NV: Tensor  # as the model returns them
+    logits_NV: Tensor  # in float32
     weights_NV: Tensor  # e^(logit - highest): probabilities before they are divided by `total_N1`
     highest_N1: Tensor
     total_N1: Tensor
@@ -126,86 +130,93 @@ class Reference:
 
     @classmethod
     def of(cls, logits_NV: Tensor, targets_N: Tensor) -> Reference:
-        import torch
-
-        weights_NV = torch.empty_like(logits_NV, dtype=torch.float32)
-        parts = []
-        for part in row_parts(logits_NV):
-            z_NV, e_NV = logits_NV[part].float(), weights_NV[part]
-            highest_N1, top_N1 = z_NV.max(1, keepdim=True)
-            total_N1 = _exponentials(z_NV, highest_N1, out=e_NV).sum(1, keepdim=True)
-            chosen_N1 = z_NV.gather(1, targets_N[part, None])
-            parts.append((highest_N1, total_N1, top_N1, chosen_N1))
-        highest_N1, total_N1, top_N1, chosen_N1 = map(torch.cat, zip(*parts, strict=True))
-        nll_N = _nll(total_N1, highest_N1, chosen_N1)
-        return cls(logits_NV, weights_NV, highest_N1, total_N1, top_N1, nll_N)
+        z_NV = logits_NV.float()
+        highest_N1, top_N1 = _highest(z_NV)
+        weights_NV = _exponentials(z_NV, highest_N1)
+        total_N1 = weights_NV.sum(1, keepdim=True)
+        nll_N = _nll(total_N1, highest_N1, z_NV.gather(1, targets_N[:, None]))
+        return cls(z_NV, weights_NV, highest_N1, total_N1, top_N1, nll_N)
 
     def compare(self, logits_NV: Tensor, targets_N: Tensor) -> ComparedRows:
         """Return the loss and the divergence of each row of a stream with the same vocabulary."""
-        import torch
 
-        parts = [
-            self._compare(part, logits_NV[part].float(), targets_N[part])
-            for part in row_parts(logits_NV)
-        ]
-        return ComparedRows(*map(torch.cat, zip(*parts, strict=True)))
-
-    def _compare(
-        self, part: slice, q_NV: Tensor, targets_N: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        import torch
-
+        q_NV = logits_NV.float()
         highest_N1 = q_NV.amax(1, keepdim=True)
         work_NV = _exponentials(q_NV, highest_N1)
         total_N1 = work_NV.sum(1, keepdim=True)
         nll_N = _nll(total_N1, highest_N1, q_NV.gather(1, targets_N[:, None]))
-        same_N = (q_NV.gather(1, self.top_N1[part]) == highest_N1).squeeze(1)
-        # In float64: the two are close, and each is rounded already.
-        shift_N1 = highest_N1.double() - self.highest_N1[part].double()
-        shift_N1 += (total_N1.double() / self.total_N1[part].double()).log()
-        if q_NV.device.type == "cpu":
-            p_NV = self.logits_NV[part].float()  # two passes are faster than one of two dtypes
-            torch.sub(q_NV, p_NV, out=work_NV)
-            return nll_N, self._divergence(part, q_NV, work_NV, shift_N1), same_N
-        # To be told which rows are small a GPU would wait, and it is memory that takes its time.
-        torch.sub(q_NV, self.logits_NV[part], out=work_NV)
-        kl_N = _excess(work_NV.sub_(shift_N1.float()), self.weights_NV[part])
-        kl_N = (kl_N / self.total_N1[part].squeeze(1)).clamp_(min=0)
-        return nll_N, _finite(kl_N, self.logits_NV[part], q_NV), same_N
+        same_N = (q_NV.gather(1, self.top_N1) == highest_N1).squeeze(1)
+        compare = self._compare_on_cpu if q_NV.device.type == "cpu" else self._compare_on_gpu
+        return ComparedRows(nll_N, compare(q_NV, work_NV, highest_N1, total_N1), same_N)
 
-    def _divergence(self, part: slice, q_NV: Tensor, moves_NV: Tensor, shift_N1: Tensor) -> Tensor:
-        """Return the divergence of rows whose logits moved by so much."""
+    def _compare_on_gpu(
+        self, q_NV: Tensor, work_NV: Tensor, highest_N1: Tensor, total_N1: Tensor
+    ) -> Tensor:
+        """Return divergences by the exact form.
+
+        A GPU would wait to learn which rows are small, and memory takes most of its time.
+        """
         import torch
 
-        moved_N1 = (moves_NV * self.weights_NV[part]).sum(1, keepdim=True).double()
-        moved_N1 /= self.total_N1[part]
-        kl_N1 = shift_N1 - moved_N1
-        trusted_N1 = torch.isfinite(kl_N1) & (kl_N1 > _TRUSTED * (1 + moved_N1.abs()))
-        kl_N, small_S = kl_N1.squeeze(1).float(), (~trusted_N1.squeeze(1)).nonzero().squeeze(1)
-        if len(small_S):
-            v_NV = moves_NV.sub_(shift_N1.float())
-            kl_N[small_S] = self._small(part, small_S, q_NV, v_NV)
+        # In float64: the two are close, and each is rounded already.
+        shift_N1 = highest_N1.double() - self.highest_N1.double()
+        shift_N1 += (total_N1.double() / self.total_N1.double()).log()
+        v_NV = torch.sub(q_NV, self.logits_NV, out=work_NV).sub_(shift_N1.float())
+        kl_N = (_excess(v_NV, self.weights_NV) / self.total_N1.squeeze(1)).clamp_(min=0)
+        odd_S = ~torch.isfinite(kl_N)
+        if bool(odd_S.any()):
+            kl_N[odd_S] = divergence(self.logits_NV[odd_S], q_NV[odd_S]).float()
         return kl_N
 
-    def _small(self, part: slice, small_S: Tensor, q_NV: Tensor, v_NV: Tensor) -> Tensor:
-        """Return the divergence of rows where it is small, or where it is not finite."""
-        tensors = v_NV, self.weights_NV[part], self.total_N1[part]
-        # Two at least: of a single row threads would split the sum, which then ends otherwise.
-        rows_S = small_S if len(small_S) > 1 or len(q_NV) == 1 else small_S.repeat(2)
-        if len(small_S) < len(q_NV):
-            tensors = v_NV[rows_S], tensors[1][rows_S], tensors[2][rows_S]
-        v_SV, weights_SV, total_S1 = tensors
-        terms_SV = (v_SV * weights_SV).mul_(v_SV)
-        kl_S = terms_SV.sum(1) / 2
-        kl_S += terms_SV.mul_(v_SV).sum(1) / 6
+    @np.errstate(all="ignore")  # what is not finite is computed again
+    def _compare_on_cpu(
+        self, q_NV: Tensor, work_NV: Tensor, highest_N1: Tensor, total_N1: Tensor
+    ) -> Tensor:
+        """Return divergences by the form that fits each row.
+
+        What is a number a row is in numpy, which takes a third of torch's time for so few.
+        """
+        import torch
+
+        ratio_N1 = _double(total_N1) / _double(self.total_N1)
+        shift_N1 = _double(highest_N1) - _double(self.highest_N1) + np.log(ratio_N1)
+        rounded_N1 = shift_N1.astype(np.float32)
+        v_NV = torch.sub(q_NV, self.logits_NV, out=work_NV).sub_(torch.from_numpy(rounded_N1))
+        terms_NV = v_NV * self.weights_NV
+        sums_N1 = _double(terms_NV.sum(1, keepdim=True))
+        kl_N1 = shift_N1 - rounded_N1 - sums_N1 / _double(self.total_N1)
+        trusted_N1 = kl_N1 > _TRUSTED
+        if not trusted_N1.all():
+            kl_N1 = np.where(trusted_N1, kl_N1, self._small(v_NV, terms_NV))
+        kl_N = torch.from_numpy(kl_N1[:, 0].astype(np.float32))
+        if not np.isfinite(kl_N1).all():
+            odd_S = ~torch.isfinite(kl_N)
+            kl_N[odd_S] = divergence(self.logits_NV[odd_S], q_NV[odd_S]).float()
+        return kl_N
+
+    def _small(self, v_NV: Tensor, terms_NV: Tensor) -> Doubles:
+        """Return the divergence of rows by the forms for small ones; `terms_NV` are P v."""
+        import torch
+
         # Two passes: a norm, or `aminmax`, along a dimension takes 20 times as long on a CPU.
-        near_S = (v_SV.amax(1) < _NEAR) & (v_SV.amin(1) > -_NEAR)
-        far_F = (~near_S).nonzero().squeeze(1)
+        highest_N1, lowest_N1 = _double(v_NV.amax(1, True)), _double(v_NV.amin(1, True))
+        farthest_N1 = np.maximum(highest_N1, -lowest_N1)
+        kl_N1 = _double(terms_NV.mul_(v_NV).sum(1, keepdim=True)) / 2
+        nearest_N1 = farthest_N1 < _NEAREST
+        if not nearest_N1.all():
+            cubes_N1 = _double(terms_NV.mul_(v_NV).sum(1, keepdim=True)) / 6
+            kl_N1 += np.where(nearest_N1, 0, cubes_N1)
+        far_F = np.flatnonzero(~(farthest_N1 < _NEAR))
         if len(far_F):
-            far_F = far_F if len(far_F) > 1 else far_F.repeat(2)
-            kl_S[far_F] = _excess(v_SV[far_F], weights_SV[far_F])
-        kl_S = (kl_S / total_S1.squeeze(1)).clamp_(min=0)
-        return _finite(kl_S, self.logits_NV[part], q_NV, rows_S)[: len(small_S)]
+            # Two at least: of a single row threads would split the sum, which then ends otherwise.
+            rows_F = torch.from_numpy(far_F if len(far_F) > 1 else far_F.repeat(2))
+            sums_F = _excess(v_NV[rows_F], self.weights_NV[rows_F])[: len(far_F)]
+            kl_N1[far_F] = _double(sums_F[:, None])
+        return np.maximum(kl_N1 / _double(self.total_N1), 0)
+
+
+def _double(some_N1: Tensor) -> Doubles:
+    return some_N1.numpy().astype(np.float64)
 
 
 def _excess(v_NV: Tensor, weights_NV: Tensor) -> Tensor:
@@ -213,18 +224,6 @@ def _excess(v_NV: Tensor, weights_NV: Tensor) -> Tensor:
     import torch
 
     return torch.expm1(v_NV).sub_(v_NV).mul_(weights_NV).sum(1)
-
-
-def _finite(
-    kl_S: Tensor, p_NV: Tensor, q_NV: Tensor, rows_S: Tensor | slice = slice(None)
-) -> Tensor:
-    """Return divergences of some rows, by the definition where they are not finite."""
-    import torch
-
-    odd_S = ~torch.isfinite(kl_S)
-    if bool(odd_S.any()):
-        kl_S[odd_S] = divergence(p_NV[rows_S][odd_S], q_NV[rows_S][odd_S]).float()
-    return kl_S
 
 
 def output_error(full_ND: Tensor, hidden_ND: Tensor) -> Tensor | None:
@@ -263,11 +262,19 @@ def divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
     return torch.where(logp_NV == -torch.inf, 0.0, terms_NV).sum(-1)
 
 
-def _exponentials(z_NV: Tensor, highest_N1: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return e^(z - highest)."""
+def _highest(z_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the highest logit of each row, and the first place of it."""
     import torch
 
-    return torch.sub(z_NV, highest_N1, out=out).mul_(LOG2_E).exp2_()
+    if z_NV.device.type != "cpu":
+        return z_NV.max(1, keepdim=True)
+    highest_N1 = z_NV.amax(1, keepdim=True)  # `max` takes three times as long as these two
+    return highest_N1, torch.from_numpy(z_NV.numpy().argmax(1))[:, None]
+
+
+def _exponentials(z_NV: Tensor, highest_N1: Tensor) -> Tensor:
+    """Return e^(z - highest)."""
+    return (z_NV - highest_N1).mul_(LOG2_E).exp2_()
 
 
 def _nll(total_N1: Tensor, highest_N1: Tensor, chosen_N1: Tensor) -> Tensor:

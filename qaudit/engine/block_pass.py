@@ -69,7 +69,7 @@ def run_blocks(
             progress(block.index, model.num_blocks, stream.label)
             if stream.tally.error is None:
                 is_full = stream is streams[0]
-                with timed(stream.tally, model.device), routes.of(stream.tally, is_full=is_full):
+                with timed(model.device, stream.tally), routes.of(stream.tally, is_full=is_full):
                     _through(stream, block, tokens)
         routes.forget()
         if block.index == 0:

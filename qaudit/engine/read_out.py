@@ -1,24 +1,29 @@
 """The one read-out: hidden states become losses, and divergences from full precision.
 
 It walks batch by batch and chunk by chunk over all streams: full precision's logits of a chunk
-are made once, every stream's are compared with them, and none are stored. A stream that cannot
-be compared has its losses all the same, and a note that names the reason.
+are made once, every stream's are compared with them, and none are stored. Streams of one model go
+through its head together, as many rows in all as one of them would alone. Then they are compared
+a few rows at a time, stream after stream: full precision's probabilities of these rows stay in a
+core's cache. A stream that cannot be compared has its losses all the same, and a note that names
+the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from qaudit.core.fidelity import ComparedRows, Reference, losses, output_error
+from qaudit.core.rows import row_parts
 from qaudit.engine.batches import Batch
 from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Tokens
+from qaudit.model.blocks import BlockModel
 
 
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
@@ -30,53 +35,91 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
         _read_batch(tokens, streams, k, batch)
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
-        with timed(stream.tally, tokens.model.device):
+        with timed(tokens.model.device, stream.tally):
             stream.tokens(tokens).items.read_out(stream.name, stream.tally)
 
 
 def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch) -> None:
     model = tokens.model
     targets_N = batch.tokens_BT[:, 1:].reshape(-1).to(model.device, torch.long)
-    hidden: list[Tensor] = []
+    readings = []
     for stream in streams:
-        with timed(stream.tally, model.device):
+        with timed(model.device, stream.tally):
             hidden_BTD = tokens.states.get(f"evaluation/{stream.name}", k)
-            hidden.append(hidden_BTD[:, :-1].reshape(-1, hidden_BTD.shape[-1]))
-    compared = tokens.feed.compared and len(streams) > 1
-    chunks: list[list[ComparedRows]] = [[] for _ in streams]
-    beside: list[list[ComparedRows]] = [[] for _ in streams]
-    of_reference = next((s for s in streams if isinstance(s, ReferenceStream)), None)
-    for first in range(0, len(targets_N), model.head_rows):
-        part = slice(first, first + model.head_rows)
-        reference: Reference | None = None
-        yardstick: Reference | None = None
-        if of_reference is not None:
-            with timed(of_reference.tally, model.device):
-                place = streams.index(of_reference)
-                logits_NV = of_reference.tokens(tokens).model.logits(hidden[place][None, part])[0]
-                yardstick = Reference.of(logits_NV, targets_N[part])
-        for stream, hidden_ND, read, other in zip(streams, hidden, chunks, beside, strict=True):
-            with timed(stream.tally, model.device):
-                if stream is of_reference and yardstick is not None:
-                    logits_NV, rows = yardstick.logits_NV, yardstick.rows
-                    read.append(chosen(batch, part, rows, logits_NV, targets_N[part]))
-                    continue
-                stream_model = stream.tokens(tokens).model
-                logits_NV = stream_model.logits(hidden_ND[None, part])[0]
-                if stream is streams[0] and compared:
-                    reference = Reference.of(logits_NV, targets_N[part])
-                    rows = reference.rows
-                else:
-                    rows = rows_of(stream.tally, reference, logits_NV, targets_N[part])
-                    error_N = output_error(hidden[0][part], hidden_ND[part]) if compared else None
+            hidden_ND = hidden_BTD[:, :-1].reshape(-1, hidden_BTD.shape[-1])
+            readings.append(_StreamRows(stream, hidden_ND))
+    groups: dict[BlockModel, list[_StreamRows]] = {}
+    # The reference comes first: all streams are compared with it.
+    for reading in sorted(readings, key=lambda r: not isinstance(r.stream, ReferenceStream)):
+        groups.setdefault(reading.stream.tokens(tokens).model, []).append(reading)
+    full = readings[0] if tokens.feed.compared and len(streams) > 1 else None
+    rows = max(2, model.head_rows // max(map(len, groups.values())))
+    for first in range(0, len(targets_N), rows):
+        chunk = slice(first, min(first + rows, len(targets_N)))
+        parts: list[_RowPart] = []
+        for group_model, group in groups.items():
+            logits = _logits(group_model, group, chunk)
+            parts = parts or [
+                _RowPart(batch, targets_N, full, chunk.start, rows) for rows in row_parts(logits[0])
+            ]
+            for part in parts:
+                for reading, logits_NV in zip(group, logits, strict=True):
+                    with timed(model.device, reading.stream.tally):
+                        part.read(reading, logits_NV, wrote=reading is readings[0])
+    for reading in readings:
+        shape = (batch.tokens_BT.shape[0], batch.tokens_BT.shape[1])
+        reading.stream.tally.read(shape, reading.rows, reading.beside)
+
+
+@dataclass(frozen=True, eq=False)
+class _StreamRows:
+    """A batch of a stream: what its last block returned, and the rows that came of it."""
+
+    stream: Stream
+    hidden_ND: Tensor
+    rows: list[ComparedRows] = field(default_factory=list)
+    beside: list[ComparedRows] = field(default_factory=list)  # compared with the reference
+
+
+def _logits(model: BlockModel, group: Sequence[_StreamRows], chunk: slice) -> Sequence[Tensor]:
+    """Return a chunk's logits of each stream of one model."""
+    with timed(model.device, *(reading.stream.tally for reading in group)):
+        hidden_ND = torch.cat([reading.hidden_ND[chunk] for reading in group])
+        return model.logits(hidden_ND[None])[0].chunk(len(group))
+
+
+@dataclass(eq=False)
+class _RowPart:
+    """Some rows of all streams, and what they are compared with."""
+
+    batch: Batch
+    targets_N: Tensor  # of the batch
+    full: _StreamRows | None  # what is compared with, if anything is
+    start: int  # of the chunk in the batch
+    rows: slice  # of the chunk
+    reference: Reference | None = None  # full precision's rows
+    yardstick: Reference | None = None  # the reference's
+
+    def read(self, reading: _StreamRows, logits_NV: Tensor, *, wrote: bool) -> None:
+        """Add these rows to those of a stream."""
+        place = slice(self.start + self.rows.start, self.start + self.rows.stop)
+        logits_NV, targets_N = logits_NV[self.rows], self.targets_N[place]
+        tally, full = reading.stream.tally, self.full
+        if isinstance(reading.stream, ReferenceStream):
+            self.yardstick = Reference.of(logits_NV, targets_N)
+            rows = self.yardstick.rows
+        else:
+            if reading is full:
+                self.reference = Reference.of(logits_NV, targets_N)
+                rows = self.reference.rows
+            else:
+                rows = rows_of(tally, self.reference, logits_NV, targets_N)
+                if full is not None:
+                    error_N = output_error(full.hidden_ND[place], reading.hidden_ND[place])
                     rows = replace(rows, output_error_N=error_N)
-                wrote = stream is streams[0]
-                rows = chosen(batch, part, rows, logits_NV, targets_N[part], wrote=wrote)
-                read.append(rows)
-                if yardstick is not None:
-                    other.append(rows_of(stream.tally, yardstick, logits_NV, targets_N[part]))
-    for stream, read, other in zip(streams, chunks, beside, strict=True):
-        stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read, other)
+            if self.yardstick is not None:
+                reading.beside.append(rows_of(tally, self.yardstick, logits_NV, targets_N))
+        reading.rows.append(chosen(self.batch, place, rows, logits_NV, targets_N, wrote=wrote))
 
 
 def chosen(

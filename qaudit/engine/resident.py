@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from qaudit.core.fidelity import ComparedRows, Reference, losses
 from qaudit.core.linears import Inputs, Quantized
+from qaudit.core.rows import row_parts
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.block_pass import Progress
@@ -39,7 +40,6 @@ from qaudit.errors import ModelError
 from qaudit.model.blocks import Block
 from qaudit.model.experts import Routed, unfuse
 from qaudit.model.groups import ExpertOptions, Group
-from qaudit.model.head import chunk_rows
 from qaudit.model.structure import find_structure, must_be_linear, notes_of_left
 from qaudit.model.tape import hidden_keyword
 from qaudit.types import FULL_PRECISION
@@ -82,12 +82,12 @@ def run_resident(
         whole.evaluate(tallies[REFERENCE], original=True)
     if feed.full_precision or (feed.compared and schemes and not feed.perturbed):
         full = tallies[FULL_PRECISION]
-        with timed(full, model.device):
+        with timed(model.device, full):
             whole.evaluate(full, compared=feed.compared and feed.perturbed)
     shared = whole.full_precision_inputs(schemes)
     for k, scheme in enumerate(schemes):
         progress(k, len(schemes), scheme.short)
-        with timed(tallies[scheme.spec], model.device):
+        with timed(model.device, tallies[scheme.spec]):
             whole.quantize(scheme, shared, tallies[scheme.spec], observe)
             whole.evaluate(tallies[scheme.spec], compared=feed.compared)
             for block in whole.blocks:
@@ -133,9 +133,8 @@ class _Whole:
             logits_TV = logits(tokens_1T)[0, :-1]
         self.routes.forget()
         targets_T = tokens_1T[0, 1:].to(logits_TV.device, torch.long)
-        rows = chunk_rows(logits_TV.shape[1], logits_TV.device)
         read = []
-        for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):
+        for part in row_parts(logits_TV):
             targets_N = targets_T[part]
             if original_TV is None and not self.feed.compared:
                 compared_rows = ComparedRows(losses(logits_TV[part], targets_N))

@@ -36,8 +36,9 @@ class Tally:
     chosen: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0
-    # Where a GPU computes: events before and after, which are read when nothing waits for it.
-    spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    # Where a GPU computes: events before and after, which are read when nothing waits for it, and
+    # how many streams share the time.
+    spans: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = field(default_factory=list)
     bits: int = 0
     weights: int = 0
     linears: set[str] = field(default_factory=set)  # as blocks call them
@@ -55,9 +56,9 @@ class Tally:
     @property
     def seconds(self) -> float:
         """Seconds that the stream took, once all its spans are over."""
-        for _, end in self.spans[-1:]:
+        for _, end, _ in self.spans[-1:]:
             end.synchronize()
-        milliseconds = (float(began.elapsed_time(end)) for began, end in self.spans)
+        milliseconds = (float(b.elapsed_time(end)) / count for b, end, count in self.spans)
         return self.host_seconds + sum(milliseconds) / 1000
 
     @property
@@ -193,18 +194,20 @@ def _behind(shape: tuple[int, int], chunks: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def timed(tally: Tally, device: torch.device) -> Iterator[None]:
-    """Add the seconds of a `with` body to a tally; a GPU's are of the stream that computes."""
+def timed(device: torch.device, *tallies: Tally) -> Iterator[None]:
+    """Add the seconds of a `with` body to tallies that share it; a GPU's are of its stream."""
     if device.type == "cuda":
         began, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.current_stream(device)
         began.record(stream)
         yield
         end.record(stream)
-        tally.spans.append((began, end))
+        for tally in tallies:
+            tally.spans.append((began, end, len(tallies)))
         return
     start = time.perf_counter()
     try:
         yield
     finally:
-        tally.host_seconds += time.perf_counter() - start
+        for tally in tallies:
+            tally.host_seconds += (time.perf_counter() - start) / len(tallies)

@@ -18,6 +18,7 @@ from torch import Tensor
 from qaudit.checkpoints.places import folder_of
 from qaudit.core import statistics
 from qaudit.core.fidelity import ComparedRows, Reference
+from qaudit.core.rows import row_parts
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import evidence_of
@@ -168,7 +169,9 @@ def _chunks(
     """Compare rows of logits with those that full precision's head makes, a few at a time."""
     rows = reference.model.head_rows
     for first in range(0, len(targets_N), rows):
-        part = slice(first, first + rows)
-        own_NV = reference.model.logits(hidden_ND[None, part])[0].to(logits_NV.device)
-        theirs = Reference.of(own_NV, targets_N[part])
-        yield rows_of(tally, theirs, logits_NV[part], targets_N[part]), ComparedRows(theirs.nll_N)
+        chunk = slice(first, first + rows)
+        own_NV = reference.model.logits(hidden_ND[None, chunk])[0].to(logits_NV.device)
+        for part in row_parts(own_NV):
+            theirs = Reference.of(own_NV[part], targets_N[chunk][part])
+            rows_N = rows_of(tally, theirs, logits_NV[chunk][part], targets_N[chunk][part])
+            yield rows_N, ComparedRows(theirs.nll_N)

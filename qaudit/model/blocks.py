@@ -21,12 +21,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from qaudit.core.rows import head_rows
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
-from qaudit.model.head import chunk_rows, chunked_nll, target_nll
+from qaudit.model.head import chunked_nll, target_nll
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
@@ -108,7 +109,7 @@ class BlockModel:
     @property
     def head_rows(self) -> int:
         """Return how many rows of logits to have in memory at once."""
-        return chunk_rows(self._vocabulary, self.device)
+        return head_rows(self._vocabulary, self.device.type)
 
     @property
     def linears(self) -> tuple[str, ...]:

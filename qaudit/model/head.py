@@ -7,18 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qaudit.core.fidelity import gpu_head_rows, losses
-
-# Fp32 logits of a chunk stay under 32 MiB on the CPU: up to there glibc hands the same memory
-# out again, above it every chunk is mapped afresh and its page faults cost more than the sums.
-_CPU_ELEMENTS, _CPU_ROWS = 2**23 - 2**16, 256
-
-
-def chunk_rows(vocabulary: int, device: torch.device) -> int:
-    """Return how many rows of logits to have in memory at once."""
-    if device.type == "cpu":
-        return min(max(_CPU_ELEMENTS // vocabulary, 16), _CPU_ROWS)
-    return gpu_head_rows(vocabulary)
+from qaudit.core.fidelity import losses
 
 
 def chunked_nll(

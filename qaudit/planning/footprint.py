@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qaudit.checkpoints.places import hub_cache
-from qaudit.core.fidelity import gpu_head_rows
+from qaudit.core.rows import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration
 from qaudit.core.shipped import Shipped
 from qaudit.core.sizes import size, typed_size
@@ -24,7 +24,6 @@ from qaudit.planning.traffic import free_disk_nbytes, shares_disk
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 BATCH_TOKENS = 4096  # tokens in flight through a block
-HEAD_ROWS = 256  # rows of logits in memory at once
 RETAINED = 1.75  # what the heap keeps of what stages free, in pieces: measured 1.3 to 2.2
 KEPT = 13  # numbers in float32 that gradients keep of each that is transformed and rounded
 
@@ -97,19 +96,27 @@ class Footprint:
         together = sizes.quantized_together
         installed = (sizes.block_parameters - together) * itemsize
         quantizing = 16 * together + installed + 12 * sizes.widest**2
-        # Logits of full precision, its probabilities and a stream's, and every stream's batch.
-        head = 12 * HEAD_ROWS * sizes.vocabulary
-        if self.device != "cpu":  # parts of them are made once more, to subtract and to multiply
+        if self.device != "cpu":
             group = 2 * sizes.hidden * sizes.widest
             tried = max((s.tried_weights(group) for s in load.schemes), default=0)
             quantizing = max(quantizing, installed + 12 * tried)
-            head = 16 * gpu_head_rows(sizes.vocabulary) * sizes.vocabulary
-        head += load.streams * BATCH_TOKENS * sizes.hidden * itemsize
+        head = self.head_nbytes + load.streams * BATCH_TOKENS * sizes.hidden * itemsize
         forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
         # Gradients keep a block's weights, and what a mini-batch makes in it.
         read = 3 * sizes.hidden + sizes.widest
         learning = 4 * KEPT * (sizes.block_parameters + 2 * load.step_tokens * read)
         return quantizing, head, forward, learning * load.learns
+
+    @property
+    def head_nbytes(self) -> int:
+        """Logits of all streams, and of a part of them what comparing makes in float32."""
+        vocabulary = self.sizes.vocabulary
+        logits = head_rows(vocabulary, self.device) * vocabulary
+        part = CORE_ELEMENTS if self.device == "cpu" else CUDA_ELEMENTS
+        compared = 20 * min(2 * part, logits // (self.load.streams + 1))
+        files = any(isinstance(scheme, Shipped) for scheme in self.load.schemes)
+        # Each file has a head of its own, and full precision's rows are kept for all of them.
+        return logits * (self.itemsize + 8 * files) + compared
 
     @property
     def _inside_nbytes(self) -> int:

@@ -12,7 +12,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import MachineError, OtherIdentityError
 from qaudit.types import Pins
 
-NUMERICS = 5
+NUMERICS = 6
 """Raised whenever a published number changes, or evidence gets another one.
 
 2: evidence has the divergence from full precision, and sums by position in the window.
@@ -20,6 +20,7 @@ NUMERICS = 5
 4: losses take powers of two, and divergences are differences of sums where those are exact enough.
 5: evidence has divergences and changed tokens by full precision's confidence, and a hash of what is
 not quantized.
+6: divergences are sums of products with differences of log-probabilities.
 Results of earlier versions are read and rendered as they are, and a scan that needs them measures
 them again.
 """

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from qaudit.core import fidelity
 from qaudit.core.fidelity import Reference, divergence, losses
+from qaudit.core.rows import row_parts
 from tests.support.pretended_device import pretended
 
 pytestmark = pytest.mark.property
@@ -146,15 +147,28 @@ def test_a_tie_for_the_likeliest_token_agrees():
         assert reference.compare(torch.tensor([q_V]), target_N).same_top_N.tolist() == [agrees]
 
 
+def in_parts(p_NV, q_NV, targets_N):
+    """Return losses of full precision, and losses, divergences and agreement of a stream."""
+    read = []
+    for part in row_parts(p_NV):
+        reference = Reference.of(p_NV[part], targets_N[part])
+        rows_N = reference.compare(q_NV[part], targets_N[part])
+        read.append((reference.nll_N, rows_N.nll_N, rows_N.kl_N, rows_N.same_top_N))
+    return [torch.cat(column) for column in zip(*read, strict=True)]
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.01, 0.1, 1.0])
 @pytest.mark.parametrize("elements", [1, 150, 1000, 10**9])
-def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, monkeypatch):
-    p_NV, q_NV, targets_N = rows(3, count=13, vocabulary=77)
-    reference = Reference.of(p_NV, targets_N)
-    whole = reference.compare(q_NV, targets_N)
-    monkeypatch.setattr("qaudit.core.rows._CORE_ELEMENTS", elements)
-    again = Reference.of(p_NV, targets_N)
-    parts = again.compare(q_NV, targets_N)
-    assert torch.equal(again.nll_N, reference.nll_N)
-    for name in ("nll_N", "kl_N", "same_top_N"):
-        assert torch.equal(getattr(parts, name), getattr(whole, name))
-    assert torch.equal(losses(q_NV, targets_N), whole.nll_N)
+def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, noise, monkeypatch):
+    p_NV, q_NV, targets_N = rows(3, count=13, vocabulary=77, noise=noise)
+    q_NV[::2] += 3 * (q_NV[::2] - p_NV[::2])  # rows of several forms side by side
+    whole = in_parts(p_NV, q_NV, targets_N)
+    monkeypatch.setattr("qaudit.core.rows.CORE_ELEMENTS", elements)
+    for column, expected in zip(in_parts(p_NV, q_NV, targets_N), whole, strict=True):
+        assert torch.equal(column, expected)
+    assert torch.equal(losses(q_NV, targets_N), whole[1])
+
+
+def test_the_first_of_equal_logits_is_the_likeliest_token():
+    p_NV = torch.tensor([[1.0, 2.0, 2.0], [3.0, 1.0, 3.0]])
+    assert Reference.of(p_NV, torch.tensor([0, 0])).top_N1.tolist() == [[1], [0]]

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core import fidelity, rows
+from qaudit.core import fidelity
 from qaudit.core.clipped import fit_searched
 from qaudit.core.gguf.pack import pack
 from qaudit.core.gptq_block import factor_backwards
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_schemes
+from qaudit.core.rows import head_rows
 from qaudit.core.schemes.duquant import greedy_rotation
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
@@ -24,6 +25,9 @@ from qaudit.executors.ready import _free_for_streams
 from qaudit.model.blocks import BlockModel
 from qaudit.model.device import free_nbytes
 from qaudit.model.skeleton import load_whole
+from qaudit.planning.cost import Load
+from qaudit.planning.footprint import Footprint
+from qaudit.planning.sizes import Sizes, TextSize
 from tests.support.awkward import NAMES, SHAPES, made, short
 from tests.support.passes import feed, losses, run
 from tests.support.pretended_device import pretended
@@ -170,15 +174,20 @@ def test_the_limit_of_hidden_states_holds_on_the_device_too():
         assert _free_for_streams(device, 100_000, 1000) == 1000
 
 
-def test_the_head_takes_what_the_plan_prices(monkeypatch):
-    logits_NV = torch.randn(256, 1000, generator=torch.Generator().manual_seed(0))
-    targets_N = torch.arange(256)
-    monkeypatch.setattr(rows, "_CUDA_ELEMENTS", logits_NV.numel() // 4)  # as of 2**26
+def test_the_head_takes_what_the_plan_prices():
+    sizes = Sizes(0, 0, 0, 0, 0, 0, 1000)
+    load = Load.of(parse_schemes(["rtn-4bit,rtn-3bit,rtn-8bit"]), TextSize(64, 64, 64))
+    rows_NV = torch.randn(
+        head_rows(1000, "cuda") // 16, 1000, generator=torch.Generator().manual_seed(0)
+    )
     with pretended() as device:
-        targets_N = targets_N.to("cuda")
-        reference = fidelity.Reference.of(logits_NV.to("cuda"), targets_N)
-        reference.compare((logits_NV + 1).to("cuda"), targets_N)
-    assert 12 * logits_NV.numel() < device.reserved < 16 * logits_NV.numel()
+        streams = rows_NV.to("cuda").chunk(4)
+        targets_N = torch.arange(len(streams[0])).to("cuda")
+        reference = fidelity.Reference.of(streams[0], targets_N)
+        for logits_NV in streams[1:]:
+            reference.compare(logits_NV, targets_N)
+    assert device.reserved < Footprint(sizes, load, 4, 0, "cuda").head_nbytes / 16
+    assert device.reserved > Footprint(sizes, load, 4, 0, "cuda").head_nbytes / 32
 
 
 def test_what_waits_in_a_block_has_what_hidden_states_leave(tmp_path):

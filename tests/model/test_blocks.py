@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.linears import Quantized
+from qaudit.core.rows import head_rows
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.folds import must_be_causal
-from qaudit.model.head import chunk_rows, chunked_nll
+from qaudit.model.head import chunked_nll
 from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
 from qaudit.model.tape import Arguments, Tape, must_be_plain
@@ -545,8 +546,8 @@ def test_a_single_token_has_no_loss() -> None:
 
 @pytest.mark.parametrize("vocabulary", [256, 8192, 32_000, 50_304, 128_256, 262_144])
 def test_a_chunk_of_logits_stays_small(vocabulary: int) -> None:
-    assert 16 <= chunk_rows(vocabulary, CPU) <= 256
-    assert chunk_rows(vocabulary, CPU) * vocabulary * 4 < 2**25
+    assert 16 <= head_rows(vocabulary, "cpu") <= 256
+    assert head_rows(vocabulary, "cpu") * vocabulary * 4 < 2**25
 
 
 # ------------------------------------------------------------------------------- self-check

@@ -90,7 +90,7 @@ class _PartsWalk:
             _count(storage, bits, weights)
         for number, (variant, tally) in enumerate(self.tallies.items()):
             report(f"{variant.part} {variant.name}")
-            with timed(tally, self.model.device):
+            with timed(self.model.device, tally):
                 self._evaluate(block, number, variant, by_bits)
         if block.index == 0:
             self.streams.drop("evaluation")
