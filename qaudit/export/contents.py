@@ -41,6 +41,7 @@ _COPIED = (
     "*.tiktoken",
     "tekken.json",
     "generation_config.json",
+    "*processor_config.json",  # without which runtimes load no wrapper
     "LICEN[CS]E*",
     "NOTICE*",
     "USE_POLICY*",
@@ -50,7 +51,7 @@ _UNREAD = ("*.md", "*.png", "*.jpg", "*.svg", "*.webp", "*.pdf", "LICEN[CS]E*", 
 
 
 def copy_settings(source: Path, target: Path) -> None:
-    """Copy configuration, tokenizer, templates and licence, and nothing else of a folder."""
+    """Copy configuration, tokenizer, processors and licence, and nothing else of a folder."""
     paths = [p for p in sorted(source.iterdir()) if _is_any(p.name, _COPIED)]
     for path in (*paths, *sorted(source.glob("additional_chat_templates/*.jinja"))):
         if path.is_file() and path.stat().st_size < LARGEST_SETTINGS_NBYTES:

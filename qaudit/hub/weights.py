@@ -32,7 +32,7 @@ from qaudit.types import Checkpoint, WeightFile
 
 LONGEST_INDEX_NBYTES = 64_000_000
 _CONFIG = ("config.json",)
-_MODEL = ("config.json", "generation_config.json")
+_MODEL = ("config.json", "generation_config.json", "*processor_config.json")
 _CODE = ("*.py",)
 
 ReadFile = Callable[[HubFile], bytes]

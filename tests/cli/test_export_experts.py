@@ -28,13 +28,15 @@ def save(place: Path, family: str) -> Path:
 
 @pytest.mark.parametrize("family", ["gemma3", "llama4_text", *SLOW])
 def test_transformers_runs_what_was_audited(family: str, place: Path, qaudit: Run) -> None:
-    save(place, family)
+    folder = save(place, family)
+    (folder / "preprocessor_config.json").write_text('{"size": 28}')
     options = ("--context", 32, "--schemes", SCHEME, "--dtype", "bfloat16", "--out", "out", "-q")
     assert qaudit("scan", "model", *TEXT, *options).code == 0
     named = ("--subject", "model", "--scheme", SCHEME, "--out", "new", "-q")
     done = qaudit("export", "out", *named)
     assert done.code == 0, done.err
     tensors = load_file(place / "new" / "model.safetensors")
+    assert (place / "new" / "preprocessor_config.json").read_text() == '{"size": 28}'
     if family == "llama4_text":  # stored as one tensor for all experts
         assert "model.layers.1.feed_forward.experts.7.up_proj.weight_packed" in tensors
     done = qaudit("verify", "new", "--audit", "out", "--json", "-q")

@@ -702,6 +702,7 @@ def test_a_revision_without_a_config_is_named(root: Path, cache: Path, tmp_path:
 IN_FOLDERS = {
     "config.json": b"root config",
     "generation_config.json": b"root generation",
+    "preprocessor_config.json": b"root images",
     "tokenizer.json": b"root tokenizer",
     "special_tokens_map.json": b"root tokens",
     "modeling.py": b"root code",
@@ -720,6 +721,7 @@ IN_FOLDERS = {
     ("subfolder", "code", "expected"),
     [
         (None, False, {"config.json": "root config", "generation_config.json": "root generation",
+                       "preprocessor_config.json": "root images",
                        "tokenizer.json": "root tokenizer", "special_tokens_map.json": "root tokens",
                        "model.safetensors.index.json": "root index"}),
         ("a", False, {"config.json": "config of a", "tokenizer.json": "root tokenizer",
@@ -730,7 +732,7 @@ IN_FOLDERS = {
         ("a", True, {"config.json": "config of a", "tokenizer.json": "root tokenizer",
                      "special_tokens_map.json": "root tokens", "modeling.py": "root code"}),
         ("c", False, {"config.json": "root config", "generation_config.json": "root generation",
-                      "tokenizer.json": "root tokenizer",
+                      "preprocessor_config.json": "root images", "tokenizer.json": "root tokenizer",
                       "special_tokens_map.json": "root tokens"}),
     ],
 )  # fmt: skip
