@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig
 
+from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
 from tests.support.models import save_model, save_tokenizer, write_documents
+from tests.zoo import tiny
 
 pytestmark = pytest.mark.peers
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
@@ -45,6 +55,23 @@ def loaded(folder: Path, backend: str):
     return GPTQModel.load(str(folder), device="cpu", backend=chosen, dtype=torch.bfloat16).model
 
 
+def weight_in(module: nn.Module) -> torch.Tensor:
+    """Return the weight that a linear of GPTQModel computes with: (rows, columns)."""
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    if hasattr(module, "dequantize_weight"):
+        return module.dequantize_weight().T
+    parts = {"qweight": module.qweight, "qzeros": module.qzeros, "scales": module.scales}
+    return dequantize_gemm(**parts, bits=4, group_size=module.group_size).T
+
+
+def must_be_alike(model: nn.Module, ours: QuantizedFolder) -> None:
+    """It multiplies in bfloat16, a code less its zero point by a scale: rounded once."""
+    for name in ours.linears:
+        theirs_RC = weight_in(model.get_submodule(name.removesuffix(".weight")))
+        assert torch.equal(theirs_RC.float(), ours.read(name).to(theirs_RC.dtype).float()), name
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -59,24 +86,166 @@ def test_gptqmodel_reads_the_codes_scales_and_zero_points_of_gptq_files(
     tmp_path: Path, source: Path, spec: str
 ) -> None:
     folder = exported(source, tmp_path / "out", "gptq", spec)
-    model, ours = loaded(folder, "GPTQ_TORCH"), QuantizedFolder(folder)
-    for name in ours.linears:
-        module = model.get_submodule(name.removesuffix(".weight"))
-        theirs_RC = module.dequantize_weight().T
-        # It multiplies in bfloat16, a code less its zero point by a scale: rounded once.
-        assert torch.equal(theirs_RC.float(), ours.read(name).to(theirs_RC.dtype).float()), name
+    must_be_alike(loaded(folder, "GPTQ_TORCH"), QuantizedFolder(folder))
 
 
 @pytest.mark.parametrize(
     "spec", ["rtn-4bit:group=32", "awq-4bit:group=128:exact_fold=true", "rtn-4bit:sym=false"]
 )
 def test_gptqmodel_reads_the_weights_of_awq_files(tmp_path: Path, source: Path, spec: str) -> None:
-    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
-
     folder = exported(source, tmp_path / "out", "awq", spec)
-    model, ours = loaded(folder, "AWQ_TORCH"), QuantizedFolder(folder)
+    must_be_alike(loaded(folder, "AWQ_TORCH"), QuantizedFolder(folder))
+
+
+# ------------------------------------------------------------------- configurations by hand
+
+ASYMMETRIC, SYMMETRIC = "gptq-4bit:group=32:sym=false", "rtn-4bit:group=32"
+EDITS = [
+    ("gptq", ASYMMETRIC, {"bits": 3}, "refuses"),
+    ("gptq", ASYMMETRIC, {"bits": 8}, "refuses"),
+    ("gptq", ASYMMETRIC, {"group_size": 64}, "refuses"),
+    ("gptq", ASYMMETRIC, {"group_size": -1}, "refuses"),
+    ("gptq", ASYMMETRIC, {"sym": True}, "reads the same"),  # its zero points are those stored
+    ("gptq", SYMMETRIC, {"checkpoint_format": "gptq_v2"}, "reads others"),
+    ("awq", "rtn-4bit:group=32:sym=false", {"bits": 8}, "refuses"),
+    ("awq", "rtn-4bit:group=32:sym=false", {"group_size": 64}, "refuses"),
+    ("awq", "rtn-4bit:group=32:sym=false", {"zero_point": False}, "reads the same"),
+]
+"""What contradicts the stored tensors, and what GPTQModel does with it."""
+
+
+@pytest.fixture(scope="module")
+def files(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    return cache(
+        lambda form, spec: exported(source, tmp_path_factory.mktemp("f") / "m", form, spec)
+    )
+
+
+def edit(folder: Path, change: dict[str, Any]) -> None:
+    """Change both configurations of a folder."""
+    for name in ("config.json", "quantize_config.json"):
+        if (folder / name).is_file():
+            config = json.loads((folder / name).read_text())
+            config.get("quantization_config", config).update(change)
+            (folder / name).write_text(json.dumps(config))
+
+
+def reading_of(folder: Path, form: str, stored: QuantizedFolder) -> str:
+    """Return what GPTQModel does with a folder whose weights are known."""
+    try:
+        model = loaded(folder, f"{form.upper()}_TORCH")
+    except Exception:  # noqa: BLE001 - a library raises what it likes
+        return "refuses"
+    for name in stored.linears:
+        theirs_RC = weight_in(model.get_submodule(name.removesuffix(".weight")))
+        if not torch.equal(theirs_RC.float(), stored.read(name).to(theirs_RC.dtype).float()):
+            return "reads others"
+    return "reads the same"
+
+
+def must_be_refused(folder: Path) -> None:
+    with pytest.raises(QauditError) as caught:
+        read = QuantizedFolder(folder)
+        for name in read.linears:
+            read.read(name)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("form", "spec", "change", "theirs"), EDITS)
+def test_configurations_that_tensors_contradict_are_refused(
+    form: str,
+    spec: str,
+    change: dict[str, Any],
+    theirs: str,
+    files: Callable[[str, str], Path],
+    tmp_path: Path,
+) -> None:
+    whole, folder = files(form, spec), tmp_path / "edited"
+    shutil.copytree(whole, folder)
+    edit(folder, change)
+    must_be_refused(folder)
+    assert reading_of(folder, form, QuantizedFolder(whole)) == theirs
+
+
+def test_an_order_of_columns_that_is_denied_is_refused(
+    files: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """GPTQModel goes by `g_idx` whatever `desc_act` is; kernels of vLLM leave it out."""
+    shuffled, denied = tmp_path / "shuffled", tmp_path / "denied"
+    shutil.copytree(files("gptq", ASYMMETRIC), shuffled)
+    tensors = load_file(shuffled / "model.safetensors")
+    for name in tensors:
+        if name.endswith(".g_idx"):
+            tensors[name] = tensors[name].roll(1)
+    save_file(tensors, shuffled / "model.safetensors", {"format": "pt"})
+    shutil.copytree(shuffled, denied)
+    edit(shuffled, {"desc_act": True})
+    must_be_refused(denied)
+    for folder in (shuffled, denied):
+        assert reading_of(folder, "gptq", QuantizedFolder(shuffled)) == "reads the same"
+
+
+# --------------------------------------------------------- experts that releases store together
+
+
+def dense_of(source: Path, ours: QuantizedFolder, *, transposed: bool) -> nn.Module:
+    """Return the model of transformers, in bfloat16, with the weights of files where they belong.
+
+    Its parameters hold gate and up of all experts of a layer together.
+    """
+    kind = tiny.class_of(AutoConfig.from_pretrained(source))
+    model = kind.from_pretrained(source, dtype=torch.bfloat16).float().eval()
     for name in ours.linears:
-        module = model.get_submodule(name.removesuffix(".weight"))
-        parts = {"qweight": module.qweight, "qzeros": module.qzeros, "scales": module.scales}
-        theirs_RC = dequantize_gemm(**parts, bits=4, group_size=module.group_size).T
-        assert torch.equal(theirs_RC.float(), ours.read(name).to(theirs_RC.dtype).float()), name
+        place, expert, rest = name.partition(".experts.")
+        if not expert:
+            model.get_parameter(name).data.copy_(ours.read(name))
+            continue
+        number, part, _ = rest.split(".")
+        key = "down_proj" if part == "down_proj" else "gate_up_proj"
+        fused_RC = model.get_parameter(f"{place}.experts.{key}").data[int(number)]
+        fused_RC = fused_RC.T if transposed else fused_RC
+        half = len(fused_RC) // 2
+        rows = {"gate_proj": slice(half), "up_proj": slice(half, None)}.get(part, slice(None))
+        fused_RC[rows].copy_(ours.read(name))
+    return model
+
+
+def in_place_of(model: nn.Module, name: str, weight_RC: torch.Tensor) -> None:
+    """Put a dense linear in the place of a quantized one."""
+    linear = nn.Linear(weight_RC.shape[1], len(weight_RC), bias=False, dtype=weight_RC.dtype)
+    linear.weight.data.copy_(weight_RC)
+    model.set_submodule(name.removesuffix(".weight"), linear)
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module) -> torch.Tensor:
+    return model(input_ids=torch.arange(2, 34)[None], use_cache=False).logits.float()
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+@pytest.mark.parametrize("family", ["llama4", "qwen3_5_moe"])
+def test_gptqmodel_computes_with_experts_whose_release_is_fused(
+    family: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, places and logits hold: its kernels in bfloat16, and its model in float32.
+
+    In bfloat16 the routers of two libraries part, so that models are compared in float32.
+    """
+    # It opens the processor of a wrapper, which needs torchvision; text needs none.
+    monkeypatch.setattr("gptqmodel.models.base.AutoProcessor.from_pretrained", lambda *_, **__: 0)
+    source = tmp_path / "model"
+    tiny.save(source, family)
+    save_tokenizer(source)
+    folder = exported(source, tmp_path / "out", form, "rtn-4bit:group=32:sym=false")
+    model, ours = loaded(folder, f"{form.upper()}_TORCH"), QuantizedFolder(folder)
+    assert sum(".experts." in name for name in ours.linears) == 4 * 4 * 3  # layers, experts
+    must_be_alike(model, ours)
+    quantized = logits_of(model)
+    for name in ours.linears:
+        in_place_of(model, name, ours.read(name).bfloat16())
+    assert torch.equal(logits_of(model), quantized)  # it decodes weights, and multiplies then
+    model.float()
+    for name in ours.linears:
+        in_place_of(model, name, ours.read(name))
+    plain = logits_of(dense_of(source, ours, transposed=family == "llama4"))
+    assert float((logits_of(model) - plain).abs().max()) <= 1e-5 * float(plain.abs().max())

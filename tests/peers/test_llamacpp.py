@@ -8,10 +8,8 @@ size; a divergence of 0.02 nats then agrees within a thousandth.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -238,21 +236,6 @@ def _metadata_values(key: str) -> list[object]:
     return [*texts, 0, 2, 0.5, False]
 
 
-def _logits_in_a_child(path: Path) -> np.ndarray | None:
-    """Return the logits of a file; None where llama.cpp refuses it, or aborts."""
-    from tests.support.llamacpp import logits_of
-
-    answer = path.with_suffix(".npy")
-    answer.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            np.save(answer, logits_of(path, [TOKENS])[0])
-        os._exit(0)
-    os.waitpid(child, 0)
-    return np.load(answer) if answer.is_file() else None
-
-
 _KEYS = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
 KEYS = sorted(k[7:] for k in _KEYS if isinstance(k, str) and k.startswith("{arch}."))
 OBEYED = [key for key in KEYS if re.match(r"attention\.|rope\.|(block|expert|feed)_", key)]
@@ -281,10 +264,12 @@ def convert() -> Iterator[Converter]:
 
 @cache
 def base_of(model_type: str, place: Path, convert: Converter) -> Converted:
+    from tests.support.llamacpp import logits_in_a_child
+
     folder, path = place / model_type, place / f"{model_type}.gguf"
     model = make_converted(folder, model_type)
     convert(folder, path)
-    theirs = _logits_in_a_child(path)
+    theirs = logits_in_a_child(path, TOKENS)
     assert theirs is not None
     with torch.no_grad():
         plain = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
@@ -314,11 +299,14 @@ def test_files_of_the_converter_are_read_as_llama_cpp_reads_them(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:  # which takes seconds where llama.cpp aborts
         patch.setenv("GGML_NO_BACKTRACE", "1")
+        patch.setenv("OMP_THREAD_LIMIT", "1")  # of models that are too small for threads
         yield tmp_path_factory.mktemp("keys")
 
 
 def _is_refused_or_the_same(base: Converted, metadata: dict[str, object], folder: Path) -> bool:
     """Return whether llama.cpp obeys metadata; fail where it does, and they are accepted."""
+    from tests.support.llamacpp import logits_in_a_child
+
     header = read_header(base.path)
     changed = {f"{header.architecture}.{key}": value for key, value in metadata.items()}
     try:
@@ -328,7 +316,7 @@ def _is_refused_or_the_same(base: Converted, metadata: dict[str, object], folder
         return True
     path = folder / "changed.gguf"
     rewrite(base.path, path, changed)
-    other = _logits_in_a_child(path)
+    other = logits_in_a_child(path, TOKENS)
     largest = np.abs(base.theirs).max()
     return other is None or bool(np.abs(other - base.theirs).max() <= 1e-6 * largest)
 
@@ -365,11 +353,13 @@ def test_any_metadata_are_refused_or_change_no_logits(
 
 
 def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> None:
+    from tests.support.llamacpp import logits_in_a_child
+
     wrapper = released.save(tmp_path / "wrapper", "gemma3", **released.FOR_LLAMA_CPP)
     text, path = released.text_of_wrapper(wrapper, tmp_path / "text"), tmp_path / "text.gguf"
     write_gguf(text, path, words=False)
     must_match("m", path, wrapper)
-    logits = _logits_in_a_child(path)
+    logits = logits_in_a_child(path, TOKENS)
     assert logits is not None
     with torch.no_grad():
         plain = released.plain(wrapper, "gemma3")(torch.tensor([TOKENS])).logits[0].numpy()

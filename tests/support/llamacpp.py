@@ -6,7 +6,9 @@ That wheel has no `llama-quantize`; `make peers` puts a library that has it into
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import gguf
@@ -47,6 +49,29 @@ def logits_of(path: Path, windows: list[list[int]]) -> list[np.ndarray]:
     """Return the logits (tokens, vocabulary) of each window in float64."""
     model = LlamaCpp(path)
     return [model(torch.tensor([one]))[0].double().numpy() for one in windows]
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__])
+
+
+def logits_in_a_child(path: Path, tokens: list[int]) -> np.ndarray | None:
+    """Return the logits of a file; None where llama.cpp refuses it, or aborts.
+
+    A process that forks must not have run llama.cpp: threads of OpenMP end with the fork, and the
+    child waits for them. The server that forks here does nothing else.
+    """
+    answer = path.with_suffix(".npy")
+    answer.unlink(missing_ok=True)
+    child = _FORKS.Process(target=_save_logits, args=(path, tokens, answer))
+    child.start()
+    child.join()
+    return np.load(answer) if answer.is_file() else None
+
+
+def _save_logits(path: Path, tokens: list[int], answer: Path) -> None:
+    with suppress(BaseException):  # of a file that is refused
+        np.save(answer, logits_of(path, [tokens])[0])
 
 
 # Places in the parameters of a quantization, in words of four bytes, and what they are by default.
