@@ -18,6 +18,7 @@ import shutil
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -59,44 +60,12 @@ class StandIn(Scheme):
     def made(self, linears: Linears, quantized: Quantized) -> Quantized:
         raise NotImplementedError
 
-    @property
-    def compares_modules(self) -> bool:
-        return self.inner.compares_modules
 
-    @property
-    def experts_see_all(self) -> bool:
-        return self.inner.experts_see_all
-
-    @property
-    def rotates_outputs(self) -> bool:
-        return self.inner.rotates_outputs
-
-    @property
-    def rotates_heads(self) -> bool:
-        return self.inner.rotates_heads
-
-    @property
-    def cache_clip(self) -> float:
-        return self.inner.cache_clip
-
-    @property
-    def calibrates(self) -> bool:
-        return self.inner.calibrates
-
-    def class_at(self, bits: float | None) -> str:
-        return self.inner.class_at(bits)
-
-    @property
-    def short(self) -> str:
-        return self.inner.short
-
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
-
-    @property
-    def remark(self) -> str | None:
-        return self.inner.remark
+for _name in (
+    "short", "spec", "remark", "calibrates", "class_at", "compares_modules", "experts_see_all",
+    "rotates_outputs", "rotates_heads", "cache_clip",
+):  # fmt: skip
+    setattr(StandIn, _name, property(attrgetter(f"inner.{_name}")))
 
 
 @dataclass(frozen=True, kw_only=True)
