@@ -24,7 +24,6 @@ def hub_cache() -> Path:
 
 
 def own_cache() -> Path:
-    """Return the folder where qaudit keeps what it learned of the Hub: listings and headers."""
     return _expanded(os.environ.get("QAUDIT_CACHE") or f"{_user_cache()}/qaudit")
 
 

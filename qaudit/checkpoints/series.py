@@ -77,11 +77,7 @@ class CheckpointGroup:
 
 
 def as_series(groups: Iterable[CheckpointGroup]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of every target under labels that differ.
-
-    Targets that are one checkpoint each are one series and are put in order together, where
-    the first of them is; the series of any other keeps its own order.
-    """
+    """Return the checkpoints of every target under labels that differ."""
     groups = list(groups)
     together = [candidate for group in groups if group.alone for candidate in group.candidates]
     series: list[Checkpoint] = []

@@ -152,7 +152,6 @@ class Pace:
         self._passes, self._ended, self._block = max(passes, 1), 0, 0
 
     def block(self, done: int, total: int) -> None:
-        """Move on within a pass of the subject, or begin its next one."""
         self._ended += done < self._block
         self._block = done
         # The head follows the last block, and takes about as long as one.

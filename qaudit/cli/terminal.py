@@ -39,7 +39,6 @@ def say(text: str) -> None:
 
 
 def complain(error: QauditError) -> None:
-    """Print what went wrong and what to do about it, each on a line."""
     _message(f"{_styled('error', '1;31')}: {one_line(error.message)}")
     if error.hint:
         _message(f"\n{_styled('hint', '1')}: {one_line(error.hint)}")

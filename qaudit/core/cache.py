@@ -31,10 +31,7 @@ SCALE_BITS = 16
 
 
 def round_heads(x: Tensor, kv: str, *, rotated: bool, clip: float = 1.0) -> Tensor:
-    """Round keys or values; the last dimension is that of one head.
-
-    Ranges of integers are cut to a share of themselves.
-    """
+    """Round keys or values; the last dimension is that of one head."""
     wide = rotate(x.float()) if rotated else x.float()
     rounded = _float8(wide) if kv == "fp8" else _integers(wide, CACHES[kv], clip)
     return (rotate(rounded) if rotated else rounded).to(x.dtype)

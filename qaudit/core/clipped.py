@@ -35,7 +35,6 @@ GPU_CHUNK = 2**26  # enough that starting kernels costs less than they do
 def fit_searched(
     weight: Tensor, bits: int, *, dim: int, scale_dtype: str, shares: Sequence[float] = SHARES
 ) -> Grid:
-    """Lay a grid along one dimension over the best share of the range."""
     import torch
 
     rows = weight.movedim(dim, -1)

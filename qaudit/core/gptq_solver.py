@@ -146,7 +146,6 @@ def factorize(
 def solve(
     weight_CR: Tensor, hessian: Hessian, walk: Walk[G], start: Start | None = None
 ) -> Solution[G]:
-    """Round weights (C, R), given in their own order."""
     import torch
 
     start, fit, static_groups = start or Start(), walk.fit, walk.static_groups

@@ -53,10 +53,7 @@ class InputsAccumulator:
         self._panel = max(SMALLEST_PANEL, -(-columns // PANELS))
 
     def add(self, x: Tensor, full: Tensor | None = None) -> None:
-        """Add the tokens of a batch, and what they are in full precision where that counts.
-
-        The last dimension holds the columns.
-        """
+        """Add the tokens of a batch, and what they are in full precision where that counts."""
         import torch
 
         x_TC = x.detach().reshape(-1, x.shape[-1])

@@ -116,7 +116,6 @@ def reach_of_draw(deviation: float, freedom: float, confidence: float) -> float:
 
 
 def mcnemar(lost: int, won: int) -> float:
-    """Return the two-sided mid-p value of McNemar's test."""
     discordant = lost + won
     if discordant == 0:
         return 1.0

@@ -20,10 +20,7 @@ _DIGITS = ([(op.CATEGORY, op.CATEGORY_DIGIT)], [(op.RANGE, (ord("0"), ord("9")))
 
 
 def slow_reason(pattern: str, *, most_wide: int = 2) -> str | None:
-    """Return why matching may take a time that explodes with the name's length, or None.
-
-    `most_wide` repeats may match more than digits.
-    """
+    """Return why matching may take a time that explodes with the name's length, or None."""
     parsed = parser.parse(pattern)
     repeats = list(_repeats(parsed, inside=False))
     if any(inside for _, inside in repeats):

@@ -170,7 +170,6 @@ def read_pairs(pairs: list[str]) -> dict[str, str]:
 
 
 def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
-    """Make a plug-in from the texts of its parameters, which override those of a preset."""
     plugin: Any = kind
     fields_by_name: dict[str, Field[Any]] = {field.name: field for field in fields(plugin)}
     values: dict[str, Any] = {}

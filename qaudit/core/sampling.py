@@ -184,10 +184,7 @@ def _array(values_NV: Tensor) -> Floats:
 
 
 def _log_sum(logits_NV: Tensor, temperature: float, *, with_entropy: bool = False) -> Tensor:
-    """Return the log-sums of scaled logits, in a third of the time of `logsumexp`.
-
-    `with_entropy`: a second column has the entropies.
-    """
+    """Return the log-sums of scaled logits, in a third of the time of `logsumexp`."""
     import torch
 
     highest_N1 = logits_NV.amax(1, keepdim=True)
@@ -203,10 +200,7 @@ def _log_sum(logits_NV: Tensor, temperature: float, *, with_entropy: bool = Fals
 
 
 def draw(log_probability_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """Return the token at which the cumulative probability of each row passes a number in [0, 1).
-
-    A token of probability 0 is never drawn.
-    """
+    """Return the token at which the cumulative probability of a row passes a number in [0, 1)."""
     import torch
 
     cumulative_NV = log_probability_NV.double().exp().cumsum(-1)

@@ -257,7 +257,6 @@ def bit_class_of(bits: object, act: object, kv: str | None = None) -> str:
 
 
 def check_bits(bits: int, *, low: int = 2, high: int = 8) -> None:
-    """Refuse a number of bits no integer grid here has."""
     if not low <= bits <= high:
         raise SchemeError(f"{bits} bits is out of range", hint=f"use {low} to {high} bits")
 

@@ -58,7 +58,6 @@ class Case:
         return folder_of(self.subject.first)
 
     def weights(self) -> Weights:
-        """Open the weights; a soup's are merged as they are read."""
         return self._open(self.subject)
 
     def previous_weights(self) -> Weights | None:

@@ -122,7 +122,6 @@ class Sources:
         self._failed_before = False  # whether the content before could not be had
 
     def fetch(self, key: str) -> Checkpoint:
-        """Download and check a content from one of its places; fail if none has it."""
         if key not in self.cached:
             self._record.add(key)
         failures = []

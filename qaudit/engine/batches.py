@@ -120,7 +120,6 @@ def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
 
 
 def padded(length: int, context: int) -> int:
-    """Return the width of a batch whose longest window has so many tokens."""
     return min(context, -(-length // _ROUND) * _ROUND)
 
 

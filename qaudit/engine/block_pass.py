@@ -41,10 +41,7 @@ def run_blocks(
     progress: Progress = lambda done, total, what: None,
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
-    """Send everything through the model once; return a tally for `fp` and for each spec.
-
-    A pass that was kept goes on at the block that it had come to.
-    """
+    """Send everything through the model once; return a tally for `fp` and for each spec."""
     share_one_arena()
     kinds = {scheme.calibration for scheme in schemes}
     calibrates = bool(kinds - {Calibration.NONE})

@@ -140,10 +140,7 @@ def send(
     watch: Observer | None,
     feed: Feed | None = None,
 ) -> dict[str, Measurement]:
-    """Send a task's text, or another feed, through its model once; measure every stream.
-
-    Where a GPU runs out of memory, once more with less on it.
-    """
+    """Send a task's text, or another feed, through its model once; measure every stream."""
 
     def named(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)

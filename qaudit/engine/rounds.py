@@ -56,10 +56,7 @@ def in_parts(corpus: Corpus) -> Corpus:
 
 
 def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
-    """Return rounds of whole parts, by what a model with or without trees feeds.
-
-    The first has the documents.
-    """
+    """Return rounds of whole parts, by what a model with or without trees feeds."""
     tokens = Counter[Part]()
     for item, own in _sizes(corpus, trees=trees):
         tokens[item.task, item.part] += own
@@ -140,7 +137,6 @@ class TaskParts:
     """What is on disk of the tasks that a pass lacks."""
 
     def __init__(self, task: Task, there: StoredResults, folder: ResultStore) -> None:
-        """Look up every part of a task whose corpus is cut into parts."""
         self._task, self._there, self._folder = task, there, folder
         self._count = Counter(name for name, _ in task.corpus.parts)
         self._filed: dict[str, dict[Part, Filed]] = {}

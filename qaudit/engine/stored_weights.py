@@ -113,7 +113,6 @@ class Storing(_InFiles):
             ) from error
 
     def finish(self) -> None:
-        """Mark the folder as whole if every group was written."""
         if self.seen and not self.left_out:
             (self.folder / _WHOLE).write_text(str(sum(self.seen.values())), encoding="ascii")
 

@@ -139,10 +139,7 @@ class Task:
     def identity(
         self, scheme: Scheme | None, machine: Machine, task: str | None = None
     ) -> Identity:
-        """Return everything that changes the numbers of this subject under `scheme` (None: fp).
-
-        The numbers are those of documents, or of the items of one task.
-        """
+        """Return everything that changes the numbers of this subject under `scheme` (None: fp)."""
         protocol, corpus = self.corpus.protocol, self.corpus.sha256
         geometry = f"context={protocol.context},batch={TOKENS_PER_BATCH}"
         if task is not None:

@@ -107,10 +107,7 @@ class Measuring:
         releases: Sequence[Subject] = (),
         diagnosed: Collection[str] = (),
     ) -> Iterator[Event]:
-        """Measure every subject and compare every release, in the order of their downloads.
-
-        `diagnosed` has the labels of the subjects that the plan's diagnostics look at.
-        """
+        """Measure every subject and compare every release, in the order of their downloads."""
         jobs = self._jobs(tasks, diagnosed)
         pending: dict[tuple[str, ...], _Job] = {}  # by what decides results
         twins: list[tuple[_Job, _Job]] = []  # with the first of equal results

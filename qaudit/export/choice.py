@@ -65,7 +65,6 @@ def audit_file_of(source: str) -> Path | None:
 def of_audit(
     file: Path, bits: str | None, subject: str | None, scheme: str | None, watch: Watch
 ) -> ExportChoice:
-    """Choose by an audit's verdict, or what is named among its measurements."""
     record = read_audit(file)
     label, text = _shipped(record, bits) if not (subject and scheme) else (subject, scheme)
     chosen = _subject(subject or label, record.subjects)

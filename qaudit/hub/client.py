@@ -98,7 +98,6 @@ class Client:
 
     @property
     def requests(self) -> int:
-        """Count everything that was sent, redirects and repetitions too."""
         return self.wire.requests
 
     def close(self) -> None:
@@ -114,7 +113,6 @@ class Client:
         return self.parsed(request, revisions_in, self.ask(request, f"{self.api(request)}/refs")[0])
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
-        """Return the full commit that a branch, a tag, a pull request or a short id stands for."""
         call = f"the commit of `{revision}` in `{repo}`"
         request = Request(call, checked(repo), kind, revision)
         url = f"{self.api(request)}/revision/{quote(revision, safe='')}"

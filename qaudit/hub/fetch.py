@@ -49,7 +49,6 @@ class Fetcher:
 
     @property
     def nbytes_fetched(self) -> int:
-        """Return the bytes of files that came over the network, in this process."""
         return self._downloader.nbytes_fetched
 
     @property
@@ -77,7 +76,6 @@ class Fetcher:
         return folder
 
     def weights(self, checkpoint: Checkpoint) -> Path:
-        """Fetch every file of weights and their index; return their folder."""
         if checkpoint.commit is not None:
             commit = _snapshot(checkpoint)
             self._claims.take(commit.claim)
@@ -99,7 +97,6 @@ class Fetcher:
         return snapshot(repo, commit)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
-        """Return how many bytes of weights are not on this machine, by sizes alone."""
         if checkpoint.commit is None:
             return 0
         return _snapshot(checkpoint).nbytes_missing(_weights(checkpoint))

@@ -75,7 +75,6 @@ class Listing:
             return self._revisions[repo, kind]
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
-        """Return the full commit of a branch, a tag, a pull request or a short id."""
         if is_commit(revision):
             return revision
         revisions = self.revisions(repo, kind)

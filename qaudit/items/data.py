@@ -86,7 +86,6 @@ def find(hub: Hub, data: Data) -> Iterator[TextFile]:
 
 
 def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
-    """Return the files of a plan that hold the splits of a data set, and its README."""
     sources = {data.source(split) for split in data.splits}
     pinned_texts = [text for text in texts if text.source in sources]
     if {text.source for text in pinned_texts} != sources:
@@ -99,7 +98,6 @@ def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
 
 @lru_cache(maxsize=256)
 def local(root: Path, data: Data) -> tuple[Path, files.Splits]:
-    """Return the folder of a data set below a folder of snapshots, and the files of its splits."""
     folder = files.local_folder(root, data.repo)
     if folder is None:
         raise SourceError(

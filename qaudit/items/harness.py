@@ -47,7 +47,6 @@ class Leaf:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Return the splits that are read: the evaluated one, then that of few-shot examples."""
         config = self.config
         shown = config.get("fewshot_config") or {}
         shown = shown.get("split") if isinstance(shown, dict) else None

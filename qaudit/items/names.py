@@ -68,7 +68,6 @@ def named(requested: Sequence[str]) -> tuple[str, ...]:
 
 
 def descriptions() -> dict[str, str]:
-    """Return the cost of each preset and task, at the default number of examples and of items."""
     lines = {}
     for name, tasks in PRESETS.items():
         items, tokens = bound(tasks, DEFAULT_ITEMS, None)
@@ -88,7 +87,6 @@ def descriptions() -> dict[str, str]:
 def items_of(
     requested: Sequence[str], most: int | None, counted: Mapping[str, int | None] = NOT_COUNTED
 ) -> dict[str, int]:
-    """Return about how many items each task has; `counted` are those on this machine."""
     sizes = {
         name: size if (size := counted.get(name)) is not None else KNOWN.get(name, _UNKNOWN).items
         for name in named(requested)

@@ -59,7 +59,6 @@ VERSION = 1
 
 
 def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
-    """Return the tasks that a recipe requests; a wrong name is refused with the nearest."""
     if recipe.tasks and recipe.task_data and not Path(recipe.task_data).is_dir():
         raise UsageError(
             f"there is no folder `{recipe.task_data}`",
@@ -188,7 +187,6 @@ class Reading:
 
 
 def counted(reading: Reading) -> ItemText | None:
-    """Return the items of all tasks if they were built before."""
     built = []
     for task in tasks_of(reading.recipe):
         with suppress(QauditError, OSError):
@@ -200,7 +198,6 @@ def counted(reading: Reading) -> ItemText | None:
 
 
 def sizes_here(recipe: Recipe) -> dict[str, int | None]:
-    """Return how many documents each task has; None where its data are not on this machine."""
     sizes: dict[str, int | None] = {}
     for task in tasks_of(recipe):
         rows: list[int | None] = [None]

@@ -32,7 +32,6 @@ def bit_class(measured: Measurement | MeasurementRow) -> str:
 
 
 def classes_of(table: Measurements) -> tuple[str, ...]:
-    """Return the bit classes of quantized measurements, the most bits first."""
     names = {bit_class(m) for m in table.measurements if m.scheme != FULL_PRECISION}
     return tuple(sorted(names, key=most_bits_first))
 
@@ -93,10 +92,7 @@ def _ranked(
 
 
 def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:
-    """Leave out cells with the losses of an earlier one, to the bit: two names of one model.
-
-    They do not differ, and a runner-up must be another model.
-    """
+    """Leave out cells with the losses of an earlier one, to the bit: two names of one model."""
     distinct: list[Measurement] = []
     for measured in ranked:
         nll_sum = measured.evidence.nll_sum

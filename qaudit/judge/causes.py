@@ -12,7 +12,6 @@ from qaudit.types import AuditRecord, Changed
 
 
 def changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
-    """Return the names whose values differ, with both values."""
     keys = dict.fromkeys([*a, *b])
     return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
 

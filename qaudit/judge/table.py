@@ -70,7 +70,6 @@ class Measurements:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every subject under every scheme, in the order in which they were measured."""
         return tuple(dict.fromkeys((m.subject, m.scheme) for m in self.measurements))
 
     def draws(self, subject: str, scheme: str) -> tuple[Measurement, ...]:
@@ -85,7 +84,6 @@ class Measurements:
 
     @cached_property
     def quantized_schemes(self) -> tuple[str, ...]:
-        """Display names of the quantized schemes, in the order in which they were measured."""
         names = dict.fromkeys(m.scheme for m in self.measurements)
         return tuple(name for name in names if name != FULL_PRECISION)
 
@@ -98,11 +96,9 @@ class Measurements:
 
     @cached_property
     def is_split(self) -> bool:
-        """Whether some documents are for choosing and others for reporting."""
         return bool(self.measurements) and self.measurements[0].evidence.is_split
 
     def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
-        """Mark the documents with a scored token, of one split where there are two."""
         return self.measurements[0].evidence.scored(split)
 
     @cached_property
@@ -116,7 +112,6 @@ class Measurements:
         return tuple(singles[k].label for k in ends([s.first for s in singles]))
 
     def stage_ends(self) -> tuple[str, ...]:
-        """Return the last checkpoint of every stage before the last checkpoint's own."""
         ends = {
             s.first.stage: s.label
             for s in self.subjects
@@ -125,14 +120,12 @@ class Measurements:
         return tuple(label for label in ends.values() if label != self.last_checkpoint)
 
     def members(self, soup: Subject) -> tuple[str, ...]:
-        """Return the labels of the subjects that a soup was made of, as far as they are here."""
         singles = {s.first: s.label for s in self.subjects if s.kind == "checkpoint"}
         labels = (singles.get(checkpoint) for checkpoint, _ in soup.members)
         return tuple(dict.fromkeys(label for label in labels if label is not None))
 
 
 def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[Measurement]]:
-    """Return measurements by subject and scheme, the lowest seed first."""
     draws: dict[tuple[str, str], list[Measurement]] = {}
     for m in sorted(measurements, key=lambda m: m.calibration_seed):
         draws.setdefault((m.subject, m.scheme), []).append(m)

@@ -174,7 +174,6 @@ def _measured(
 def outright(
     table: Measurements, a: Measurement, b: Measurement, split: str | None, confidence: float
 ) -> Interval:
-    """Return the loss of a minus that of b on the documents of a split, over all draws."""
     return _lead(table, LOSS, a, b, confidence, split)
 
 

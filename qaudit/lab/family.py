@@ -25,7 +25,6 @@ _INGREDIENT = re.compile(r"(?P<stage>.+)-ingredient(?P<number>[0-9]+)")
 
 
 def write_family(out: Path) -> None:
-    """Write the family file for all runs that were begun in a folder."""
     table = family_table(out.resolve().name, runs_in(out))
     Family.model_validate(table)
     head = "# Written by `qaudit lab`: what the runs in this folder are.\n"

@@ -137,14 +137,12 @@ class Footprint:
 
     @property
     def weights_nbytes(self) -> int:
-        """What quantized weights take of the disk between rounds."""
         calibrating = sum(scheme.calibrates for scheme in self.load.schemes)
         weights = calibrating * self.sizes.blocks * self.sizes.block_parameters
         return weights * self.itemsize if self.rounds > 1 else 0
 
     @property
     def spilled_nbytes(self) -> int:
-        """What hidden states take of the disk, beyond the memory for them."""
         return max(0, self.streams_nbytes - self.limit_nbytes)
 
     @property

@@ -138,10 +138,7 @@ def _specs(schemes: Sequence[Scheme]) -> tuple[str, ...]:
 
 
 def priced(one: Pass, pricing: Pricing) -> Pass:
-    """Return a pass with its price: full precision runs beside schemes, measured or not.
-
-    Where rounding is perturbed, it runs unperturbed as well.
-    """
+    """Return a pass with its price: full precision runs beside schemes, measured or not."""
     schemes = parse_schemes(one.schemes)
     first = one.full_precision or one.is_quantized
     first = first and not one.draw and one.perturbed is None
@@ -180,7 +177,6 @@ def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
 
 
 def class_notes(schemes: Sequence[Scheme], sizes: Sizes) -> Iterator[str]:
-    """Say which schemes compete in another class than their names say."""
     for scheme in schemes:
         bits, name = planned_bits(scheme, sizes), planned_class(scheme, sizes)
         if bits is not None and name != scheme.bit_class:

@@ -25,7 +25,6 @@ def preset_times(
     pricing: Pricing,
     machine: tuple[str, str],
 ) -> Iterator[PresetTime]:
-    """Yield what each preset would take; none where the recipe follows one already."""
     if any(_follows(recipe, keys) for keys in PRESETS.values()):
         return
     device, dtype = machine

@@ -45,7 +45,6 @@ class Releases:
 
 
 def find_releases(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> Releases:
-    """Return the released soups whose ingredients are all among these checkpoints."""
     subjects: list[Subject] = []
     notes: list[str] = []
     for location, family in _families(checkpoints):

@@ -99,10 +99,7 @@ def _sizes_if_quantized(
     config: Mapping[str, Any],
     headers: Callable[[], Mapping[str, TensorInfo]] | None = None,
 ) -> Sizes | None:
-    """Return the sizes of a quantized model once it is decoded; refuse one that cannot be opened.
-
-    `headers` reads those of files that are still on the Hub.
-    """
+    """Return the sizes of a quantized model once it is decoded, or refuse it."""
     if quantization_of(folder) is None:
         return None
     try:

@@ -205,7 +205,6 @@ def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
 
 
 def catalog_to_json(catalog: Catalog) -> str:
-    """Write a series as data, every row whole; null is not known, or not checked."""
     same = {
         label: labels
         for label, (what, labels) in _same(catalog.checkpoints).items()

@@ -42,7 +42,6 @@ def summary_to_json(summary: ExperimentSummary) -> str:
 
 
 def write_summary(summary: ExperimentSummary, folder: Path) -> None:
-    """Write a summary as JSON, as Markdown and as a picture; a file is replaced whole."""
     texts = {"summary.json": summary_to_json(summary), "summary.md": render_summary(summary)}
     if summary.points:
         texts["summary.svg"] = document(drawing_of(summary))

@@ -28,7 +28,6 @@ class Point(Row):
 
 
 def points(view: View) -> tuple[Point, ...]:
-    """Return the best subject of every scheme, fewest bits first, marked where none beats it."""
     best_points = []
     for scheme in (*view.schemes, FULL_PRECISION):
         best = view.best(scheme)

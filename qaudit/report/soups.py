@@ -110,7 +110,6 @@ def _cells(row: SoupRow) -> tuple[doc.Cell, ...]:
 
 
 def in_order(view: View) -> tuple[Subject, ...]:
-    """Return the soups, the pick first, then by their loss at the scheme of the pick."""
     pick = view.audit.pick
 
     def place(soup: Subject) -> tuple[bool, float]:
@@ -131,7 +130,6 @@ def drawn(view: View) -> tuple[Subject, int, list[SoupRow]]:
 
 
 def soup_reading(row: SoupRow) -> str:
-    """Put both comparisons of a soup with an ingredient into words."""
     better, loses = row.outright.verdict, row.difference.verdict
     readings = {
         ("a_better", "a_better"): "better, and loses less",

@@ -65,7 +65,6 @@ class View:
 
     @cached_property
     def schemes(self) -> tuple[str, ...]:
-        """Display names of the quantized schemes, in the order of the audit."""
         names = dict.fromkeys(score.scheme for score in self.audit.measurements)
         return tuple(name for name in names if name != FULL_PRECISION)
 
@@ -145,12 +144,10 @@ class View:
 
     @cached_property
     def ends(self) -> tuple[Subject, ...]:
-        """The last checkpoint, and the last ones of the ingredients beside it."""
         return tuple(self.checkpoints[k] for k in ends([s.first for s in self.checkpoints]))
 
     @cached_property
     def stage_end(self) -> Subject | None:
-        """The checkpoint that ends the stage before the last checkpoint's own."""
         if self.last is None:
             return None
         before = [
@@ -185,7 +182,6 @@ class View:
         return opponents
 
     def against(self, soup: Subject) -> tuple[SoupRow, ...]:
-        """Return a soup's comparisons with its ingredients, scheme by scheme."""
         opponents = tuple(self._opponents.get(soup.label, ()))
         rows: list[SoupRow] = []
         for scheme in self.schemes:
@@ -202,7 +198,6 @@ class View:
         return tuple(rows)
 
     def best(self, scheme: str, among: Iterable[str] | None = None) -> str | None:
-        """Return the subject with the lowest loss under a scheme, of all or among some."""
         labels = [subject.label for subject in self.subjects] if among is None else among
         losses = [
             (score.ce.estimate, label)

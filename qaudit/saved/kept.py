@@ -25,7 +25,6 @@ def key_of(measurement: Measurement) -> str:
 
 
 def kept_files(out: Path) -> list[Path]:
-    """Return everything that was kept, but for files that are being written."""
     files = (out / _EVIDENCE / _FOLDER).rglob("*")
     return [path for path in files if path.suffix == ".safetensors" or path.name == SHAPES]
 

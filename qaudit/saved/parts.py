@@ -54,10 +54,7 @@ FIRST = 1
 
 
 def write_plan(plan: Plan, resolution: Resolution, pins: Pins | None, out: Path) -> None:
-    """Write a plan for all processes; one that measures the same stays.
-
-    Only the price of a plan differs from one moment to the next, and parts may be running.
-    """
+    """Write a plan for all processes; one that measures the same stays."""
     with suppress(UsageError):
         before = _document(out)
         same = before.resolution == resolution and pins in (None, before.pins)

@@ -20,7 +20,6 @@ LARGEST_NBYTES = 256 * 2**20
 
 
 def plan_to_json(plan: Plan) -> str:
-    """Write a plan on its own, under the names that it has in an audit."""
     return text_of(encode(plan_document(plan)))
 
 

@@ -268,7 +268,6 @@ def slug_of(text: str) -> str:
 
 
 def copy_evidence(rows: Iterable[MeasurementRow | TaskRow], here: Path, there: Path) -> None:
-    """Copy the evidence of an audit's measurements into another output folder."""
     for name in dict.fromkeys(row.evidence for row in rows if row.evidence):
         source, copy = here / name, there / name
         if source.resolve() == copy.resolve():

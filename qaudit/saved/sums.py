@@ -60,7 +60,6 @@ def fidelity_arrays(fidelity: Fidelity) -> dict[str, Array]:
 
 
 def fidelity_in(arrays: Mapping[str, Array], tokens: Tokens) -> Fidelity | None:
-    """Read what a stream differs from full precision by; ValueError for what cannot be."""
     if not are_there(arrays, _FIDELITY):
         return None
     shape = tokens.shape
@@ -107,7 +106,6 @@ def behind(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 def positions_in(
     arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool
 ) -> Positions | None:
-    """Read the sums by position in the window; ValueError for what cannot be."""
     if not are_there(arrays, _POSITIONS):
         return None
     edges = arrays["position_edges"]
@@ -121,7 +119,6 @@ def positions_in(
 
 
 def roles_in(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> Roles | None:
-    """Read the sums by role in a conversation; ValueError for what cannot be."""
     if not are_there(arrays, _ROLES):
         return None
     names = tuple(map(str, column_in(arrays, "role_names", "U")))
@@ -131,7 +128,6 @@ def roles_in(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> 
 
 
 def rollouts_in(arrays: Mapping[str, Array]) -> RolloutEvidence:
-    """Read the sums of each sample; ValueError for what cannot be."""
     prompt = whole_numbers(arrays, "rollout_prompt", len(column_in(arrays, "rollout_prompt", "iu")))
     count = len(prompt)
     tokens = whole_numbers(arrays, "rollout_tokens", count)
@@ -205,7 +201,6 @@ def _binned(
 
 
 def routing_in(arrays: Mapping[str, Array], tokens: Tokens) -> Routing | None:
-    """Read the choices of experts; ValueError for what cannot be."""
     if not are_there(arrays, _ROUTING):
         return None
     blocks = arrays["routing_blocks"]

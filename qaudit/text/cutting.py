@@ -99,7 +99,6 @@ class Cutter:
         return max(1, len(self.prefix))
 
     def encode(self, document: Document) -> Encoded:
-        """Turn a document into tokens, those before it included, and cap it."""
         tokens, nbytes, offsets = self._text(document.text)
         roles, last_alone = None, False
         if document.spans is not None and offsets is not None:
@@ -130,7 +129,6 @@ class Cutter:
     def evaluation(
         self, documents: Sequence[Encoded]
     ) -> tuple[tuple[Window, ...], tuple[EvaluationDocument, ...]]:
-        """Cut evaluation documents into windows, and count the bytes that are scored."""
         context, stride = self.protocol.context, self.protocol.stride
         windows, scored = [], dict[int, EvaluationDocument]()
         for k, part in enumerate(self._units(documents)):

@@ -99,10 +99,7 @@ class Rollouts:
 def rollout_text(
     rollouts: Rollouts, ends: Mapping[str, Sequence[int]], markers: Sequence[TokenMarker] = ()
 ) -> RolloutText:
-    """Return rollouts as windows; `ends` are tokens that end something, by its name.
-
-    `markers` tell the role of what was written.
-    """
+    """Return rollouts as windows; `ends` are tokens that end something, by its name."""
     return RolloutText(
         tuple(_window(k, sample, markers) for k, sample in enumerate(rollouts.samples)),
         prompt=np.array([sample.prompt for sample in rollouts.samples], dtype=np.int64),

@@ -204,7 +204,6 @@ def _different(
 def take(
     usable: Usable, count: int, role: str, order: Iterable[Encoded] | None = None
 ) -> tuple[Encoded, ...]:
-    """Take the first `count` usable documents of an order, and note what was left out."""
     documents = usable.cut(usable.hashes()) if order is None else order
     taken = _different(documents, count)
     _note(usable, len(taken), count, role)

@@ -145,7 +145,6 @@ class Gate:
 
     @property
     def verdict(self) -> Literal["pass", "fail", "inconclusive", "incomplete"]:
-        """Return the worst outcome: a breach, then what is missing, then what is inconclusive."""
         if self.of("fail"):
             return "fail"
         if self.of("missing"):

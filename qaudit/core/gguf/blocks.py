@@ -168,7 +168,6 @@ def _of_six_bit_pairs(bytes_NB: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def six_bits(s_NJ: Tensor) -> Tensor:
-    """Pack sixteen scales of 6 bits into 12 bytes (Q3_K)."""
     import torch
 
     return torch.cat([pair(s_NJ, 8), interleave(s_NJ >> 4, 2, 4)], 1)

@@ -70,10 +70,7 @@ def find_ends(
     keep_on: torch.device | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ends:
-    """Find the ends of a spectrum; vectors have the device and dtype of `like`.
-
-    Those of earlier steps are moved to `keep_on`, if given.
-    """
+    """Find the ends of a spectrum; vectors have the device and dtype of `like`."""
     basis: list[Tensor] = []
     diagonal: list[float] = []
     beside_it: list[float] = []
@@ -121,10 +118,7 @@ def _read(
 def power_iteration(
     multiply: Multiply, size: int, like: Tensor, search: EigenSearch
 ) -> tuple[Eigenvalue, int, bool]:
-    """Return the eigenvalue of largest magnitude, the products it took, and if it settled.
-
-    It has settled when it moved by less than a part of itself from one product to the next.
-    """
+    """Return the eigenvalue of largest magnitude, the products it took, and if it settled."""
     vector_P = _fresh([], size, like, search.seed)
     value = residual = math.nan
     for step in range(1, search.steps + 1):

@@ -35,7 +35,6 @@ class Curvature(Diagnostic):
                 raise self._out_of_range(field, "use a number from 0 to 1")
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        """Return the most that it takes; probing may end before it."""
         products = 2 * self.sketch + self.probes + (self.steps if self.eigenvalues else 0)
         return DiagnosticWork(
             f"curvature: at most {products} products with the Hessian on {self.documents} "

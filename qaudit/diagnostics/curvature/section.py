@@ -78,7 +78,6 @@ def roles_of(view: View, label: str) -> list[CurvatureRow]:
 
 
 def along_the_series(view: View) -> str:
-    """Compare trace and largest eigenvalue at the end with those at the end of the stage before."""
     models = whole_models(view)
     if view.last is None or view.last.label not in models:
         return ""

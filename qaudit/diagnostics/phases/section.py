@@ -82,7 +82,6 @@ def main_course(view: View) -> Course | None:
 
 
 def changed(course: Course) -> tuple[ChangeRow, ...]:
-    """Return the schemes whose added loss has a change point."""
     return tuple(
         row for row in course.changes if row.verdict == "change" and row.scheme != FULL_PRECISION
     )

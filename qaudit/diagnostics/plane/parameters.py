@@ -43,7 +43,6 @@ class Plane(Diagnostic):
         return [self.scheme_among(schemes)]
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        """Return the most that it takes; a grid may turn out to be a line."""
         scheme, along = self.scheme_among(schemes), len(self.along)
         across = f"{along} passes of them, towards the checkpoint before"
         return DiagnosticWork(

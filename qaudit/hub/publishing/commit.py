@@ -175,7 +175,6 @@ def account_in(answer: Any) -> str:
 
 
 def discussions_in(answer: Any) -> tuple[tuple[Discussion, ...], int]:
-    """Read one page of discussions and pull requests, and how many there are in all."""
     table = table_in(answer, "the answer")
     rows = tables_in(table.get("discussions"), "the page", "a discussion")
     return tuple(map(_discussion, rows)), whole_number(

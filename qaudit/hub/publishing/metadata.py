@@ -43,7 +43,6 @@ class Repository:
 def metadata_of(
     audit: AuditRecord, repository: Repository, label: str | None
 ) -> tuple[Metadata, tuple[str, ...]]:
-    """Return the README's metadata, and notes on what is left out and why."""
     subject, notes = _subject_of(audit, repository, label)
     bases, model = _bases(subject, repository), repository.name.rpartition("/")[2]
     if subject is None:

@@ -157,7 +157,6 @@ def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
 
 
 def description_of(folder: Folder) -> str:
-    """Return the text of a pull request; the audit's hash tells one from another."""
     view = View(folder.audit)
     blocks: list[doc.Block] = [
         doc.paragraph(headline(view)),

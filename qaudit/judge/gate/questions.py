@@ -99,10 +99,7 @@ class _Asking:
     def _of_ships(
         self, rule: PolicyRule, seen: Container[tuple[str, str | None]]
     ) -> Iterator[Question]:
-        """Yield the questions about what ships; a class that was not measured has none.
-
-        Where a policy names its classes, those without an answer are checks of their own.
-        """
+        """Yield the questions about what ships; a class that was not measured has none."""
         cells = self.audit.shipped(rule, self.classes)
         if not cells and not self.classes:
             absent = f"rule `{rule.name}` matches nothing: nothing of its schemes or bits ships"

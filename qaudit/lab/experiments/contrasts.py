@@ -53,7 +53,6 @@ def summarize(  # noqa: PLR0913 - what was measured, and how it is named
     tokens: int,
     confidence: float = 0.95,
 ) -> ExperimentSummary:
-    """Return the results of the seeds that were measured, with the experiment's subject names."""
     subjects = (*experiment.scan, *(soup.label for soup in experiment.soups))
     any_evidence = next((e for seed in seeds.values() for e in seed.evidence.values()), None)
     contrasts = experiment.contrasts_by_scheme()

@@ -155,7 +155,6 @@ def price(
 
 
 def rates(runs_folder: Path) -> dict[str, float]:
-    """Return the rates that were measured here; none where the file is damaged."""
     try:
         saved = json.loads((runs_folder / RATES).read_text(encoding="utf-8"))
         return {str(k): float(v) for k, v in saved.items()}

@@ -165,7 +165,6 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
 
 
 def sum_up(request: LabRequest, experiment: Experiment) -> ExperimentSummary:
-    """Sum up every seed that was scanned; write the summary as JSON, Markdown and a picture."""
     from qaudit.lab.experiments.contrasts import MeasuredSeed, summarize
 
     size = experiment.sizes[request.size]

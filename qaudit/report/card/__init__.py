@@ -93,7 +93,6 @@ def render_notebook(audit: AuditRecord) -> str:
 
 
 def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
-    """Render the summary that a scan prints at its end, as wide as the terminal."""
     return terminal.render(document(View(audit)), width)
 
 

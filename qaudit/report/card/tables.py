@@ -149,7 +149,6 @@ CANDIDATES_CAPTION = (
 
 
 def candidates(view: View) -> tuple[doc.Block, ...]:
-    """Return the rows that matter at the scheme of the main class."""
     main = view.main
     if main is None or main.subject is None or main.scheme is None:
         return ()

@@ -71,7 +71,6 @@ def _name(row: TaskRow) -> str:
 
 
 def accuracies_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the accuracies of what ships, or of everything without a verdict, in one table."""
     by_cell: dict[tuple[str, str], list[TaskRow]] = {}
     for row in view.audit.tasks:
         by_cell.setdefault((row.subject, row.scheme), []).append(row)

@@ -157,10 +157,7 @@ def axis_below(
 
 
 def curve(points: Sequence[tuple[float, Interval]], up: Scale, look: Look) -> list[Part]:
-    """Return a line through estimates and the band of their intervals.
-
-    A bound that is not finite reaches the edge of the scale.
-    """
+    """Return a line through estimates and the band of their intervals."""
     ends = [(x, *bounds(interval)) for x, interval in points]
     middle = tuple((x, up.at(interval.estimate)) for x, interval in points)
     return [

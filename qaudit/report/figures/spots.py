@@ -135,7 +135,6 @@ TICKS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 
 
 def pareto(view: View, alt: str) -> Drawing:
-    """Draw every scheme's best subject, and the front that nothing with fewer bits beats."""
     shown = [p for p in points(view) if p.bits_per_weight > 0 and math.isfinite(p.ce.estimate)]
     subjects, look = {p.subject for p in shown}, looks(view.schemes)
     spots = [_spot(p, look.get(p.scheme, Look("ink", "o")), len(subjects) > 1) for p in shown]

@@ -41,7 +41,6 @@ WHOLE_WIDTH = WIDTH + 2 * MARGIN  # of a file
 
 
 def definitions() -> Html:
-    """Return the shapes of marks, once for the whole page."""
     return element("svg", _shapes(), width=0, height=0, aria_hidden="true", class_="shapes")
 
 
@@ -74,7 +73,6 @@ def _key(swatch: Swatch) -> Html:
 
 
 def document(drawing: Drawing, *, dark: bool = False) -> str:
-    """Return a file that is complete by itself, on an opaque ground."""
     palette = DARK if dark else LIGHT
     parts, height = whole(drawing)
     kinds = sorted({("text " if isinstance(p, Label) else "") + p.kind for p in leaves(parts)})

@@ -71,7 +71,6 @@ def _beyond(check: Check) -> float:
 
 
 def troubles(gate: Gate) -> tuple[Check, ...]:
-    """Return the checks that did not simply pass, worst first."""
     return tuple(check for check in worst_first(gate) if standing(check) != "pass")
 
 
