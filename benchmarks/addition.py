@@ -29,7 +29,7 @@ import numpy.typing as npt
 from qaudit.core.statistics import interval
 from qaudit.core.weighted import expected_score
 from qaudit.lab.text import END, train_tokenizer
-from qaudit.rollouts.marks import TEXTS
+from qaudit.rollouts.folder import TEXTS
 from qaudit.saved.evidence import read_saved
 from qaudit.types import FULL_PRECISION, Interval, RolloutEvidence
 

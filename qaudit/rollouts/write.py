@@ -19,8 +19,7 @@ from qaudit.hub.series import is_hub
 from qaudit.planning.devices import choose_audited
 from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import resolve, resolve_soup
-from qaudit.rollouts.folder import RolloutFolder
-from qaudit.rollouts.marks import add_marks, read_marks, write_texts
+from qaudit.rollouts.folder import RolloutFolder, add_marks, read_marks, write_texts
 from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt, read_prompts
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.sandbox import Templates

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qaudit.saved.columns import Array, amounts_in, column_in, whole_numbers
 from qaudit.saved.sums import (
     REFERENCE,
     ROLLOUT,
+    Array,
     Tokens,
+    amounts_in,
     behind,
+    column_in,
     fidelity_arrays,
     fidelity_in,
     positions_in,
@@ -19,6 +21,7 @@ from qaudit.saved.sums import (
     rollouts_in,
     routing_in,
     sums_arrays,
+    whole_numbers,
 )
 from qaudit.types import CHOICES, Evidence, ImportedAnswers, TaskEvidence
 

@@ -10,6 +10,8 @@ from qaudit.types.audit import (
     Pass,
     Perturbation,
     Plan,
+    Plugin,
+    PluginKind,
     PresetTime,
     Price,
     Signature,
@@ -89,7 +91,6 @@ from qaudit.types.experiments import (
 )
 from qaudit.types.metrics import METRICS, NEAR_BASELINE, Metric, MetricRecord, Unit, typical_change
 from qaudit.types.parts import SILENT, Pins, Run, Watch, WorkUnit, units_of, work_of
-from qaudit.types.plugins import Plugin, PluginKind
 from qaudit.types.policies import (
     SELECTORS,
     Check,

@@ -16,10 +16,24 @@ from qaudit.types.conclusions import (
     TaskRow,
 )
 from qaudit.types.diagnostics import Diagnostics
-from qaudit.types.plugins import Plugin
 from qaudit.types.policies import Verdict
 from qaudit.types.subjects import Checkpoint, Subject
 from qaudit.types.text import TextFile
+
+PluginKind = Literal["scheme", "merge", "format", "diagnostic"]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in of another distribution, which measured what an audit has of it."""
+
+    kind: PluginKind
+    name: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.diagnostics.positions.judge import Binned, of_bin
+from qaudit.diagnostics.strata.judge import Binned, of_bin
 from qaudit.judge.rollouts import (
     REASONING,
     TURN,

@@ -1,1 +1,1 @@
-"""Errors by group of documents, where `strata` names a field of the evaluation text."""
+"""Errors by group of documents, by position in the window, and by role in a conversation."""

@@ -1,24 +1,26 @@
-"""Errors by stratum, the worst first, of what ships; all others are in `audit.json`."""
+"""Errors by stratum, position and role, of what ships; all others are in `audit.json`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from qaudit.judge.strata import largest
 from qaudit.report import document as doc
 from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
-from qaudit.types import Interval, StratumRow
+from qaudit.types import Interval, PositionRow, RoleRow, StratumRow
 
 TITLE = "Where the error is"
-COLUMNS = doc.columns("stratum", "documents", "loss, nats", "added, %", "KL, nats")
+_NUMBERS = ("documents", "loss, nats", "added, %", "KL, nats")
 
 
 def section(view: View) -> doc.Section:
-    rows = view.audit.diagnostics.strata
-    blocks = [block for cell in shipped(view) for block in _cell(cell, rows)]
+    diagnostics, cells = view.audit.diagnostics, shipped(view)
+    blocks = [block for cell in cells for block in _strata(cell, diagnostics.strata)]
+    for cell in cells:
+        blocks += _roles(cell, diagnostics.roles) + _positions(cell, diagnostics.positions)
     return doc.Section(TITLE, tuple(blocks), 5)
 
 
@@ -34,7 +36,7 @@ def shipped(view: View) -> list[tuple[str, str]]:
     return list(dict.fromkeys(cells)) or ([(pick.subject, pick.scheme)] if pick else [])
 
 
-def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[doc.Block]:
+def _strata(cell: tuple[str, str], rows: Sequence[StratumRow]) -> list[doc.Block]:
     rows_of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
     errors = [row.relative_error for row in rows_of_cell if row.relative_error is not None]
     if not errors:
@@ -48,15 +50,33 @@ def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[doc.Block
         f"{cell[0]} at {cell[1]}: most is added on {rows_of_cell[0].stratum}, "
         f"{interval_of(largest(errors), percent)} % ({len(rows_of_cell)} strata{overlap})"
     )
-    return [doc.fold(summary, doc.TableBlock(COLUMNS, tuple(_row(row) for row in rows_of_cell)))]
+    return _folded(summary, "stratum", [(doc.name_cell(r.stratum), r) for r in rows_of_cell])
 
 
-def _row(one: StratumRow) -> doc.TableRow:
-    return doc.row(
-        doc.name_cell(one.stratum),
-        f"{one.documents:,}",
-        *numbers(one.ce, one.relative_error, one.kl),
+def _positions(cell: tuple[str, str], rows: Sequence[PositionRow]) -> list[doc.Block]:
+    of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
+    if len(of_cell) < 2:  # one bin is the whole window
+        return []
+    title = f"{cell[0]} at {cell[1]}, by position in the window"
+    return _folded(title, "positions", [(f"{r.first:,} to {r.last:,}", r) for r in of_cell])
+
+
+def _roles(cell: tuple[str, str], rows: Sequence[RoleRow]) -> list[doc.Block]:
+    of_cell = [(row.role, row) for row in rows if (row.subject, row.scheme) == cell]
+    title = f"{cell[0]} at {cell[1]}, by role in the conversation"
+    return _folded(title, "role", of_cell) if of_cell else []
+
+
+def _folded(
+    title: str,
+    what: str,
+    rows: Sequence[tuple[str | doc.Cell, StratumRow | PositionRow | RoleRow]],
+) -> list[doc.Block]:
+    cells = (
+        doc.row(name, f"{row.documents:,}", *numbers(row.ce, row.relative_error, row.kl))
+        for name, row in rows
     )
+    return [doc.fold(title, doc.TableBlock(doc.columns(what, *_NUMBERS), tuple(cells)))]
 
 
 def numbers(ce: Interval, error: Interval | None, kl: Interval | None) -> list[str]:
