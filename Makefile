@@ -8,6 +8,9 @@ JOBS ?= 2
 PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
+# Where nothing may be written, each process of pytest compiles its plugins anew: a second of processor.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test docs quick fuzz coverage check format readme slow zoo everything slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
