@@ -103,7 +103,7 @@ def test_a_message_that_cannot_be_printed_ends_with_4(
     assert "no memory to say why" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("megabytes", [60, 120, 200, 300])
+@pytest.mark.parametrize("megabytes", [60, pytest.param(120, marks=pytest.mark.slow), 200, 300])
 def test_no_limit_on_memory_looks_like_a_breach(tmp_path: Path, megabytes: int) -> None:
     shell = f'ulimit -v {megabytes * 1024}; exec "$0" -c "$1" gate nowhere'
     done = subprocess.run(

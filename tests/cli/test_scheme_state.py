@@ -136,6 +136,7 @@ def test_parts_give_the_numbers_of_one_process(
     assert of_scheme(collected, text) == of_scheme(whole[0], text)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_only_what_calibrates_is_drawn_again_and_differs(
     whole: tuple[Path, list[Stream]], text: str

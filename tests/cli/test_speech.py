@@ -328,22 +328,30 @@ def process(place: Path, code: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
-def test_a_plan_needs_no_torch(place: Path) -> None:
-    done = process(place, BLOCK + COMMAND, "scan", "series", *QUICK, "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "3 checkpoints, 1 scheme and full precision" in done.stdout
-    done = process(place, BLOCK + COMMAND, "scan", "series", *QUICK, "--dry-run", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["parameters"] > 0
+# Commands one after another, each with its exit code in a line of its own on stderr.
+SEVERAL = """
+import sys
+from qaudit.cli import main
+for words in sys.argv[1:]:
+    sys.argv = ["qaudit", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, file=sys.stderr, flush=True)
+"""
 
 
-@pytest.mark.parametrize(
-    "arguments", [["scan", "nowhere"], ["scan", "series", "--schemes", "gtpq-4bit"]], ids=" ".join
-)
-def test_what_is_wrong_is_said_before_torch_is_loaded(place: Path, arguments: list[str]) -> None:
-    done = process(place, BLOCK + COMMAND, *arguments)
-    assert done.returncode == 2
-    assert "hint: " in done.stderr
+def test_a_plan_and_what_is_wrong_with_one_need_no_torch(place: Path) -> None:
+    plan = f"scan series {' '.join(QUICK)} --dry-run"
+    wrong = ("scan nowhere", "scan series --schemes gtpq-4bit")
+    done = process(place, BLOCK + SEVERAL, plan, f"{plan} --json", *wrong)
+    text, _, table = done.stdout.partition("{")
+    assert "3 checkpoints, 1 scheme and full precision" in text
+    assert json.loads("{" + table)["parameters"] > 0
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["0", "0"]  # and nothing said
+    assert [line for line in lines if line.isdigit()] == ["0", "0", "2", "2"]
+    assert done.stderr.count("hint: ") == 2
     assert "blocked" not in done.stderr
 
 
@@ -483,17 +491,6 @@ def test_a_terminal_of_ascii_alone_gets_every_command(tmp_path: Path) -> None:
     """All in one process: each says something beyond ASCII somewhere."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
-    code = """
-import sys
-import time
-from qaudit.cli import main
-for words in sys.argv[1:]:
-    sys.argv = ["qaudit", *words.split()]
-    try:
-        main()
-    except SystemExit as end:
-        print(end.code, file=sys.stderr)
-"""
     forms = [f"report out --format {form}" for form in FORMATS]
     lists = [f"list {kind}" for kind in ("schemes", "families", "recipes", "rules")]
     commands = [
@@ -506,7 +503,7 @@ for words in sys.argv[1:]:
         "nop\u00e9",
     ]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *commands],
+        [sys.executable, "-W", "error", "-c", SEVERAL, *commands],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
         capture_output=True,
