@@ -60,7 +60,7 @@ def run_blocks(
         tokens.embed_mini_batches()
     by_name = {stream.name: stream.tally for stream in streams}
     if first := feed.kept.resume(states, streams, model):
-        _enter_later(streams, tokens)
+        _enter_later(streams, tokens, first)
     for block in model.blocks(first):
         for stream in streams:
             progress(block.index, model.num_blocks, stream.label)
@@ -69,8 +69,7 @@ def run_blocks(
                 with timed(model.device, stream.tally), routes.of(stream.tally, is_full=is_full):
                     _through(stream, block, tokens)
         routes.forget()
-        if block.index == 0:
-            tokens.drop_embedded()
+        tokens.drop_embedded(block.index)
         feed.kept.keep(block.index + 1, states, streams, model)
     states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
     progress(model.num_blocks, model.num_blocks, "head")
@@ -125,13 +124,13 @@ def _opened(
     return streams, unopened
 
 
-def _enter_later(streams: Sequence[Stream], tokens: Tokens) -> None:
-    """Let every model note what its blocks are called with, and begin behind the first of them."""
-    tokens.drop_embedded()
+def _enter_later(streams: Sequence[Stream], tokens: Tokens, first: int) -> None:
+    """Let every model note what its blocks are called with, and begin behind some of them."""
+    tokens.drop_embedded(first - 1)
     for stream in streams:
         if (beside := stream.tokens(tokens)) is not tokens:
             beside.embed(calibration=False)
-            beside.drop_embedded()
+            beside.drop_embedded(first - 1)
 
 
 def _through(stream: Stream, block: Block, tokens: Tokens) -> None:

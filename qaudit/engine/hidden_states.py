@@ -8,6 +8,10 @@ one batch late, while it computes the next. Plain reads and writes, not a memory
 count as resident until the kernel feels like dropping them, and the promise here is a peak that
 does not grow.
 
+What blocks leave beside the hidden states of a batch is stored the same way, in streams of its own.
+What a model makes of its tokens for its blocks is stored once, with the embedded tokens, where all
+streams of that model read it.
+
 Two settings of glibc belong to that promise. It gives each thread an arena of its own and keeps
 freed blocks for later; both are meant for many small objects, and the batches here are few and
 large. Sharing one arena costs nothing. Returning large blocks at once halves what a pass holds,
@@ -20,20 +24,26 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qaudit.errors import MachineError
+from qaudit.model.beside import GIVEN, beside, leave
 from qaudit.model.copies import Copies, HostCopy
+
+if TYPE_CHECKING:
+    from qaudit.model.blocks import Block
 
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3  # of glibc's malloc.h
 _LARGE_NBYTES = 4 * 2**20
 _HOST = torch.device("cpu")
+_SEPARATOR = "\0"  # no path and no scheme has it
 
 
 @cache
@@ -72,6 +82,7 @@ class HiddenStates:
         self._copies = Copies(device)
         self._memory: dict[tuple[str, int], HostCopy] = {}  # of a GPU, too
         self._files: dict[str, _SpillFile] = {}
+        self._names: dict[tuple[str, int], set[str]] = {}  # of what is beside a batch of a stream
         self._opened = 0
         self.nbytes_spilled = 0
 
@@ -84,6 +95,36 @@ class HiddenStates:
         self._memory.clear()
 
     def put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
+        """Store a batch of a stream and what is beside it, over what it was before."""
+        tensors = beside(hidden_BTD)
+        for name in self._names.get((stream, batch), set()) - tensors.keys():
+            self._forget(_beside(stream, name), batch)
+        for name, tensor in tensors.items():
+            of = f"given/{stream}" if name.startswith(GIVEN) else stream
+            self._put(_beside(of, name), batch, tensor)
+        self._put(stream, batch, hidden_BTD.detach() if tensors else hidden_BTD)
+
+    def get(self, stream: str, batch: int) -> Tensor:
+        """Return a batch of a stream, with what is beside it."""
+        names = self._names.get((stream, batch), ())
+        tensors = {name: self._get(_beside(stream, name), batch) for name in names}
+        return leave(self._get(stream, batch), tensors)
+
+    def entering(self, stream: str, embedded: str, block: Block, batch: int) -> Tensor:
+        """Return a batch at the entrance of a block; before the first, streams are `embedded`."""
+        hidden_BTD = self.get(embedded if block.index == 0 else stream, batch)
+        given = {name: self._get(_beside(f"given/{embedded}", name), batch) for name in block.given}
+        return leave(hidden_BTD, {**beside(hidden_BTD), **given})
+
+    def drop_given(self, embedded: str, names: Iterable[str]) -> None:
+        """Drop what no block reads any more."""
+        for name in names:
+            self.drop(_beside(f"given/{embedded}", name))
+
+    def _put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
+        owner, _, name = stream.partition(_SEPARATOR)
+        if name:
+            self._names.setdefault((owner, batch), set()).add(name)
         key = (stream, batch)
         before = self._memory.pop(key, None)
         if stream not in self._files or not self._files[stream].holds(batch):
@@ -98,7 +139,7 @@ class HiddenStates:
         self._files[stream].write(batch, self._copies.to_host(hidden_BTD.detach()))
         self.nbytes_spilled += hidden_BTD.nbytes
 
-    def get(self, stream: str, batch: int) -> Tensor:
+    def _get(self, stream: str, batch: int) -> Tensor:
         kept = self._memory.get((stream, batch))
         if kept is None:
             kept = HostCopy(self._files[stream].read(batch))
@@ -124,15 +165,27 @@ class HiddenStates:
 
     def rename(self, stream: str, name: str) -> None:
         self.drop(name)
-        for key in [k for k in self._memory if k[0] == stream]:
-            self._memory[name, key[1]] = self._memory.pop(key)
-        if stream in self._files:
-            self._files[name] = self._files.pop(stream)
+        tables: tuple[dict[tuple[str, int], Any], ...] = (self._memory, self._names)
+        for table in tables:
+            for key in [k for k in table if _is_of(k[0], stream)]:
+                table[name + key[0].removeprefix(stream), key[1]] = table.pop(key)
+        for file in [k for k in self._files if _is_of(k, stream)]:
+            self._files[name + file.removeprefix(stream)] = self._files.pop(file)
 
     def drop(self, stream: str) -> None:
-        for key in [k for k in self._memory if k[0] == stream]:
-            del self._memory[key]
-        if stream in self._files:
+        tables: tuple[dict[tuple[str, int], Any], ...] = (self._memory, self._names)
+        for table in tables:
+            for key in [k for k in table if _is_of(k[0], stream)]:
+                del table[key]
+        for name in [k for k in self._files if _is_of(k, stream)]:
+            self._files.pop(name).close()
+
+    def _forget(self, stream: str, batch: int) -> None:
+        """Drop a batch of what is beside a stream."""
+        owner, _, name = stream.partition(_SEPARATOR)
+        self._names[owner, batch].remove(name)
+        self._memory.pop((stream, batch), None)
+        if stream in self._files and self._files[stream].forget(batch):
             self._files.pop(stream).close()
 
     def _kept(self, hidden_BTD: Tensor, place: torch.device) -> HostCopy:
@@ -175,15 +228,22 @@ class _SpillFile:
     def holds(self, batch: int) -> bool:
         return batch in self._places
 
+    def forget(self, batch: int) -> bool:
+        """Forget a batch; return whether no other is left."""
+        if self._late is not None and self._late[0] == batch:
+            self._late = None
+        self._places.pop(batch, None)
+        return not self._places
+
     def listed(self) -> list[tuple[int, torch.Size, torch.dtype]]:
         return [(batch, shape, dtype) for batch, (_, shape, dtype) in self._places.items()]
 
     def write(self, batch: int, copy: HostCopy) -> None:
         """Write a batch; one that a GPU still writes when the next one comes."""
-        if batch not in self._places:
+        self._write_late()
+        if batch not in self._places or self._places[batch][1:] != _kind(copy.tensor):
             self._places[batch] = (self._end, copy.tensor.shape, copy.tensor.dtype)
             self._end += copy.tensor.nbytes
-        self._write_late()
         self._late = (batch, copy)
         if copy.written is None:
             self._write_late()
@@ -192,7 +252,7 @@ class _SpillFile:
         if self._late is None:
             return
         (batch, copy), self._late = self._late, None
-        raw = copy.read().contiguous().view(torch.uint8).numpy()
+        raw = copy.read().contiguous().flatten().view(torch.uint8).numpy()
         try:
             self._file.seek(self._places[batch][0])
             written = self._file.write(raw.data)
@@ -219,6 +279,20 @@ class _SpillFile:
     def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+def _beside(stream: str, name: str) -> str:
+    """Return the stream of what is beside the hidden states of another."""
+    return f"{stream}{_SEPARATOR}{name}"
+
+
+def _is_of(name: str, stream: str) -> bool:
+    """Return whether a stream is this one, or beside it."""
+    return name == stream or name.startswith(_beside(stream, ""))
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def _disk_full(path: Path) -> MachineError:

@@ -222,14 +222,16 @@ class ItemStream:
                 hidden_BTD = self._model.embed(batch.tokens_BT)
             self._states.put(self._embedded, k, hidden_BTD)
 
-    def drop_embedded(self) -> None:
+    def drop_embedded(self, index: int = 0) -> None:
+        """Drop what no stream reads behind a block."""
         self._states.drop(self._embedded)
+        self._states.drop_given(self._embedded, self._model.links.passed(index))
 
     def advance(self, stream: str, block: Block) -> None:
-        source = self._embedded if block.index == 0 else f"items/{stream}"
         for k, batch in enumerate(self.batches):
             called = self._arguments(k, batch)[block.index] if batch.branched else None
-            entering_BTD = self._routes.marked(self._states.get(source, k), BatchPlace("items", k))
+            entering_BTD = self._states.entering(f"items/{stream}", self._embedded, block, k)
+            entering_BTD = self._routes.marked(entering_BTD, BatchPlace("items", k))
             hidden_BTD = block.forward(entering_BTD, called)
             self._states.put(f"items/{stream}", k, hidden_BTD)
 

@@ -43,7 +43,7 @@ EVERY_SECONDS = 300.0
 FOLDER = "passes"
 """In `evidence/`."""
 
-_OF_A_BLOCK = "inputs/"  # what groups of one block read: the next block drops it
+_MADE_AGAIN = ("inputs/", "given/")  # what groups of a block read, and what tokens tell blocks
 
 
 class KeptPass:
@@ -98,7 +98,7 @@ class KeptPass:
             return
         if any(stream.tally.error is not None for stream in streams):
             return  # a file that cannot be read fails at its block again
-        listed = [entry for entry in states.listed() if not entry[0].startswith(_OF_A_BLOCK)]
+        listed = [entry for entry in states.listed() if not entry[0].startswith(_MADE_AGAIN)]
         header = {
             "key": self._key,
             "block": block,
@@ -120,7 +120,7 @@ class KeptPass:
                 file.write(json.dumps(header).encode() + b"\n")
                 for stream, batch, *_ in listed:
                     tensor = states.get(stream, batch).cpu().contiguous()
-                    file.write(tensor.view(torch.uint8).numpy().data)
+                    file.write(tensor.flatten().view(torch.uint8).numpy().data)
                 raw_file.write(file.digest())
                 raw_file.flush()
                 os.fsync(raw_file.fileno())

@@ -73,5 +73,4 @@ class ReferenceStream(Stream):
         if self._block is not None:
             self._block.release()
             self._block = None
-        if block.index == 0:
-            self._tokens.drop_embedded()
+        self._tokens.drop_embedded(block.index)

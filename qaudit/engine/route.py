@@ -26,13 +26,13 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
+from qaudit.model.beside import LinkedBlocksError
 from qaudit.model.blocks import BlockModel, ExpertOptions, Weights
 from qaudit.model.config import read_config
 from qaudit.model.device import fits_whole
 from qaudit.model.remote import foreign, is_remote, ran
 from qaudit.model.self_check import self_check
 from qaudit.model.skeleton import find_blocks, load_whole
-from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION
 
 _EXPERTS_WITHIN = {2: 2e-2, 4: 1e-5, 8: 1e-12}

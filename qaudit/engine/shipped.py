@@ -266,10 +266,10 @@ class ShippedStream(Stream):
         if self._own is not None:
             self._own.release()
             self._own = None
-        if block.index == 0:
-            self._tokens.drop_embedded()
+        self._tokens.drop_embedded(block.index)
 
     def fail(self, error: SourceError) -> None:
         self.evaluated, self.tally.error = False, error
+        self._tokens.drop_embedded(self._model.num_blocks)
         self._tokens.states.drop(f"evaluation/{self.name}")
         self._tokens.states.drop(f"items/{self.name}")

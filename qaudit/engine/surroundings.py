@@ -2,8 +2,8 @@
 
 Toolchains of AWQ choose scales by these outputs. A module is run alone, on what its linears read of
 each calibration batch and with the other arguments that the block gave it for that shape. Where it
-makes something of its input before its linears read it, it cannot be, and nothing is returned for
-that group.
+makes something of its input before its linears read it, or is called with other arguments for
+another batch of that shape, it cannot be, and nothing is returned for that group.
 
 Shapes: B windows, T tokens of each, D hidden, C columns.
 """
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from qaudit.core.linears import Around, Quantized
 from qaudit.model.blocks import Block, Group
+from qaudit.model.links import is_same_call
 from qaudit.model.tape import Arguments, Shape, hidden_keyword
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
@@ -77,7 +78,11 @@ class Surroundings:
             rest = {key: value for key, value in kwargs.items() if key != keyword}
             x, called = kwargs[keyword], Arguments((), rest, keyword)
         self._latest[name] = x
-        self._calls[name, (x.shape[0], x.shape[1])] = called
+        before = self._calls.setdefault((name, (x.shape[0], x.shape[1])), called)
+        if not is_same_call(before, called):  # what earlier blocks left for a batch is in it
+            self._around = {
+                group: around for group, around in self._around.items() if around != name
+            }
 
     def _errors(
         self, name: str, batches: Batches, candidates: Sequence[Callable[[], Mapping[str, Tensor]]]

@@ -19,6 +19,7 @@ from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.engine.whole_block import shapes, whole_block
 from qaudit.formats.reading import QuantizedWeights
+from qaudit.model.beside import beside, leave
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions, Group
 from qaudit.planning.footprint import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
@@ -70,10 +71,12 @@ class Tokens:
         for shape in sorted(shapes(self.feed.calibration)):
             self.model.embed(torch.zeros(shape, dtype=torch.long, device=self.model.device))
 
-    def drop_embedded(self) -> None:
+    def drop_embedded(self, index: int = 0) -> None:
+        """Drop what no stream reads behind a block."""
         for part in self._parts(True):
             self.states.drop(f"{part}/{self.embedded}")
-        self.items.drop_embedded()
+            self.states.drop_given(f"{part}/{self.embedded}", self.model.links.passed(index))
+        self.items.drop_embedded(index)
 
     def calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a stream's calibration batches as (hidden, valid)."""
@@ -117,6 +120,7 @@ class Tokens:
         hidden = matrices[0].shape[1]  # the first group reads the residual
         widest = max(side for matrix in matrices for side in matrix.shape)
         waiting = waiting_nbytes(tokens, hidden, widest, matrices[0].element_size())
+        waiting += tokens * self.model.numbers_beside(block.index) * matrices[0].element_size()
         return waiting <= self.states.nbytes_inside
 
     def _parts(self, calibration: bool) -> dict[str, Sequence[Batch]]:
@@ -124,7 +128,7 @@ class Tokens:
         return {"calibration": fed, "evaluation": self.feed.evaluation}
 
     def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:
-        hidden_BTD = self.states.get(f"{part}/{self.embedded if block.index == 0 else stream}", k)
+        hidden_BTD = self.states.entering(f"{part}/{stream}", f"{part}/{self.embedded}", block, k)
         if self.feed.perturbed and stream != REFERENCE:
-            hidden_BTD = perturbed(hidden_BTD, block.index)
+            hidden_BTD = leave(perturbed(hidden_BTD, block.index), beside(hidden_BTD))
         return self.routes.marked(hidden_BTD, BatchPlace(part, k))

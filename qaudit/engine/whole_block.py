@@ -2,7 +2,8 @@
 
 Mini-batches are windows by falling length, so many that they hold `STEP_TOKENS`. Which windows are
 together depends on the calibration text alone: a perturbed pass, whose batches are others, learns
-on the same ones in the same order, and what it finds is what rounding is worth.
+on the same ones in the same order, and what it finds is what rounding is worth. What earlier blocks
+left beside hidden states goes along as further columns of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 from qaudit.core.linears import Linears
 from qaudit.core.whole_block import STEP_TOKENS, MiniBatch, WholeBlock
 from qaudit.engine.batches import Batch, padded
+from qaudit.model.beside import Columns
 from qaudit.model.blocks import Block
 from qaudit.model.tape import Shape
 
@@ -42,11 +44,12 @@ def whole_block(
     full: ReadBatch,
     calibrated: Callable[[], tuple[Linears, ...]],
 ) -> WholeBlock:
+    columns = Columns.of(own(0))
     return WholeBlock(
         groups=tuple(map(block.linears, block.groups)),
-        batches=_MiniBatches(_cut(batches), own, full),
+        batches=_MiniBatches(_cut(batches), lambda k: columns.join(own(k)), full),
         calibrated=calibrated,
-        run=block.run_as,
+        run=lambda x_BTC, quantized: block.run_as(columns.split(x_BTC), quantized),
     )
 
 

@@ -33,7 +33,7 @@ from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import ExportChoice
 from qaudit.export.runtimes import Loaded, Program, loaded, without_bars
-from qaudit.model.tape import LinkedBlocksError
+from qaudit.model.beside import LinkedBlocksError
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
 
 _LOGITS = 2**27  # of one call of a model

@@ -13,8 +13,10 @@ most, which a causal model cannot see from the left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,26 +25,20 @@ from torch import Tensor, nn
 
 from qaudit.core.rows import head_rows
 from qaudit.errors import ModelError, is_out_of_memory
+from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError, beside, leave
 from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.head import chunked_nll, target_nll
+from qaudit.model.links import Links, Recorded
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
 from qaudit.model.structure import is_linear, notes_of_left
-from qaudit.model.tape import (
-    Arguments,
-    LinkedBlocksError,
-    Shape,
-    Stub,
-    Tape,
-    must_agree,
-    must_be_plain,
-)
+from qaudit.model.tape import Arguments, Form, Shape, Stub, Tape, form_of
 
 __all__ = ["Block", "BlockModel", "ExpertOptions", "Group", "Weights"]
 
@@ -76,6 +72,9 @@ class BlockModel:
         self._vocabulary = int(self.config.get_text_config().vocab_size)
         self._blocks = self._skeleton.blocks
         self._recorded: dict[Shape, dict[int, Arguments]] = {}
+        self.links = Links()
+        self._form: Form | None = None  # of hidden states between blocks
+        self._left: dict[int, Beside] = {}  # on the probe, before each block
         self._set_stubs(returns=0)
         self._fill_front_and_head()
         width = self._check_links()
@@ -156,15 +155,15 @@ class BlockModel:
         self._recorded = {PROBE: self._recorded[PROBE]}
 
     @torch.no_grad()
-    def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Run everything after the last block."""
+    def logits(self, hidden_BTD: Tensor, *, token: int = 0) -> Tensor:
+        """Run everything after the last block; the value of `token` makes no difference."""
         batch, length, width = hidden_BTD.shape
         # Every position becomes a sequence of its own: heads do not mix positions, and then the
         # model runs on as many single tokens. Those only have to exist; the last stub hands on
         # hidden states of its own.
         played_N1D = hidden_BTD.to(self.device).reshape(-1, 1, width)
-        tokens_N1 = torch.zeros(len(played_N1D), 1, dtype=torch.long, device=self.device)
-        self._tape.played_BTD = played_N1D
+        tokens_N1 = torch.full((len(played_N1D), 1), token, device=self.device)
+        self._tape.played_BTD = played_N1D if self._form is None else self._form.full(played_N1D)
         try:
             out = self._skeleton.model(input_ids=tokens_N1, use_cache=False, return_dict=True)
         finally:
@@ -189,6 +188,7 @@ class BlockModel:
         """Yield the blocks in order; each is emptied when the next is asked for."""
         if first >= self.num_blocks:
             return
+        self._probe_until(first)
         with ThreadPoolExecutor(1, "read-ahead") as reader:
             ahead = reader.submit(self._read_ahead, first)
             for index in range(first, self.num_blocks):
@@ -214,7 +214,16 @@ class BlockModel:
         fill(self._skeleton, module, self._prefix(index), self._read(index))
         must_be_filled(module, f"block {index}")
         unfuse(module)
-        return Block(index, module, groups, (), partial(self._arguments, index))
+        block = Block(index, module, groups, (), partial(self._arguments, index))
+        block.given = self.links.given(index)
+        return block
+
+    def numbers_beside(self, index: int) -> int:
+        """Return how many numbers of a token wait beside hidden states before a block."""
+        given = self.links.given(index)
+        left = self._left.get(index, {}).items()
+        waiting = [t for name, t in left if name in given or not name.startswith(GIVEN)]
+        return sum(tensor.numel() for tensor in waiting) // math.prod(PROBE)
 
     def stored_name(self, index: int, linear: str) -> str:
         """Return the name of a linear's weight in the files, or nothing where it has none."""
@@ -246,6 +255,15 @@ class BlockModel:
         must_be_filled(model, "the model outside its blocks", self._skeleton.idle)
 
     def _record(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
+        """Return what enters the first block, and what blocks are called with for this shape."""
+        return self._settled(*self._play(tokens_BT, **options))
+
+    def _settled(self, hidden: Tensor, recorded: Recorded) -> tuple[Tensor, dict[int, Arguments]]:
+        arguments, given = self.links.settle(recorded, self._form)
+        hidden_BTD = hidden if self._form is None else self._form.flat(hidden)
+        return leave(hidden_BTD, given), arguments
+
+    def _play(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, Recorded]:
         """Run the model without its head, and blocks replaced by stubs."""
         model = self._skeleton.model
         inside = self._skeleton.blocks_name.startswith(f"{model.base_model_prefix}.")
@@ -254,32 +272,49 @@ class BlockModel:
         headless(input_ids=input_ids, use_cache=False, return_dict=True, **options)
         return self._tape.rewind()
 
+    def _moved(self, tokens_BT: Tensor) -> Recorded:
+        """Return what blocks are called with where each returns other hidden states."""
+        self._tape.moves = True
+        try:
+            return self._play(tokens_BT)[1]
+        finally:
+            self._tape.moves = False
+
     @torch.no_grad()
     def _check_links(self) -> int:
-        """Make sure that nothing but hidden states links the blocks; return their width."""
+        """Find what links the blocks beside hidden states; return the width of these."""
         tokens_BT = torch.arange(PROBE[1])[None] % self._vocabulary
         failures: list[Exception] = []
         for returns in range(4):  # values of this family's blocks: hidden states and others
             self._set_stubs(returns=returns)
             try:
-                _, arguments = self._record(tokens_BT)
-                hidden_BTD, others = self._record((tokens_BT * 7 + 5) % self._vocabulary)
+                hidden, first = self._play(tokens_BT)
+                _, other = self._play((tokens_BT * 7 + 5) % self._vocabulary)
             except (ModelError, *_STRANGE) as error:
                 if is_out_of_memory(error):
                     raise
                 failures.append(error)
                 continue
-            text_config = self.config.get_text_config()
-            # A configuration that does not say so may share them all the same.
-            shares = getattr(text_config, "num_kv_shared_layers", None) != 0
-            must_be_plain(arguments, shares=shares)
-            must_agree(arguments, others)
-            self._recorded[PROBE] = arguments
+            self._form = form_of(hidden, PROBE)
+            self.links = Links.of(first, other, lambda: self._moved(tokens_BT))
+            hidden_BTD, self._recorded[PROBE] = self._settled(hidden, first)
+            self._left = {0: beside(hidden_BTD)}
+            if self._left[0]:
+                self._must_end_in_hidden_states(hidden_BTD[:, :1])
             return hidden_BTD.shape[-1]
         raise LinkedBlocksError(
             f"the blocks of a `{self.model_type}` cannot stand alone: {failures[0]}",
-            hint="only models whose blocks are linked by hidden states alone can be streamed",
+            hint="only models whose blocks are linked by tensors can be streamed",
         ) from failures[0]
+
+    def _must_end_in_hidden_states(self, hidden_B1D: Tensor) -> None:
+        """Refuse a head that reads more than hidden states: those of a model that reads tokens."""
+        first, other = (self.logits(hidden_B1D, token=token) for token in (0, 1))
+        if not torch.equal(first, other):
+            raise LinkedBlocksError(
+                f"the head of a `{self.model_type}` reads more than the last block returns",
+                hint="only models whose blocks are linked by tensors can be streamed",
+            )
 
     def _prefix(self, index: int | str) -> str:
         return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"
@@ -300,11 +335,31 @@ class BlockModel:
         fill(self._skeleton, module, self._prefix(index), tensors)
         must_be_filled(module, f"block {index}")
         unfuse(module)
-        groups, notes = self._inspector.look(index, module, self._recorded[PROBE][index])
+        called = self._called_on_probe(index)
+        groups, notes = self._inspector.look(index, module, called)
+        self._note_left(called, module)
         arguments = partial(self._arguments, index)
         block = Block(index, module, groups, notes, arguments, self.num_blocks)
-        block.experts = self.experts
+        block.experts, block.given = self.experts, self.links.given(index)
         return block
+
+    def _called_on_probe(self, index: int) -> Arguments:
+        return replace(self._recorded[PROBE][index], beside=self._left.get(index, {}))
+
+    def _note_left(self, called: Arguments, module: nn.Module) -> None:
+        """Note what a block leaves on the probe, where a later one reads it."""
+        if called.later:
+            hidden_BTD = self._inspector.hidden().to(self.dtype)
+            self._left[called.index + 1] = beside(called.call(module, hidden_BTD))
+
+    @torch.no_grad()
+    def _probe_until(self, first: int) -> None:
+        """Run the blocks before one on the probe, where later ones read what they leave."""
+        for index in range(first):
+            if self.links.later(index) and index + 1 not in self._left:
+                block = self.load(index)
+                self._note_left(self._called_on_probe(index), block.module)
+                block.release()
 
     def _arguments(self, index: int, shape: Shape) -> Arguments:
         if shape not in self._recorded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,12 +51,15 @@ class RoundingCache:
         assert self._place is not None
         position, name = self._place
         cache = self._call.cache = _Rounding(self._round)
+        stores = [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
+        self._call.shares = any(stores)  # what earlier blocks stored was rounded there
         if position < len(args):
             return (*args[:position], cache, *args[position + 1 :]), kwargs
         return args, {**kwargs, name: cache}
 
     def _check(self, *_: object) -> None:
-        if (times := self._call.cache.updates) != 1:
+        times = self._call.cache.updates
+        if times != 1 and not (times == 0 and self._call.shares):
             raise self._refused(f"hands keys and values to a cache {times} times")
 
     def _round(self, states: Tensor) -> Tensor:

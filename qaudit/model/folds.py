@@ -36,7 +36,7 @@ from qaudit.model.structure import (
     weight_of,
 )
 from qaudit.model.tape import Arguments, Shape
-from qaudit.model.turns import TOLERANCE, Block32, changed
+from qaudit.model.turns import TOLERANCE, Block32, all_numbers, changed
 
 PROBE: Shape = (1, 16)
 """The shape of the short batch on which blocks are looked at."""
@@ -183,7 +183,7 @@ class Inspector:
 
         Experts of a layer are alike: folds are proved on the first, in a copy that has no other.
         """
-        hidden_BTD = self._hidden()
+        hidden_BTD = self.hidden()
         structure = find_structure(
             block,
             lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype)),
@@ -229,16 +229,16 @@ class Inspector:
         def run(module: nn.Module, hidden_BTD: Tensor) -> Tensor:
             return arguments.call(module, hidden_BTD)
 
-        readers, hidden_BTD = structure.readers, self._hidden()
+        readers, hidden_BTD = structure.readers, self.hidden()
         return Block32(exact, run, hidden_BTD, readers, folds, self.heads).rotations()
 
     def _folds(
         self, index: int, exact: nn.Module, structure: Structure, arguments: Arguments
     ) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
-        hidden_BTD = self._hidden()
+        hidden_BTD = self.hidden()
 
         def run(module: nn.Module) -> Tensor:
-            return arguments.call(module, hidden_BTD)
+            return all_numbers(arguments.call(module, hidden_BTD))
 
         kind = (structure.readers, *(tuple(p.shape) for p in exact.parameters()))
         if kind not in self._proved:
@@ -251,7 +251,7 @@ class Inspector:
         lost = [fold.label for fold in proved if fold not in folds]
         return folds, tuple(f"block {index}: scale not folded, {label}" for label in lost)
 
-    def _hidden(self) -> Tensor:
+    def hidden(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         return torch.randn(*PROBE, self.width, generator=generator).to(self.device)
 

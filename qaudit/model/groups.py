@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qaudit.core.activations import in_parts
 from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
+from qaudit.model.beside import beside
 from qaudit.model.cache import RoundHeads, RoundingCache
 from qaudit.model.experts import ExpertPart, fuse
 from qaudit.model.skeleton import empty
@@ -82,6 +83,7 @@ class Block:
         self.index, self.module, self.groups, self.notes = index, module, groups, notes
         self.experts = ExpertOptions()
         self.around = _nothing_around
+        self.given: frozenset[str] = frozenset()  # what the model makes of tokens for it
         self.doors: dict[str, tuple[Group, ...]] = {}  # where batches wait -> what is behind it
         for group in groups:
             self.doors[group.door] = (*self.doors.get(group.door, ()), group)
@@ -105,6 +107,8 @@ class Block:
         """
         batch, length = hidden_BTD.shape[:2]
         called = arguments or self._arguments((batch, length))
+        if tensors := beside(hidden_BTD):
+            called = replace(called, beside=tensors)
         with self.around(hidden_BTD):
             return called.call(self.module, hidden_BTD)
 

@@ -6,29 +6,89 @@ runs once with a stub in place of each block; the stub writes down what its bloc
 been given, and hands its input on. Later, the last stub hands on hidden states from elsewhere,
 and the model's own norm, head, soft cap and scaling make logits of them.
 
-This is sound only if blocks are linked by hidden states alone. Three signs of the contrary are
-refused: something is done to the hidden states between blocks, a block is given an object that
-could carry state from one block to another, and a block's arguments depend on the tokens.
+What links blocks beside hidden states is in `links.py`; what cannot be kept between two blocks is
+refused, and so is a model that does something to the hidden states between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from qaudit.errors import ModelError
+from qaudit.model.beside import (
+    Beside,
+    LinkedBlocksError,
+    fill,
+    leave,
+    left_in,
+    mapped,
+    packed,
+    unpacked,
+)
 
 Shape = tuple[int, int]
-_PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
-_HINT = "this model's blocks cannot be run one at a time"
+HINT = "this model's blocks cannot be run one at a time"
 
 
-class LinkedBlocksError(ModelError):
-    """Blocks are linked by more than the hidden states between them."""
+@dataclass(frozen=True)
+class Returned:
+    """Stands for what a block returns beside hidden states."""
+
+    block: int
+    place: int  # in the tuple that the block returns
+
+    @property
+    def name(self) -> str:
+        return f"returned{self.block}.{self.place}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Stands for a tensor that is beside hidden states."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """Stands for a mapping into which blocks write and from which later ones read."""
+
+    name: str
+    kind: type[MutableMapping[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How hidden states of more than three dimensions are laid out: several for each token."""
+
+    place: int  # of the windows among the dimensions; tokens are behind them
+    sizes: tuple[int, ...]  # of the dimensions that are neither
+
+    def flat(self, hidden: Tensor) -> Tensor:
+        """Return (B, T, D) of what a block returns."""
+        return hidden.movedim((self.place, self.place + 1), (0, 1)).flatten(2)
+
+    def full(self, hidden_BTD: Tensor) -> Tensor:
+        """Return what a block is given."""
+        hidden: Tensor = hidden_BTD.unflatten(2, self.sizes)
+        return hidden.movedim((0, 1), (self.place, self.place + 1)).contiguous()
+
+
+def form_of(hidden: Tensor, shape: Shape) -> Form | None:
+    """Return the form of hidden states of a batch; None for (B, T, D)."""
+    if hidden.dim() == 3:
+        return None
+    sizes = tuple(hidden.shape)
+    for place in range(hidden.dim() - 1):
+        if sizes[place : place + 2] == shape:
+            return Form(place, sizes[:place] + sizes[place + 2 :])
+    raise LinkedBlocksError(
+        f"hidden states of {list(shape)} tokens are {list(sizes)}, not some for each token",
+        hint=HINT,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,27 +98,63 @@ class Arguments:
     before: tuple[Any, ...] = ()
     after: Mapping[str, Any] = field(default_factory=dict)
     keyword: str | None = None  # the name under which hidden states are passed, if any
+    form: Form | None = None
+    index: int = 0  # of the block
+    later: frozenset[str] = frozenset()  # stores and tensors that blocks behind it read
+    beside: Beside = field(default_factory=dict)  # what is beside the hidden states
 
     def call(self, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
-        # Where no layer shares its keys, each block has a store of its own, which none reads.
-        after = {
-            name: type(value)() if is_store(value) else value for name, value in self.after.items()
-        }
+        """Return the block's hidden states, with what later blocks read beside them."""
+        stores: dict[str, MutableMapping[Any, Any]] = {}
+        before, after = self.changed(lambda leaf: self._filled(leaf, stores))
+        entering = hidden_BTD if self.form is None else self.form.full(hidden_BTD)
         if self.keyword is None:
-            out = block(hidden_BTD, *self.before, **after)
+            out = block(entering, *before, **after)
         else:
-            out = block(*self.before, **{self.keyword: hidden_BTD}, **after)
-        hidden = out[0] if isinstance(out, tuple | list) else out
+            out = block(*before, **{self.keyword: entering}, **after)
+        hidden, *others = out if isinstance(out, tuple | list) else (out,)
         assert isinstance(hidden, Tensor)
-        return hidden
+        left = self._left(others, stores) if self.later else {}
+        return leave(hidden if self.form is None else self.form.flat(hidden), left)
 
     def to_float32(self) -> Arguments:
         """Return the arguments with their floating tensors in fp32."""
-        return Arguments(
-            _float32(self.before),
-            {name: _float32(value) for name, value in self.after.items()},
-            self.keyword,
-        )
+        before, after = self.changed(_float32)
+        tensors = {name: _float32(tensor) for name, tensor in self.beside.items()}
+        return replace(self, before=before, after=after, beside=tensors)
+
+    def changed(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and named arguments with every leaf changed."""
+        before = mapped(self.before, change)
+        after = {name: mapped(value, change) for name, value in self.after.items()}
+        return before, after
+
+    def _filled(self, leaf: Any, stores: dict[str, MutableMapping[Any, Any]]) -> Any:
+        if isinstance(leaf, Kept):
+            return unpacked(self.beside[leaf.name])
+        if isinstance(leaf, Store):
+            if leaf.name not in stores:
+                stores[leaf.name] = leaf.kind()
+                fill(stores[leaf.name], leaf.name, self.beside)
+            return stores[leaf.name]
+        return leaf
+
+    def _left(
+        self, others: Sequence[Any], stores: Mapping[str, MutableMapping[Any, Any]]
+    ) -> dict[str, Tensor]:
+        """Return what later blocks read: what was there before, and what this block adds."""
+        left = {
+            name: tensor
+            for name, tensor in self.beside.items()
+            if name in self.later or name.partition(":")[0] in self.later - stores.keys()
+        }
+        for name in self.later & stores.keys():
+            left |= left_in(stores[name], name)
+        for place, value in enumerate(others, 1):
+            name = Returned(self.index, place).name
+            if name in self.later:
+                left[name] = packed(value, f"what block {self.index} returns for later blocks")
+        return left
 
 
 @dataclass(eq=False)
@@ -70,6 +166,7 @@ class Tape:
     first_BTD: Tensor | None = None
     played_BTD: Tensor | None = None  # hidden states for the head; None while recording
     returns: int = 0  # how many values this family's blocks return as a tuple; 0: one, bare
+    moves: bool = False  # whether blocks return other hidden states than they were given
     _linked: Tensor | None = None
 
     def pass_on(self, index: int, hidden_BTD: Tensor, arguments: Arguments) -> Tensor:
@@ -77,27 +174,22 @@ class Tape:
             return self.played_BTD if index == self.count - 1 else hidden_BTD
         if index == 0:
             self.first_BTD = hidden_BTD
-        elif hidden_BTD is not self._linked:
-            must_be_plain(self.arguments)  # if they carry state, that is why
+        elif not _is_all_of(hidden_BTD, self._linked):
             raise LinkedBlocksError(
-                f"the model changes the hidden states before block {index}", hint=_HINT
+                f"the model changes the hidden states before block {index}", hint=HINT
             )
-        self._linked = hidden_BTD
+        self._linked = hidden_BTD + 1 if self.moves else hidden_BTD
         self.arguments[index] = arguments
-        return hidden_BTD
+        return self._linked
 
     def rewind(self) -> tuple[Tensor, dict[int, Arguments]]:
         """Return the recorded calls, and forget them."""
         if self.first_BTD is None or len(self.arguments) != self.count:
-            raise LinkedBlocksError("the model does not run all of its blocks", hint=_HINT)
+            raise LinkedBlocksError("the model does not run all of its blocks", hint=HINT)
         recorded = self.first_BTD, dict(self.arguments)
         self.first_BTD, self._linked = None, None
         self.arguments.clear()
         return recorded
-
-
-class Beside:
-    """What a block returns beside hidden states; a link between blocks where one is given it."""
 
 
 def hidden_keyword(called: Mapping[str, Any]) -> str:
@@ -131,60 +223,16 @@ class Stub(nn.Module):
             arguments = Arguments((), rest, keyword)
         out = self._tape.pass_on(self._index, hidden_BTD, arguments)
         count = self._tape.returns
-        return (out, *(Beside() for _ in range(count - 1))) if count else out
+        return (out, *(Returned(self._index, place) for place in range(1, count))) if count else out
 
 
-def is_store(value: object) -> bool:
-    """Return whether a value is an empty mapping, into which blocks may write."""
-    return isinstance(value, MutableMapping) and not value
-
-
-def must_be_plain(arguments: Mapping[int, Arguments], *, shares: bool = True) -> None:
-    """Refuse arguments that could carry state from one block to another.
-
-    `shares`: whether layers read keys that others stored.
-    """
-    for index, argument in arguments.items():
-        for value in _leaves((argument.before, *argument.after.values())):
-            if isinstance(value, Beside):
-                raise LinkedBlocksError(
-                    f"block {index} is given what a block before it returned beside hidden states",
-                    hint=_HINT,
-                )
-            if not isinstance(value, _PLAIN) and (shares or not is_store(value)):
-                raise LinkedBlocksError(
-                    f"block {index} is given a `{type(value).__name__}`, "
-                    "which may carry state between blocks",
-                    hint=_HINT,
-                )
-
-
-def must_agree(a: Mapping[int, Arguments], b: Mapping[int, Arguments]) -> None:
-    """Refuse arguments that differ between two batches of one shape."""
-    for index in a:
-        leaf = _leaves((a[index].before, *a[index].after.values()))
-        other = _leaves((b[index].before, *b[index].after.values()))
-        if len(leaf) != len(other) or not all(map(_same, leaf, other)):
-            raise LinkedBlocksError(
-                f"what block {index} is given depends on the tokens", hint=_HINT
-            )
-
-
-def _same(a: object, b: object) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.equal(a, b)
-    return type(a) is type(b) and a == b
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, tuple | list):
-        return [leaf for part in value for leaf in _leaves(part)]
-    return [value]
+def _is_all_of(tensor: Tensor, whole: Tensor | None) -> bool:
+    """Return whether a tensor is another one, or a view of all of it."""
+    return whole is not None and (
+        (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        == (whole.data_ptr(), whole.shape, whole.stride(), whole.dtype)
+    )
 
 
 def _float32(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.is_floating_point() else value
-    if isinstance(value, tuple | list):
-        return type(value)(_float32(part) for part in value)
-    return value
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value

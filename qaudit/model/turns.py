@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from qaudit.core.linears import Rows
 from qaudit.core.rotation import rotate, rotate_rows
+from qaudit.model.beside import beside
 from qaudit.model.structure import is_linear, weight_of
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class Block32:
 
     def _values(self) -> dict[str, Rows]:
         head = self.heads.width
-        out_BTD = self.run(self.module, self.hidden_BTD)
+        out = all_numbers(self.run(self.module, self.hidden_BTD))
         for fold in self.folds:
             if head < 2 or not self._is_linear(fold.source):
                 continue
@@ -83,9 +85,9 @@ class Block32:
                 for name in fold.linears:
                     reader = weight_of(change(name))
                     reader.copy_(rotate(reader.reshape(-1, head)).reshape(reader.shape))
-                control = _distance(self.run(self.module, self.hidden_BTD), out_BTD)
+                control = _distance(all_numbers(self.run(self.module, self.hidden_BTD)), out)
                 _turn_rows(change(fold.source), rows)
-                distance = _distance(self.run(self.module, self.hidden_BTD), out_BTD)
+                distance = _distance(all_numbers(self.run(self.module, self.hidden_BTD)), out)
             if control > 0 and distance <= TOLERANCE * control:
                 return {fold.source: rows}
         return {}
@@ -113,6 +115,12 @@ def changed(block: nn.Module) -> Iterator[Callable[[str], nn.Module]]:
     finally:
         for parameter, data in before.items():
             parameter.data.copy_(data)
+
+
+def all_numbers(out_BTD: Tensor) -> Tensor:
+    """Return all numbers of what a block returns: a later block reads what is beside it."""
+    left = [tensor.flatten() for tensor in beside(out_BTD).values() if tensor.is_floating_point()]
+    return torch.cat([out_BTD.flatten(), *left]) if left else out_BTD
 
 
 def _turn_rows(linear: nn.Module, rows: Rows) -> None:

@@ -17,6 +17,7 @@ from qaudit.core.shipped import Shipped
 from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError
 from qaudit.formats.registry import has_embeddings
+from qaudit.planning.beside import beside_notes
 from qaudit.planning.cost import ROUND_TOKENS, Load
 from qaudit.planning.sizes import Sizes
 from qaudit.planning.traffic import free_disk_nbytes, shares_disk
@@ -56,7 +57,10 @@ class Footprint:
         """What the hidden states of all streams of a round take."""
         sizes, load, calibration_tokens = self.sizes, self.load, self.load.text.calibration_tokens
         tokens = (load.streams + 1) * load.round_tokens + (load.calibrated + 1) * calibration_tokens
-        nbytes = tokens * sizes.hidden * self.itemsize
+        nbytes = tokens * (sizes.hidden + sizes.beside) * self.itemsize
+        nbytes += (
+            self._models * (load.round_tokens + calibration_tokens) * sizes.given * self.itemsize
+        )
         if any(
             scheme.compares_modules or scheme.calibration is Calibration.BOTH_STREAMS
             for scheme in load.schemes
@@ -67,11 +71,10 @@ class Footprint:
     @property
     def memory_nbytes(self) -> int:
         """What the engine holds at its worst moment, above the libraries themselves."""
-        sizes, load, itemsize = self.sizes, self.load, self.itemsize
-        files = [scheme for scheme in load.schemes if isinstance(scheme, Shipped)]
+        sizes, load, itemsize, files = self.sizes, self.load, self.itemsize, self._files
         # A file is opened with embeddings and head of its own, which are dropped where they equal
         # the base's; its block is beside the base's.
-        beside = bool(files) + (load.streams > len(load.schemes) + 1)  # or a reference
+        beside = bool(files) + self._has_reference
         rests = 1 + beside + sum(has_embeddings(file.format) for file in files)
         masks_nbytes = min(load.text.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize
         streams = self.streams_nbytes
@@ -84,6 +87,19 @@ class Footprint:
             + min(self._inside_nbytes, self.limit_nbytes)
             + (max(stages) if streams > self.limit_nbytes else self._kept_nbytes(stages))
         )
+
+    @property
+    def _files(self) -> list[Shipped]:
+        return [scheme for scheme in self.load.schemes if isinstance(scheme, Shipped)]
+
+    @property
+    def _has_reference(self) -> bool:
+        return self.load.streams > len(self.load.schemes) + 1
+
+    @property
+    def _models(self) -> int:
+        """How many models run side by side: the base, files and a reference."""
+        return 1 + len(self._files) + self._has_reference
 
     def _kept_nbytes(self, stages: tuple[int, ...]) -> int:
         """What stages take while the C library keeps what each frees: until states are spilled."""
@@ -124,7 +140,8 @@ class Footprint:
         if not self.load.with_streams:
             return 0
         tokens, sizes = self.load.text.calibration_tokens, self.sizes
-        return waiting_nbytes(tokens, sizes.hidden, sizes.widest, self.itemsize)
+        waiting = waiting_nbytes(tokens, sizes.hidden, sizes.widest, self.itemsize)
+        return waiting + tokens * sizes.beside * self.itemsize
 
     @property
     def returning(self) -> bool:
@@ -151,7 +168,7 @@ class Footprint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        notes = []
+        notes = [*beside_notes(self.sizes, self.itemsize, self.load.text.context)]
         if self.returning:
             notes.append(
                 "calibration is too long to wait inside a block, and goes through each block once "

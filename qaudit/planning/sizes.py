@@ -52,6 +52,8 @@ class Sizes:
     expert_parameters: int = 0  # of the largest block
     experts: int = 0  # of a layer
     per_token: int = 0  # experts that read a token
+    beside: int = 0  # numbers a token beside its hidden states, in each stream
+    given: int = 0  # numbers that a model makes of a token for its blocks
 
     @property
     def active_parameters(self) -> int:
@@ -127,7 +129,12 @@ class Sizes:
                     name = tensor[match.end() :].removesuffix(".weight")
                     inner[block, name] = (int(shape[0]), int(shape[1]))
         total = sum(int(np.prod(shape)) for shape in shapes.values())
-        matrices = [s for t, s in shapes.items() if len(s) == 2 and not t.startswith(prefix + ".")]
+        # A table of inputs of blocks is wider than hidden states.
+        matrices = [
+            s
+            for t, s in shapes.items()
+            if len(s) == 2 and not t.startswith(f"{prefix}.") and "per_layer" not in t
+        ]
         embedding = max(matrices, key=lambda s: s[0] * s[1], default=[1, 1])
         return cls(
             parameters=total,

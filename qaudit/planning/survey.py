@@ -37,6 +37,7 @@ from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees
+from qaudit.planning.beside import with_beside
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Checkpoint, Recipe, Subject
@@ -147,7 +148,8 @@ class _Surveyor:
                 weights = WeightFolder(folder, allow_pickle=self._allow_pickle)
                 must_open(folder, {name: weights.shape(name) for name in weights.names()})
             context = longest_context(config, LONGEST_CONTEXT)
-            return with_experts(sizes, config), context, reads_trees(config)
+            sizes = with_beside(with_experts(sizes, config), config)
+            return sizes, context, reads_trees(config)
         folder = self._hub.fetcher.settings(checkpoint, code=self._code)
         config = read_configuration(folder)
         self._must_be_allowed(checkpoint, config)
@@ -163,7 +165,8 @@ class _Surveyor:
             ) or self._sizes(hub, checkpoint, folder, config)
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
         context = longest_context(config, LONGEST_CONTEXT)
-        return with_experts(self._known[key], config), context, reads_trees(config)
+        sizes = with_beside(with_experts(self._known[key], config), config)
+        return sizes, context, reads_trees(config)
 
     def _note_quantized(self, checkpoint: Checkpoint, folder: Path) -> None:
         if quantization_of(folder) is not None:

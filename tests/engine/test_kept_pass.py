@@ -30,7 +30,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.errors import SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Corpus, Protocol, RolloutText
-from tests.support import released
+from tests.support import released, tiny
 from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, windows
 from tests.support.quantized import quantized_copy
 
@@ -126,14 +126,14 @@ def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes
     return (folder / "step.kept").read_bytes()
 
 
-def stops_and_goes_on(folder: Path, place: Path, **fed: Any) -> dict[str, Tally]:
+def stops_and_goes_on(folder: Path, place: Path, stop_at: int = 1, **fed: Any) -> dict[str, Tally]:
     """Assert that a pass which was stopped at a block equals one that was not; return it."""
     fed["texts"] = FEW
     whole, hashes, _ = go(folder, place / "a", place / "other.kept", **fed)
     with pytest.raises(StoppedError):
-        go(folder, place / "b", place / "step.kept", stop_at=1, **fed)
+        go(folder, place / "b", place / "step.kept", stop_at=stop_at, **fed)
     after, hashes_after, ran = go(folder, place / "c", place / "step.kept", **fed)
-    assert ran[0] == 1
+    assert ran[0] == stop_at
     assert numbers(after) == numbers(whole)
     assert hashes_after == hashes
     return after
@@ -147,6 +147,19 @@ def test_experts_go_on_with_what_was_routed(tmp_path: Path) -> None:
     assert {block for block, _ in gptq.expert_tokens} == {block for block, _ in gptq.routing}
     assert {block for block, _ in gptq.routing} == {0, 1}
     assert any("left as they are" in note for note in gptq.notes)  # the routers of all blocks
+
+
+@pytest.mark.parametrize(("stop_at", "limit"), [(1, 10**9), (3, 0)])
+def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path, stop_at: int, limit: int) -> None:
+    folder = tiny.make(tmp_path / "model", "gemma4_text")
+
+    def opened(base: BlockModel) -> BlockModel:
+        return BlockModel(folder, WeightFolder(folder), dtype=base.dtype, device=base.device)
+
+    items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
+    given = replace(feed(), items=(items,), reference=opened)
+    after = stops_and_goes_on(folder, tmp_path, stop_at, given=given, limit=limit)
+    assert all(tally.beside for name, tally in after.items() if name != "reference")
 
 
 @on_llama

@@ -23,6 +23,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import NOTE_GROUPS, run_resident
 from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
+from tests.support import tiny
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed, run
 from tests.support.schemes import example
 
@@ -73,9 +74,20 @@ def hidden_states(model):
 
 @pytest.mark.parametrize("limit", [10**9, 0])
 def test_mini_batches_are_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit):
+    must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit)
+
+
+@pytest.mark.parametrize("limit", [10**9, 0])
+def test_keys_of_earlier_blocks_are_in_mini_batches(tmp_path, monkeypatch, limit):
+    folder = tiny.make(tmp_path / "model", "gemma4_text")
+    must_be_those_of_two_whole_models(folder, tmp_path / "spill", monkeypatch, limit, blocks=4)
+
+
+def must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit, blocks=3):
     monkeypatch.setattr("qaudit.engine.whole_block.STEP_TOKENS", 100)
     scheme = watched(checkpoint, tmp_path, feed(), limit)
-    assert not list(tmp_path.iterdir())  # nothing that was spilled is left
+    assert not list(tmp_path.glob("*"))  # nothing that was spilled is left
+    assert len(scheme.seen) == blocks
     full = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     for (block, name), weight in scheme.weights.items():
@@ -84,7 +96,7 @@ def test_mini_batches_are_those_of_two_whole_models(checkpoint, tmp_path, monkey
     ordered = sorted(range(len(CALIBRATION)), key=lambda w: (-len(CALIBRATION[w].tokens), w))
     for block, batches in enumerate(scheme.seen):
         rows = [
-            (batch.hidden_BTD[row, :length], batch.target_BTD[row, :length])
+            (batch.hidden_BTD[row, :length, :64], batch.target_BTD[row, :length])
             for batch in batches
             for row, length in enumerate(batch.valid_BT.sum(1).tolist())
         ]

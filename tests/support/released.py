@@ -20,6 +20,8 @@ from transformers import (
 from tests.support.models import VOCABULARY, text
 from tests.support.reference.plain_gptq import find_scale
 
+WRAPPERS = ("gemma3", "gemma4")
+
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
 TEXT: dict[str, Any] = {
@@ -69,6 +71,24 @@ RELEASED: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 1,
         "image_token_index": VOCABULARY - 1,
     },
+    "gemma4": {  # with experts, and a block that reads keys and values of the one before
+        "text_config": {
+            **EXPERTS,
+            "pad_token_id": 0,
+            "top_k_experts": 2,
+            "enable_moe_block": True,
+            "num_kv_shared_layers": 1,
+            "layer_types": ["full_attention"] * 2,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY,
+        },
+        "vision_config": VISION,
+        "audio_config": None,
+        "image_token_id": VOCABULARY - 1,
+        "video_token_id": VOCABULARY - 2,
+        "audio_token_id": VOCABULARY - 3,
+    },
     "olmoe": {**EXPERTS, "intermediate_size": 32},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_moe": EXPERTS,
@@ -103,7 +123,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def save(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
     """Save a random model of a family as its releases are saved, without a tokenizer."""
     config = AutoConfig.for_model(family, **{**{**RELEASED, **OTHERS}[family], **changes})
-    auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
+    auto: Any = AutoModelForImageTextToText if family in WRAPPERS else AutoModelForCausalLM
     torch.manual_seed(seed)
     model = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -116,7 +136,7 @@ def save(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
 
 def plain(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Any:
     """Load a model as its users do."""
-    auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
+    auto: Any = AutoModelForImageTextToText if family in WRAPPERS else AutoModelForCausalLM
     return auto.from_pretrained(folder, dtype=dtype).eval()
 
 

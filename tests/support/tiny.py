@@ -27,6 +27,13 @@ _ONE_HEAD_SIZE = {k: v for k, v in _USUAL.items() if k not in ("num_key_value_he
 _SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
 _EXPERTS = {**_USUAL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SLIDING = {**_USUAL, "sliding_window": 16, "num_hidden_layers": 4}
+_SHARING = {
+    **_SLIDING,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _USUAL,
@@ -68,6 +75,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 128,
         **_SPECIAL,
     },
+    # Their last two blocks read keys and values of the first two, and all have inputs of their own.
+    "gemma3n_text": {
+        **_SHARING,
+        "intermediate_size": [128] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "laurel_rank": 8,
+    },
+    "gemma4_text": {**_SHARING, "global_head_dim": 16},
 }
 
 WITH_EXPERTS: dict[str, dict[str, Any]] = {

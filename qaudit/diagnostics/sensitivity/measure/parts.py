@@ -94,6 +94,8 @@ class _PartsWalk:
                 self._evaluate(block, number, variant, by_bits)
         if block.index == 0:
             self.streams.drop("evaluation")
+        for embedded in (_FULL, "evaluation"):
+            self.streams.drop_given(embedded, self.model.links.passed(block.index))
 
     def _bits(self) -> list[int]:
         return sorted({bits for variant in self.tallies for _, bits in variant.bits})
@@ -102,7 +104,7 @@ class _PartsWalk:
         if self.scheme.calibration is Calibration.NONE:
             return None
         batches = (
-            (self.streams.get(_FULL, k), batch.valid_BT())
+            (self.streams.entering(_FULL, _FULL, block, k), batch.valid_BT())
             for k, batch in enumerate(self.feed.calibration)
         )
 
@@ -137,10 +139,10 @@ class _PartsWalk:
             if (bits := variant.bits_of(block.index, name)) is not None
         }
         block.install(Quantized(weights, bits=0))
-        source = "evaluation" if block.index == 0 else f"evaluation/{number}"
         for k in range(len(self.feed.evaluation)):
-            hidden_BTD = block.forward(self.streams.get(source, k))
-            self.streams.put(f"evaluation/{number}", k, hidden_BTD)
+            stream = f"evaluation/{number}"
+            entering_BTD = self.streams.entering(stream, "evaluation", block, k)
+            self.streams.put(stream, k, block.forward(entering_BTD))
         block.restore()
 
 

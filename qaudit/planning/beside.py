@@ -1,0 +1,75 @@
+"""What a plan says of tensors that wait beside hidden states, by a configuration. No torch.
+
+The engine finds them by running the model (`model/links.py`); a plan knows the types that a release
+has: keys that later blocks read, indices that they read, several hidden states for a token, and
+inputs that a model makes of its tokens for each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from qaudit.core.sizes import size
+from qaudit.planning.sizes import Sizes
+
+_INDEX_NBYTES, _NUMBER_NBYTES = 8, 2
+_COPIES = ("hc_mult", "altup_num_inputs")  # hidden states of a token
+
+
+def with_beside(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
+    """Return the sizes with what waits beside the hidden states of a token."""
+    config = {**config, **(config.get("text_config") or {})}
+    copies = max(_whole(config, *_COPIES), 1)
+    beside = (copies - 1) * sizes.hidden + _shared_keys(config) + _indices(config)
+    given = _whole(config, "hidden_size_per_layer_input") * sizes.blocks
+    return replace(sizes, beside=beside + _whole(config, "router_hidden_size"), given=given)
+
+
+def beside_notes(sizes: Sizes, itemsize: int, context: int) -> Iterator[str]:
+    """Yield what a document takes beside its hidden states."""
+    if sizes.beside:
+        nbytes = sizes.beside * itemsize * context
+        yield (
+            f"beside {sizes.hidden:,} numbers of a token, blocks leave {sizes.beside:,} for later "
+            f"blocks: {size(nbytes)} for a document of {context:,} tokens, in each stream"
+        )
+    if sizes.given:
+        nbytes = sizes.given * itemsize * context
+        yield (
+            f"the model makes {sizes.given:,} numbers of a token for its blocks, which all streams "
+            f"share: {size(nbytes)} for a document of {context:,} tokens"
+        )
+
+
+def _shared_keys(config: Mapping[str, Any]) -> int:
+    """Return the keys and values of a token that later blocks read, one of each kind of layer."""
+    sources = config.get("kv_source_layers")
+    if isinstance(sources, list) and sources != list(range(len(sources))):  # latents, of two kinds
+        return 2 * (_whole(config, "kv_lora_rank") + _whole(config, "qk_rope_head_dim"))
+    count, kinds = _whole(config, "num_kv_shared_layers"), config.get("layer_types")
+    if not count:
+        return 0
+    last = kinds[-count:] if isinstance(kinds, list) else ["full_attention"]
+    total = 0
+    for kind in {str(kind) for kind in last}:
+        is_full = kind == "full_attention"
+        heads = _whole(config, *["num_global_key_value_heads"] * is_full, "num_key_value_heads")
+        total += 2 * heads * _whole(config, *["global_head_dim"] * is_full, "head_dim")
+    return total
+
+
+def _indices(config: Mapping[str, Any]) -> int:
+    """Return what the indices take that a sparse indexer leaves for later blocks, as numbers."""
+    kinds = config.get("indexer_types")
+    if isinstance(kinds, list) and "shared" not in kinds:
+        return 0
+    if not (kinds or config.get("index_topk_freq") or config.get("index_topk_pattern")):
+        return 0
+    return _whole(config, "index_topk") * _INDEX_NBYTES // _NUMBER_NBYTES
+
+
+def _whole(config: Mapping[str, Any], *names: str) -> int:
+    values = (config.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)

@@ -1,0 +1,142 @@
+"""A pass over a model whose last two blocks read keys and values of the first two (Gemma 4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_schemes
+from qaudit.diagnostics.sensitivity.choice import Variant
+from qaudit.diagnostics.sensitivity.measure.parts import run_partly
+from qaudit.engine import true_sequential
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.surroundings import Surroundings
+from qaudit.engine.tokens import Tokens
+from qaudit.model.blocks import Block, BlockModel, Group
+from qaudit.model.tape import Arguments
+from qaudit.types import FULL_PRECISION
+from tests.support import tiny
+from tests.support.passes import CPU, EVALUATION, feed, losses, run, windows
+
+SCHEMES = "rtn-3bit:group=32,gptq-3bit:group=32,gptaq-3bit:group=32,awq-3bit:group=32"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("gemma4"), "gemma4_text")
+
+
+@pytest.fixture(scope="module")
+def in_memory(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return run(folder, SCHEMES, tmp_path_factory.mktemp("spill"))[0]
+
+
+@torch.no_grad()
+def test_losses_in_full_precision_are_those_of_the_whole_model(
+    folder: Path, in_memory: dict[str, np.ndarray]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = []
+    for window in EVALUATION:
+        tokens = torch.from_numpy(window.tokens).long()
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        expected.append(
+            float(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum"))
+        )
+    np.testing.assert_allclose(in_memory[FULL_PRECISION], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0, 60_000])
+def test_spilling_changes_no_bit(
+    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path, limit: int
+) -> None:
+    spilled = run(folder, SCHEMES, tmp_path, limit=limit)[0]
+    assert all(np.array_equal(spilled[name], values) for name, values in in_memory.items())
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_scheme_is_alone_in_its_result(
+    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    for scheme in SCHEMES.split(","):
+        alone = run(folder, scheme, tmp_path)[0]
+        assert all(np.array_equal(values, in_memory[name]) for name, values in alone.items())
+
+
+def test_entering_a_block_for_each_group_changes_no_bit(
+    folder: Path,
+    in_memory: dict[str, np.ndarray],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tokens, "fit_inside", lambda *_: False)
+    monkeypatch.setattr(true_sequential, "groups_in_passing", None)
+    returning = run(folder, SCHEMES, tmp_path)[0]
+    assert all(np.array_equal(returning[name], values) for name, values in in_memory.items())
+
+
+def test_items_read_the_keys_of_their_own_tokens(folder: Path, tmp_path: Path) -> None:
+    items = [replace(window, scored_from=1) for window in windows(7, 1)]
+    by_name, tallies = run(folder, "rtn-3bit", tmp_path, given=replace(feed(), items=(items,)))
+    for name, tally in tallies.items():
+        assert tally.options is not None
+        np.testing.assert_allclose(tally.options[0], by_name[name], rtol=1e-5)
+
+
+def test_a_perturbed_pass_hardly_differs(
+    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    moved = run(folder, "rtn-3bit:group=32", tmp_path, given=replace(feed(), perturbed=True))[0]
+    for name in (FULL_PRECISION, next(name for name in in_memory if name.startswith("rtn"))):
+        np.testing.assert_allclose(moved[name], in_memory[name], rtol=1e-4)
+        assert not np.array_equal(moved[name], in_memory[name])
+
+
+def test_keys_are_rounded_where_they_are_made(folder: Path, tmp_path: Path) -> None:
+    (_, plain), (name, rounded) = run(folder, "rtn-8bit:kv=int4", tmp_path)[0].items()
+    assert "kv=int4" in name
+    assert 1e-6 < np.abs(rounded / plain - 1).max() < 0.1
+
+
+def test_variants_of_a_part_share_what_a_model_makes_of_tokens(
+    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    (scheme,) = parse_schemes(["gptq-3bit"])
+    untouched = Variant("role", "none", ())
+    given = feed()
+    with HiddenStates(tmp_path, 0, CPU) as states:
+        tallies, _ = run_partly(model, given, scheme, [untouched], states, lambda *_: None)
+    np.testing.assert_allclose(
+        losses(given, tallies[untouched]), in_memory[FULL_PRECISION], rtol=1e-5
+    )
+
+
+class Attention(torch.nn.Module):
+    """Reads what an earlier block left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, hidden_BTD: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        out_BTD: torch.Tensor = self.q(hidden_BTD) + self.k(hidden_BTD) + earlier
+        return out_BTD
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_module_that_reads_what_was_left_for_a_batch_is_not_run_on_another(same: bool) -> None:
+    module = torch.nn.ModuleDict({"attention": Attention()})
+    group = Group("attention.q+attention.k", ("attention.q", "attention.k"))
+    block = Block(0, module, (group,), (), lambda _: Arguments())
+    around = Surroundings(block)
+    with around.watched():
+        for batch in range(2):
+            module["attention"](torch.zeros(1, 2, 4), torch.full((1,), 0.0 if same else batch))
+    assert (around.of(group, lambda: ()) is not None) == same

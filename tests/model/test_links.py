@@ -1,0 +1,222 @@
+"""What links blocks beside hidden states: found, kept for later blocks, never written into."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.errors import ModelError
+from qaudit.model.beside import Columns, beside, leave
+from qaudit.model.blocks import BlockModel
+from qaudit.model.folds import Fold, true_folds
+from qaudit.model.links import Links
+from qaudit.model.tape import Arguments, Form, Kept, Returned, Store, form_of
+from qaudit.model.turns import all_numbers
+from qaudit.planning.beside import beside_notes, with_beside
+from qaudit.planning.sizes import Sizes
+from tests.support import tiny
+
+STORE = {"later": frozenset({"store0"}), "after": {"store": Store("store0", UserDict)}}
+
+
+class Keeps(nn.Module):
+    """Adds to what the block before stored, in place, and stores something new."""
+
+    def forward(self, hidden_BTD: Tensor, store: UserDict[Any, Any]) -> Tensor:
+        if "total" in store:
+            store["total"] += 1
+        store["pair"] = (hidden_BTD[..., :2], None)
+        store.setdefault("total", hidden_BTD.sum(-1))
+        store[3] = hidden_BTD
+        return hidden_BTD * 2
+
+
+def links_of(first: dict[str, Any], other: dict[str, Any], moved: dict[str, Any]) -> Links:
+    recorded = ({0: Arguments(after={}), 1: Arguments(after=a)} for a in (first, other, moved))
+    these, others, those = recorded
+    return Links.of(these, others, lambda: those)
+
+
+def test_a_block_that_runs_twice_does_not_see_what_it_wrote() -> None:
+    hidden_BTD = torch.randn(2, 3, 4)
+    first = Arguments(**STORE).call(Keeps(), hidden_BTD)
+    called = Arguments(**STORE, index=1, beside=beside(first))
+    before = {name: tensor.clone() for name, tensor in beside(first).items()}
+    for _ in range(2):
+        second = called.call(Keeps(), first)
+        total_BT = beside(second)["store0:total/"]
+        assert torch.equal(total_BT, hidden_BTD.sum(-1) + 1)
+    assert beside(first).keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in beside(first).items())
+
+
+def test_a_store_has_the_values_that_were_left_in_it() -> None:
+    class Reads(nn.Module):
+        def forward(self, hidden_BTD: Tensor, store: UserDict[Any, Any]) -> Tensor:
+            pair, nothing = store["pair"]
+            assert nothing is None and torch.equal(store[3], hidden_BTD / 2)
+            assert isinstance(store, UserDict) and store.keys() == {"pair", "total", 3}
+            return torch.cat([pair, pair], -1)
+
+    hidden_BTD = torch.randn(2, 3, 4)
+    left = Arguments(**STORE).call(Keeps(), hidden_BTD)
+    called = Arguments(after=STORE["after"], beside=beside(left))
+    out_BTD = called.call(Reads(), left)
+    assert torch.equal(out_BTD[..., 2:], hidden_BTD[..., :2])
+    assert not beside(out_BTD)  # no block is behind it
+
+
+def test_what_a_block_returns_waits_until_no_later_block_reads_it() -> None:
+    class Returns(nn.Module):
+        def forward(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, None, int]:
+            return hidden_BTD, hidden_BTD.argmax(-1), None, 7
+
+    names = [Returned(0, place).name for place in (1, 2, 3)]
+    out_BTD = Arguments(later=frozenset(names[:2])).call(Returns(), torch.ones(1, 2, 4))
+    assert beside(out_BTD).keys() == set(names[:2])
+    taken: list[Any] = []
+
+    class Takes(nn.Module):
+        def forward(self, hidden_BTD: Tensor, *values: Any) -> Tensor:
+            taken.extend(values)
+            return hidden_BTD
+
+    places = tuple(map(Kept, names[:2]))
+    Arguments(places, index=1, beside=beside(out_BTD)).call(Takes(), out_BTD)
+    assert torch.equal(taken[0], torch.zeros(1, 2, dtype=torch.long)) and taken[1] is None
+    with pytest.raises(ModelError, match="what block 0 returns for later blocks is a `int`"):
+        Arguments(later=frozenset(names)).call(Returns(), torch.ones(1, 2, 4))
+
+
+def test_links_are_told_from_what_all_batches_share() -> None:
+    mask, store = torch.ones(2), UserDict[str, Tensor]()
+    same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": Returned(0, 1)}
+    links = links_of(
+        {**same, "own": torch.ones(2)},
+        {**same, "own": torch.zeros(2)},
+        same | {"own": torch.ones(2)},
+    )
+    settled, given = links.settle(
+        {1: Arguments(after={**same, "own": torch.full((2,), 3.0)})}, None
+    )
+    after = settled[1].after
+    assert after["mask"] is mask and after["kinds"] == {"full": mask}
+    assert after["store"] == Store("store0", UserDict)
+    assert after["state"] == Kept("returned0.1")
+    assert [tensor.tolist() for tensor in given.values()] == [[3.0, 3.0]]
+    assert links.given(1) == given.keys() == links.passed(1) and not links.passed(0)
+    assert links.later(0) == {"store0", "returned0.1", *given}
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "moved", "message"),
+    [
+        (object(), object(), object(), "block 1 is given a `object`, which may carry state"),
+        (1, 2, 1, "what block 1 is given depends on the tokens"),
+        (torch.ones(1), torch.zeros(1), torch.zeros(1), "computed from hidden states between"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(first: Any, other: Any, moved: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        links_of({"x": first}, {"x": other}, {"x": moved})
+
+
+def test_hidden_states_of_four_dimensions_are_some_for_each_token() -> None:
+    for form in (Form(0, (4, 5)), Form(1, (4, 5))):
+        hidden_BTD = torch.randn(2, 3, 20)
+        full = form.full(hidden_BTD)
+        assert full.shape == ((2, 3, 4, 5) if form.place == 0 else (4, 2, 3, 5))
+        assert form_of(full, (2, 3)) == form
+        assert torch.equal(form.flat(full), hidden_BTD)
+    with pytest.raises(ModelError, match="not some for each token"):
+        form_of(torch.zeros(2, 4, 3, 5), (2, 3))
+
+
+class SharesValues(nn.Module):
+    """Leaves what `v` makes for a later block, which has an `o` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.o = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+    def forward(self, hidden_BTD: Tensor, store: UserDict[str, Tensor] | None = None) -> Tensor:
+        values_BTD = self.v(hidden_BTD)
+        if store is not None:
+            store["values"] = values_BTD
+        out_BTD: Tensor = hidden_BTD + self.o(values_BTD)
+        return out_BTD
+
+
+@torch.no_grad()
+def test_a_scale_is_not_folded_into_what_a_later_block_reads() -> None:
+    torch.manual_seed(0)
+    block, hidden_BTD = SharesValues(), torch.randn(1, 4, 8)
+    fold = Fold(("o",), "v", 0, torch.arange(8))
+
+    def run(module: nn.Module, **links: Any) -> Tensor:
+        return all_numbers(Arguments(**links).call(module, hidden_BTD))
+
+    assert true_folds(block, run, [fold]) == (fold,)
+    assert true_folds(block, lambda module: run(module, **STORE), [fold]) == ()
+
+
+def test_columns_are_cut_as_windows_are() -> None:
+    hidden_BTD, keys = torch.randn(3, 5, 4), torch.randn(3, 2, 5, 6)
+    kept = leave(hidden_BTD, {"keys": keys, "scale": torch.randn(3, 5)})
+    columns = Columns.of(kept)
+    x_BTC = columns.join(kept)
+    assert x_BTC.shape == (3, 5, 4 + 12 + 1)
+    part = columns.split(x_BTC[1:2, :3])
+    assert torch.equal(part, hidden_BTD[1:2, :3])
+    assert torch.equal(beside(part)["keys"], keys[1:2, :, :3])
+    for tensor in (torch.zeros(3, 5, 5), torch.zeros(3, 5, dtype=torch.long), torch.zeros(1, 5)):
+        with pytest.raises(ModelError, match="cannot be cut by window"):
+            Columns.of(leave(hidden_BTD, {"x": tensor}))
+
+
+@torch.no_grad()
+def test_a_block_of_a_model_gives_the_same_again(tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path, "gemma4_text")
+    model = BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
+    )
+    hidden_BTD = model.embed(tiny.tokens(2, 20))
+    for block in model.blocks():
+        before = {name: tensor.clone() for name, tensor in beside(hidden_BTD).items()}
+        out_BTD, again_BTD = block.forward(hidden_BTD), block.forward(hidden_BTD)
+        assert torch.equal(out_BTD, again_BTD)
+        assert all(torch.equal(beside(hidden_BTD)[name], tensor) for name, tensor in before.items())
+        assert (not beside(out_BTD)) == (block.index == 3)
+        hidden_BTD = out_BTD
+
+
+SHARING = ["gemma3n_text", "gemma4_text"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", SHARING)
+def test_a_plan_knows_what_waits_beside_hidden_states(family: str, tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path, family)
+    model = BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
+    )
+    planned = with_beside(Sizes.read(folder), read_configuration(folder))
+    hidden_BTD = model.embed(tiny.tokens(2, 20))
+    given = sum(tensor.numel() for tensor in beside(hidden_BTD).values())
+    assert given == 40 * planned.given
+    most = 0
+    for block in model.blocks():
+        hidden_BTD = block.forward(hidden_BTD)
+        shared = [tensor for name, tensor in beside(hidden_BTD).items() if ":" in name]
+        most = max(most, hidden_BTD.numel() + sum(tensor.numel() for tensor in shared))
+    assert most == 40 * (planned.hidden + planned.beside)
+    (beside_note, given_note) = beside_notes(planned, 4, 2048)
+    assert f"blocks leave {planned.beside:,} for later blocks" in beside_note
+    assert "which all streams share" in given_note
