@@ -118,8 +118,7 @@ def _reference(
                 for block in model.blocks():
                     watch.block(block.index, model.num_blocks, "full precision")
                     tokens.evaluate(FULL_PRECISION, block)
-                    if block.index == 0:
-                        tokens.drop_embedded()
+                    tokens.drop_embedded(block.index)
                 watch.block(model.num_blocks, model.num_blocks, "full precision")
         yield tokens
 
