@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from qaudit.core.linears import Linears
 from qaudit.core.whole_block import STEP_TOKENS, MiniBatch, WholeBlock
 from qaudit.engine.batches import Batch, padded
-from qaudit.model.beside import Columns
+from qaudit.model.beside import WideRows
 from qaudit.model.blocks import Block
 from qaudit.model.tape import Shape
 
@@ -44,7 +44,7 @@ def whole_block(
     full: ReadBatch,
     calibrated: Callable[[], tuple[Linears, ...]],
 ) -> WholeBlock:
-    columns = Columns.of(own(0))
+    columns = WideRows.of(own(0))
     return WholeBlock(
         groups=tuple(map(block.linears, block.groups)),
         batches=_MiniBatches(_cut(batches), lambda k: columns.join(own(k)), full),

@@ -78,15 +78,15 @@ def fill(store: MutableMapping[Any, Any], name: str, tensors: Beside) -> None:
 
 def left_in(store: Mapping[Any, Any], name: str) -> dict[str, Tensor]:
     """Return what a store of this name holds."""
-    left = {}
+    tensors = {}
     for key, value in store.items():
         path = f"{name}:{_path(key, name)}/"
         if isinstance(value, tuple | list):
             for place, part in enumerate(value):
-                left[f"{path}{place:03}"] = packed(part, f"`{key}` of what blocks share")
+                tensors[f"{path}{place:03}"] = packed(part, f"`{key}` of what blocks share")
         else:
-            left[path] = packed(value, f"`{key}` of what blocks share")
-    return left
+            tensors[path] = packed(value, f"`{key}` of what blocks share")
+    return tensors
 
 
 def _path(key: object, name: str) -> str:
@@ -121,14 +121,14 @@ def leaves(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Columns:
+class WideRows:
     """Hidden states with what is beside them as further columns, which are cut as windows are."""
 
     width: int  # of the hidden states
     parts: tuple[tuple[str, int, tuple[int, ...]], ...]  # name, dimension of tokens, other sizes
 
     @classmethod
-    def of(cls, hidden_BTD: Tensor) -> Columns:
+    def of(cls, hidden_BTD: Tensor) -> WideRows:
         """Refuse a tensor of which it is not certain what belongs to a token."""
         parts = []
         for name, tensor in sorted(beside(hidden_BTD).items()):

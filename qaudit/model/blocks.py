@@ -221,8 +221,8 @@ class BlockModel:
     def numbers_beside(self, index: int) -> int:
         """Return how many numbers of a token wait beside hidden states before a block."""
         given = self.links.given(index)
-        left = self._left.get(index, {}).items()
-        waiting = [t for name, t in left if name in given or not name.startswith(GIVEN)]
+        tensors = self._left.get(index, {}).items()
+        waiting = [t for name, t in tensors if name in given or not name.startswith(GIVEN)]
         return sum(tensor.numel() for tensor in waiting) // math.prod(PROBE)
 
     def stored_name(self, index: int, linear: str) -> str:

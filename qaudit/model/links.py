@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError
-from qaudit.model.tape import HINT, Arguments, Form, Kept, Returned, Store
+from qaudit.model.tape import HINT, Arguments, Carried, Form, Returned, Store
 
 _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
-_Link = Kept | Store
+_Link = Carried | Store
 
 Recorded = Mapping[int, Arguments]
 """What each block was called with."""
@@ -48,7 +48,7 @@ class Links:
             reads[index] = {}
             for place, leaf in enumerate(these):
                 if isinstance(leaf, Returned):
-                    reads[index][place] = Kept(leaf.name)
+                    reads[index][place] = Carried(leaf.name)
                 elif is_store(leaf):
                     name = stores.setdefault(id(leaf), f"store{len(stores)}")
                     reads[index][place] = Store(name, type(leaf))
@@ -62,7 +62,7 @@ class Links:
                     if not isinstance(leaf, Tensor):
                         raise _of_tokens(index)
                     name = given.setdefault(id(leaf), f"{GIVEN}{index}.{place}")
-                    reads[index][place] = Kept(name)
+                    reads[index][place] = Carried(name)
         if given:
             _must_be_of_tokens(first, moved())
         return cls(reads)
@@ -77,7 +77,7 @@ class Links:
 
             def link_of(leaf: Any, links: Iterator[_Link | None] = links_in_order) -> Any:
                 link = next(links)
-                if isinstance(link, Kept) and link.name.startswith(GIVEN):
+                if isinstance(link, Carried) and link.name.startswith(GIVEN):
                     tensors[link.name] = leaf.contiguous()
                 return leaf if link is None else link
 

@@ -46,7 +46,7 @@ class Returned:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Carried:
     """Stands for a tensor that is beside hidden states."""
 
     name: str
@@ -114,8 +114,8 @@ class Arguments:
             out = block(*before, **{self.keyword: entering}, **after)
         hidden, *others = out if isinstance(out, tuple | list) else (out,)
         assert isinstance(hidden, Tensor)
-        left = self._left(others, stores) if self.later else {}
-        return leave(hidden if self.form is None else self.form.flat(hidden), left)
+        tensors = self._left(others, stores) if self.later else {}
+        return leave(hidden if self.form is None else self.form.flat(hidden), tensors)
 
     def to_float32(self) -> Arguments:
         """Return the arguments with their floating tensors in fp32."""
@@ -130,7 +130,7 @@ class Arguments:
         return before, after
 
     def _filled(self, leaf: Any, stores: dict[str, MutableMapping[Any, Any]]) -> Any:
-        if isinstance(leaf, Kept):
+        if isinstance(leaf, Carried):
             return unpacked(self.beside[leaf.name])
         if isinstance(leaf, Store):
             if leaf.name not in stores:
@@ -143,18 +143,18 @@ class Arguments:
         self, others: Sequence[Any], stores: Mapping[str, MutableMapping[Any, Any]]
     ) -> dict[str, Tensor]:
         """Return what later blocks read: what was there before, and what this block adds."""
-        left = {
+        tensors = {
             name: tensor
             for name, tensor in self.beside.items()
             if name in self.later or name.partition(":")[0] in self.later - stores.keys()
         }
         for name in self.later & stores.keys():
-            left |= left_in(stores[name], name)
+            tensors |= left_in(stores[name], name)
         for place, value in enumerate(others, 1):
             name = Returned(self.index, place).name
             if name in self.later:
-                left[name] = packed(value, f"what block {self.index} returns for later blocks")
-        return left
+                tensors[name] = packed(value, f"what block {self.index} returns for later blocks")
+        return tensors
 
 
 @dataclass(eq=False)

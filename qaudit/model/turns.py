@@ -119,8 +119,9 @@ def changed(block: nn.Module) -> Iterator[Callable[[str], nn.Module]]:
 
 def all_numbers(out_BTD: Tensor) -> Tensor:
     """Return all numbers of what a block returns: a later block reads what is beside it."""
-    left = [tensor.flatten() for tensor in beside(out_BTD).values() if tensor.is_floating_point()]
-    return torch.cat([out_BTD.flatten(), *left]) if left else out_BTD
+    tensors = beside(out_BTD).values()
+    floats = [tensor.flatten() for tensor in tensors if tensor.is_floating_point()]
+    return torch.cat([out_BTD.flatten(), *floats]) if floats else out_BTD
 
 
 def _turn_rows(linear: nn.Module, rows: Rows) -> None:

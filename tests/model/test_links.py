@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ModelError
-from qaudit.model.beside import Columns, beside, leave
+from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.blocks import BlockModel
 from qaudit.model.folds import Fold, true_folds
 from qaudit.model.links import Links
-from qaudit.model.tape import Arguments, Form, Kept, Returned, Store, form_of
+from qaudit.model.tape import Arguments, Carried, Form, Returned, Store, form_of
 from qaudit.model.turns import all_numbers
 from qaudit.planning.beside import beside_notes, with_beside
 from qaudit.planning.sizes import Sizes
@@ -88,7 +88,7 @@ def test_what_a_block_returns_waits_until_no_later_block_reads_it() -> None:
             taken.extend(values)
             return hidden_BTD
 
-    places = tuple(map(Kept, names[:2]))
+    places = tuple(map(Carried, names[:2]))
     Arguments(places, index=1, beside=beside(out_BTD)).call(Takes(), out_BTD)
     assert torch.equal(taken[0], torch.zeros(1, 2, dtype=torch.long)) and taken[1] is None
     with pytest.raises(ModelError, match="what block 0 returns for later blocks is a `int`"):
@@ -109,7 +109,7 @@ def test_links_are_told_from_what_all_batches_share() -> None:
     after = settled[1].after
     assert after["mask"] is mask and after["kinds"] == {"full": mask}
     assert after["store"] == Store("store0", UserDict)
-    assert after["state"] == Kept("returned0.1")
+    assert after["state"] == Carried("returned0.1")
     assert [tensor.tolist() for tensor in given.values()] == [[3.0, 3.0]]
     assert links.given(1) == given.keys() == links.passed(1) and not links.passed(0)
     assert links.later(0) == {"store0", "returned0.1", *given}
@@ -170,7 +170,7 @@ def test_a_scale_is_not_folded_into_what_a_later_block_reads() -> None:
 def test_columns_are_cut_as_windows_are() -> None:
     hidden_BTD, keys = torch.randn(3, 5, 4), torch.randn(3, 2, 5, 6)
     kept = leave(hidden_BTD, {"keys": keys, "scale": torch.randn(3, 5)})
-    columns = Columns.of(kept)
+    columns = WideRows.of(kept)
     x_BTC = columns.join(kept)
     assert x_BTC.shape == (3, 5, 4 + 12 + 1)
     part = columns.split(x_BTC[1:2, :3])
@@ -178,7 +178,7 @@ def test_columns_are_cut_as_windows_are() -> None:
     assert torch.equal(beside(part)["keys"], keys[1:2, :, :3])
     for tensor in (torch.zeros(3, 5, 5), torch.zeros(3, 5, dtype=torch.long), torch.zeros(1, 5)):
         with pytest.raises(ModelError, match="cannot be cut by window"):
-            Columns.of(leave(hidden_BTD, {"x": tensor}))
+            WideRows.of(leave(hidden_BTD, {"x": tensor}))
 
 
 @torch.no_grad()
