@@ -383,6 +383,19 @@ def test_both_epsilons_of_nemotron_h_are_those_of_the_base() -> None:
         assert ("attention.layer_norm_rms_epsilon" in keys) is differs
 
 
+@pytest.mark.parametrize(("written", "step"), [({}, 1), ({"moe_layer_interval": 2}, 2)])
+def test_blocks_of_ernie_that_have_experts_are_those_of_the_base(
+    written: dict[str, int], step: int
+) -> None:
+    """llama.cpp loads a file with another step, and computes other blocks without experts."""
+    config = {"model_type": "ernie4_5_moe", **written}
+    for value, differs in ((step, False), (step + 1, True)):
+        key = "ernie4_5-moe.interleave_moe_layer_step"
+        header = GgufHeader({"general.architecture": "ernie4_5-moe", key: value}, {})
+        keys = {one for one, _, _ in differences(header, config)}
+        assert ("interleave_moe_layer_step" in keys) is differs
+
+
 def test_written_defaults_are_those_of_the_installed_transformers() -> None:
     from tests.support import gguf_defaults
 

@@ -111,7 +111,10 @@ ARCHITECTURES = {
     "glm4": Architecture(("glm4",)),
     "glm4moe": Architecture(("glm4_moe",), gating=SIGMOID),
     "ernie4_5": Architecture(("ernie4_5",)),
-    "ernie4_5-moe": Architecture(("ernie4_5_moe",), normalizes=True),
+    "ernie4_5-moe": Architecture(
+        ("ernie4_5_moe",), normalizes=True,
+        keys={"interleave_moe_layer_step": (None, "moe_layer_interval")},
+    ),
     "hunyuan-dense": Architecture(("hunyuan_v1_dense",)),
     "lfm2": Architecture(
         ("lfm2",), epsilon="norm_eps", free=("feed_forward_length",), layered=True
