@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import qaudit.errors
 from qaudit.saved.writer import one_writer
 from tests.house.source import modules
-from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
+from tests.support.cli import QUICK, TEXT, Outcome, Run, audit_of, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 DAMAGED = "download the file again"
@@ -324,34 +324,46 @@ def _with_nan(folder: Path) -> None:
     change(folder, lambda tensors: tensors["model.norm.weight"].fill_(float("nan")))
 
 
-@pytest.mark.parametrize("label", ["step10", "step1000"], ids=["the first", "the last"])
-@pytest.mark.parametrize(
-    ("break_it", "reason"),
-    [
-        (_cut, "is cut short"),
-        (_without_config, "no `config.json`"),
-        (_with_half_a_config, "/config.json` "),
-        (_without_weights, "no weights"),
-        (_with_a_dead_link, "no weights"),
-        (_with_pickles, "pickled weights only"),
-        (_with_nan, "holds NaN"),
-    ],
-)
-def test_a_damaged_checkpoint_among_good_ones_is_skipped_by_name(
-    place: Path, scan: Run, label: str, break_it: Callable[[Path], None], reason: str
-) -> None:
-    break_it(place / "series" / label)
-    done = scan("series")
+DAMAGES = [
+    (_cut, "is cut short"),
+    (_without_config, "no `config.json`"),
+    (_with_half_a_config, "/config.json` "),
+    (_without_weights, "no weights"),
+    (_with_a_dead_link, "no weights"),
+    (_with_pickles, "pickled weights only"),
+    (_with_nan, "holds NaN"),
+]
+
+
+def _are_skipped(done: Outcome, place: Path, reasons: dict[str, str], good: list[str]) -> None:
     audit = audit_of(place / "out")
-    good = [name for name in ("step10", "step200", "step1000") if name != label]
     assert [subject["label"] for subject in audit["subjects"]] == good
     assert {row["subject"] for row in audit["measurements"]} == set(good)
-    (skipped,) = audit["skipped"]
-    assert (skipped["subject"], skipped["scheme"]) == (label, None)
-    assert reason in skipped["reason"]
-    assert f"skipped {label}: " in done.err
-    assert f"- {label}: " in done.out
+    skipped = {row["subject"]: row for row in audit["skipped"]}
+    assert skipped.keys() == reasons.keys()
+    for label, reason in reasons.items():
+        assert skipped[label]["scheme"] is None
+        assert reason in skipped[label]["reason"]
+        assert f"skipped {label}: " in done.err
+        assert f"- {label}: " in done.out
     assert done.code == 3
+
+
+@pytest.mark.parametrize(("break_it", "reason"), DAMAGES)
+def test_a_damaged_checkpoint_before_good_ones_is_skipped_by_name(
+    place: Path, scan: Run, break_it: Callable[[Path], None], reason: str
+) -> None:
+    break_it(place / "series" / "step10")
+    _are_skipped(scan("series"), place, {"step10": reason}, ["step200", "step1000"])
+
+
+def test_damaged_checkpoints_behind_good_ones_are_skipped_by_name(place: Path, scan: Run) -> None:
+    reasons = {}
+    for step, (break_it, reason) in enumerate(DAMAGES, 2000):
+        shutil.copytree(place / "series" / "step1000", place / "series" / f"step{step}")
+        break_it(place / "series" / f"step{step}")
+        reasons[f"step{step}"] = reason
+    _are_skipped(scan("series"), place, reasons, ["step10", "step200", "step1000"])
 
 
 def test_a_soup_with_a_damaged_member_is_skipped(place: Path, scan: Run) -> None:

@@ -282,27 +282,19 @@ def test_a_lock_that_is_damaged_is_refused_and_made_anew_when_asked(
     assert again["resolution"] == json.loads(whole)["resolution"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence", "hint"),
-    [
+def test_a_lock_is_not_chosen_from_and_takes_options_that_choose_nothing(
+    hub: Hub, place: Path, qaudit: Run
+) -> None:
+    asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
+    assert qaudit("scan", *asked).code == 0
+    for arguments, sentence, hint in (
         (["series"], "other targets are given beside it", "by itself"),
         (["--checkpoints", "step200"], "`checkpoints` would change that", "leave it out"),
         (["--soup", "a+b"], "`soups` would change that", "leave it out"),
         (["--limit", "1"], "`limit` would change that", "leave it out"),
         (["--evaluation", "other.jsonl"], "`evaluation` would change that", "leave it out"),
-    ],
-)
-def test_a_lock_is_not_chosen_from(
-    hub: Hub, place: Path, qaudit: Run, arguments: list[str], sentence: str, hint: str
-) -> None:
-    asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
-    assert qaudit("scan", *asked).code == 0
-    refused(qaudit("scan", "out/plan.json", *arguments), 2, sentence, hint)
-
-
-def test_a_lock_takes_options_that_choose_nothing(hub: Hub, place: Path, qaudit: Run) -> None:
-    asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
-    assert qaudit("scan", *asked).code == 0
+    ):
+        refused(qaudit("scan", "out/plan.json", *arguments), 2, sentence, hint)
     again = qaudit("scan", "out/plan.json", "--schemes", "rtn-3bit", "--json")
     audit = json.loads(again.out)
     assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-3bit"]
