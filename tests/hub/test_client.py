@@ -832,34 +832,41 @@ def test_the_package_does_not_load_what_speaks_to_the_network() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        {},
-        {"HF_HOME": "/somewhere/hf"},
-        {"HF_HOME": "~/hf"},
-        {"HF_HUB_CACHE": "/somewhere/cache"},
-        {"HF_HUB_CACHE": "$HOME/cache", "HF_HOME": "/elsewhere"},
-        {"HUGGINGFACE_HUB_CACHE": "~/old"},
-        {"XDG_CACHE_HOME": "/xdg"},
-        {"XDG_CACHE_HOME": "~/xdg", "HOME": "/home/somebody"},
-        {"XDG_CACHE_HOME": "/xdg", "HF_HOME": "/hf", "HF_HUB_CACHE": "/cache"},
-    ],
-    ids=lambda named: " ".join(f"{key}={value}" for key, value in named.items()) or "none",
-)
-def test_the_shared_cache_is_where_the_library_has_it(named: dict[str, str]) -> None:
-    script = (
-        "from huggingface_hub.constants import HF_HUB_CACHE\n"
-        "from qaudit.checkpoints.places import hub_cache\n"
-        "from pathlib import Path; print(Path(HF_HUB_CACHE), hub_cache(), sep='\\n')"
-    )
-    root = str(Path(__file__).parents[2])
-    environment = {"HOME": "/home/nobody", "PYTHONPATH": root, **named}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-    )
-    theirs, ours = done.stdout.splitlines()
-    assert ours == theirs
+PLACES: list[dict[str, str]] = [
+    {},
+    {"HF_HOME": "/somewhere/hf"},
+    {"HF_HOME": "~/hf"},
+    {"HF_HUB_CACHE": "/somewhere/cache"},
+    {"HF_HUB_CACHE": "$HOME/cache", "HF_HOME": "/elsewhere"},
+    {"HUGGINGFACE_HUB_CACHE": "~/old"},
+    {"XDG_CACHE_HOME": "/xdg"},
+    {"XDG_CACHE_HOME": "~/xdg", "HOME": "/home/somebody"},
+    {"XDG_CACHE_HOME": "/xdg", "HF_HOME": "/hf", "HF_HUB_CACHE": "/cache"},
+]
+
+
+def test_the_shared_cache_is_where_the_library_has_it() -> None:
+    script = """
+import importlib, json, os, sys
+from pathlib import Path
+from huggingface_hub import constants
+from qaudit.checkpoints.places import hub_cache
+alone = dict(os.environ)
+places = []
+for named in json.loads(sys.argv[1]):
+    os.environ.clear()
+    os.environ.update(alone | named)
+    importlib.reload(constants)
+    places.append((str(Path(constants.HF_HUB_CACHE)), str(hub_cache())))
+print(json.dumps(places))
+"""
+    environment = {"HOME": "/home/nobody", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", script, json.dumps(PLACES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    places = json.loads(done.stdout)
+    assert len({theirs for theirs, _ in places}) == len(PLACES)
+    for named, (theirs, ours) in zip(PLACES, places, strict=True):
+        assert ours == theirs, named
 
 
 # -------------------------------------------------------------------------------------- answers
