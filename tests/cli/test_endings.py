@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.test_without_torch import BLOCK, COMMAND, run
-from tests.support.cli import Run, refused
+from tests.support.cli import QUICK, SEVERAL, Run, refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ sys.meta_path.insert(0, Broken())
 
 def process(code: str, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-W", "error", "-c", code, *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -46,26 +46,31 @@ def process(code: str, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
 # ----------------------------------------------------------------------------------- libraries
 
 
-def test_a_library_that_is_not_installed_is_named() -> None:
+def test_a_library_that_is_not_installed_is_named(place: Path) -> None:
     missing = "raise ModuleNotFoundError('gone', name=name)"
     code = BLOCK.replace('raise ImportError(f"`{name}` is blocked")', missing)
     assert code != BLOCK
-    done = run(code + COMMAND, "scan", "demo", "--out", "/tmp/qaudit-never-written")
-    assert done.returncode == 4
-    assert "this needs `torch`, which is not installed" in done.stderr
-    assert "pip install qaudit-llm" in done.stderr
-    assert "Traceback" not in done.stderr
+    child = process(code + COMMAND, "scan", "series", *QUICK, cwd=place)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 4
+    assert "this needs `torch`, which is not installed" in err
+    assert "pip install qaudit-llm" in err
+    assert "Traceback" not in err
 
 
-def test_a_torch_that_does_not_load_is_reported_by_doctor_and_scan(tmp_path: Path) -> None:
-    for arguments in (["doctor"], ["scan", "demo", "--out", str(tmp_path / "out")]):
-        done = run(BROKEN_TORCH + COMMAND, *arguments)
-        said = " ".join((done.stdout + done.stderr).split())
-        assert done.returncode == 4
-        assert "libcudart.so.12: cannot open shared object file" in said
-        assert "`torch` is installed and cannot be loaded" in said or "! torch " in said
-        assert "bug of qaudit" not in said
-        assert "Traceback" not in said
+def test_a_torch_that_does_not_load_is_reported_by_doctor_and_scan(place: Path) -> None:
+    commands = "doctor", f"scan series {' '.join(QUICK)}"
+    child = process(BROKEN_TORCH + SEVERAL, *commands, cwd=place)
+    out, err = child.communicate(timeout=60)
+    why = "libcudart.so.12: cannot open shared object file"
+    assert why in " ".join(out.split())
+    assert "! torch " in out
+    said = " ".join(err.split())
+    assert "`torch` is installed and cannot be loaded" in said
+    assert why in said
+    assert [line for line in err.splitlines() if line.isdigit()] == ["4", "4"]
+    assert "bug of qaudit" not in said
+    assert "Traceback" not in said
 
 
 def test_the_doctor_without_torch_says_what_to_install() -> None:

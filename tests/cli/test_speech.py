@@ -22,7 +22,7 @@ from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.support import sample
-from tests.support.cli import QUICK, Run, audit_of, refused
+from tests.support.cli import QUICK, SEVERAL, Run, audit_of, refused
 from tests.support.models import write_documents
 
 RED = "\x1b[31m"
@@ -328,19 +328,6 @@ def process(place: Path, code: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
-# Commands one after another, each with its exit code in a line of its own on stderr.
-SEVERAL = """
-import sys
-from qaudit.cli import main
-for words in sys.argv[1:]:
-    sys.argv = ["qaudit", *words.split()]
-    try:
-        main()
-    except SystemExit as end:
-        print(end.code, file=sys.stderr, flush=True)
-"""
-
-
 def test_a_plan_and_what_is_wrong_with_one_need_no_torch(place: Path) -> None:
     plan = f"scan series {' '.join(QUICK)} --dry-run"
     wrong = ("scan nowhere", "scan series --schemes gtpq-4bit")
@@ -448,7 +435,7 @@ def test_a_person_who_stops_it_is_told_apart_from_a_breach(
 
 @pytest.mark.parametrize("ending", ["2>&-", ">&- 2>&-", "2>/dev/full"])
 def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path, ending: str) -> None:
-    command = f'"$0" -c "$1" series nowhere {ending}'
+    command = f'"$0" -c "$1" gate nowhere {ending}'
     done = subprocess.run(
         ["/bin/sh", "-c", command, sys.executable, COMMAND],
         cwd=tmp_path,
@@ -477,7 +464,7 @@ def test_whoever_stops_listening_to_the_talk_changes_no_code(tmp_path: Path) -> 
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "series", "nowhere"],
+        [sys.executable, "-c", COMMAND, "gate", "nowhere"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=writer,

@@ -67,22 +67,36 @@ def _shelf(tmp_path_factory: pytest.TempPathFactory) -> None:
     SHELF[""] = tmp_path_factory.mktemp("shelf")
 
 
+def _every(repo: str) -> str:
+    return f"for r in ['main', 'step1', 'run/step2', 'step3']: snap({repo!r}, revision=r)"
+
+
+STEP1 = f"snap({REPO!r}, revision='step1')"
+ONE_TEXT = f"one({TEXTS!r}, 'en/a.jsonl', repo_type='dataset')"
+HALF = f"snap({REPO!r}, revision='run/step2', ignore_patterns=['part-b*'])"
+CONFIG = f"one({REPO!r}, 'config.json', revision='step1')"
+
+
 def download(hub: Hub, cache: Path, code: str) -> None:
-    """Copy what the unmodified client downloads, in a process of its own; ask it once for each."""
+    """Copy what the unmodified client downloads, each into a cache of its own.
+
+    The client needs most of a second to start: one process downloads for all tests.
+    """
     if code not in SHELF:
-        SHELF[code] = SHELF[""] / str(len(SHELF))
-        online = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(SHELF[code]), "HF_HUB_OFFLINE": "0"}
-        imports = "from huggingface_hub import *\nsnap, one = snapshot_download, hf_hub_download\n"
-        subprocess.run(
-            [sys.executable, "-c", imports + code], env={**os.environ, **online}, check=True
-        )
+        together = {_every(REPO), _every(TAGGED), STEP1, ONE_TEXT, HALF, CONFIG, code}
+        script = "from huggingface_hub import *\nfrom huggingface_hub import constants\n"
+        script += "snap, one = snapshot_download, hf_hub_download\n"
+        for each in together - SHELF.keys():
+            SHELF[each] = SHELF[""] / str(len(SHELF))
+            script += f"constants.HF_HUB_CACHE = {str(SHELF[each])!r}\n{each}\n"
+        online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, **online}, check=True)
         hub.log.clear()
     shutil.copytree(SHELF[code], cache, symlinks=True, dirs_exist_ok=True)
 
 
 def everything(hub: Hub, cache: Path, repo: str = REPO) -> None:
-    names = ["main", "step1", "run/step2", "step3"]
-    download(hub, cache, f"for r in {names}: snap({repo!r}, revision=r)")
+    download(hub, cache, _every(repo))
 
 
 def online(hub: Hub, folder: Path) -> Listing:
@@ -156,14 +170,14 @@ def test_online_nothing_is_read_from_the_cache_of_others(
 
 def test_what_was_learned_from_the_hub_goes_first(hub: Hub, cache: Path, tmp_path: Path) -> None:
     names = online(hub, tmp_path / "mine").revisions(REPO)
-    download(hub, cache, f"snap({REPO!r}, revision='step1')")
+    download(hub, cache, STEP1)
     knows = Listing(Client(hub.url, offline=True), tmp_path / "mine")
     assert knows.revisions(REPO) == names
 
 
 def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Path) -> None:
     source, other = (f"hf://datasets/{TEXTS}/en/{name}" for name in ("a.jsonl", "b.json.gz"))
-    download(hub, cache, f"one({TEXTS!r}, 'en/a.jsonl', repo_type='dataset')")
+    download(hub, cache, ONE_TEXT)
     mine = offline_listing(tmp_path)
     text = find_text(mine, source)
     assert text == find_text(online(hub, tmp_path / "online"), source)
@@ -176,7 +190,7 @@ def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Pa
 
 
 def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    download(hub, cache, f"snap({REPO!r}, revision='step1')")
+    download(hub, cache, STEP1)
     with pytest.raises(HubError, match=r"`step3` of `alice/branches`.*HF_HUB_OFFLINE"):
         offline_listing(tmp_path).commit(REPO, "step3")
     with pytest.raises(HubError) as caught:
@@ -220,7 +234,7 @@ def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
 def test_a_file_that_is_listed_and_did_not_come_is_named_when_it_is_needed(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
-    download(hub, cache, f"snap({REPO!r}, revision='run/step2', ignore_patterns=['part-b*'])")
+    download(hub, cache, HALF)
     mine = offline_listing(tmp_path)
     (found,) = with_files(mine, find_series(mine, f"{REPO}@run/step2"))
     fetcher = Fetcher(mine.client, mine)
@@ -232,7 +246,7 @@ def test_a_file_that_is_listed_and_did_not_come_is_named_when_it_is_needed(
 def test_a_revision_of_which_only_the_config_came_has_no_weights_here(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
-    download(hub, cache, f"one({REPO!r}, 'config.json', revision='step1')")
+    download(hub, cache, CONFIG)
     said: list[str] = []
     mine = offline_listing(tmp_path, said)
     found = find_series(mine, REPO)
@@ -256,7 +270,7 @@ def test_a_name_whose_files_are_gone_is_missed_with_its_commit(
 
 
 def test_weights_that_rotted_are_found_out(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    download(hub, cache, f"snap({REPO!r}, revision='step1')")
+    download(hub, cache, STEP1)
     without_trees(cache)
     blob = (repository(cache) / "snapshots" / commit_of("step1") / "model.safetensors").resolve()
     blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")

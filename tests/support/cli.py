@@ -14,6 +14,18 @@ STEPS = (10, 200, 1000)  # as text they sort otherwise
 TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
 QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
 
+# Commands one after another, each with its exit code in a line of its own on stderr.
+SEVERAL = """
+import sys
+from qaudit.cli import main
+for words in sys.argv[1:]:
+    sys.argv = ["qaudit", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, file=sys.stderr, flush=True)
+"""
+
 
 @dataclass(frozen=True)
 class Outcome:
