@@ -28,9 +28,10 @@ from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError, beside, leave
 from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
-from qaudit.model.folds import PROBE, Heads, Inspector
+from qaudit.model.folds import Heads
 from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.head import chunked_nll, target_nll
+from qaudit.model.inspector import PROBE, Inspector
 from qaudit.model.links import Links, Recorded
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote

@@ -9,10 +9,8 @@ not. Norms behind sublayers (OLMo 2) and norms that subtract a mean have no free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +18,8 @@ from torch import Tensor, nn
 from qaudit.core.linears import Rows
 from qaudit.core.rotation import rotate, rotate_rows
 from qaudit.model.beside import beside
+from qaudit.model.folds import TOLERANCE, Fold, Heads, changed
 from qaudit.model.structure import is_linear, weight_of
-
-if TYPE_CHECKING:
-    from qaudit.model.folds import Fold, Heads
-
-TOLERANCE = 1e-3
-"""The largest share of what one side alone moves that both sides may."""
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 """Send hidden states through a block."""
@@ -97,24 +90,6 @@ class Block32:
 
     def _rows(self, name: str) -> int:
         return len(weight_of(self.module.get_submodule(name)))
-
-
-@contextmanager
-def changed(block: nn.Module) -> Iterator[Callable[[str], nn.Module]]:
-    """Give modules whose parameters may be changed until the end of a `with` body."""
-    before: dict[nn.Parameter, Tensor] = {}
-
-    def change(name: str) -> nn.Module:
-        module = block.get_submodule(name)
-        for parameter in module.parameters(recurse=False):
-            before.setdefault(parameter, parameter.data.clone())
-        return module
-
-    try:
-        yield change
-    finally:
-        for parameter, data in before.items():
-            parameter.data.copy_(data)
 
 
 def all_numbers(out_BTD: Tensor) -> Tensor:

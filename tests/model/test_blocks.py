@@ -19,8 +19,8 @@ from qaudit.core.linears import Quantized
 from qaudit.core.rows import head_rows
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel
-from qaudit.model.folds import must_be_causal
 from qaudit.model.head import chunked_nll
+from qaudit.model.inspector import must_be_causal
 from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
 from qaudit.model.tape import Arguments, Tape
