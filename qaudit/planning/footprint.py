@@ -25,6 +25,9 @@ from qaudit.planning.traffic import free_disk_nbytes, shares_disk
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 BATCH_TOKENS = 4096  # tokens in flight through a block
+UNDER_WAY = (
+    4  # batches of hidden states that are copied from a GPU or to it beside what it computes
+)
 RETAINED = 1.75  # what the heap keeps of what stages free, in pieces: measured 1.3 to 2.2
 KEPT = 13  # numbers in float32 that gradients keep of each that is transformed and rounded
 
@@ -83,6 +86,7 @@ class Footprint:
             rests * sizes.rest_parameters * itemsize
             + (2 + beside) * sizes.block_parameters * itemsize
             + min(streams, self.limit_nbytes)
+            + self.copies_nbytes
             + min(MASKS_NBYTES, masks_nbytes)
             + min(self._inside_nbytes, self.limit_nbytes)
             + (max(stages) if streams > self.limit_nbytes else self._kept_nbytes(stages))
@@ -133,6 +137,13 @@ class Footprint:
         files = any(isinstance(scheme, Shipped) for scheme in self.load.schemes)
         # Each file has a head of its own, and full precision's rows are kept for all of them.
         return logits * (self.itemsize + 8 * files) + compared
+
+    @property
+    def copies_nbytes(self) -> int:
+        """What a GPU holds of the hidden states that are kept on the host."""
+        if self.device == "cpu" or self.streams_nbytes <= self.limit_nbytes:
+            return 0
+        return UNDER_WAY * BATCH_TOKENS * self.sizes.hidden * self.itemsize
 
     @property
     def _inside_nbytes(self) -> int:

@@ -101,6 +101,23 @@ def test_a_plan_names_what_a_device_holds_of_a_mixture(tmp_path):
     assert held / 1.5 < planned < 1.5 * held
 
 
+def test_a_plan_counts_the_states_that_are_copied_beside_what_is_computed(tmp_path):
+    cuda, hidden = torch.device("cuda"), 16
+    with pretended() as device, HiddenStates(tmp_path, 10**9, cuda) as states:
+        for k in range(12):
+            states.put("first", k, torch.ones(8, 512, hidden, device=cuda))
+        for k in range(12):
+            states.put("second", k, states.get("first", k) + 1)
+    held = device.reserved - 2 * 8 * 512 * hidden * 4  # a batch is read, another is made of it
+    sizes = Sizes(0, 2, 0, 0, hidden, hidden, 100)
+    load = Load.of(parse_schemes(["rtn-4bit"]), TextSize(4096, 12 * 4096, 512))
+    planned = Footprint(sizes, load, 4, 0, "cuda")
+    assert held / 1.5 < planned.copies_nbytes < 1.5 * held
+    on_device = replace(planned, limit_nbytes=10**12)
+    assert on_device.copies_nbytes == 0
+    assert replace(planned, device="cpu").copies_nbytes == 0
+
+
 def must_go_on(checkpoint, whole, folder, numbers):
     for number in numbers:
         with pretended() as device:
