@@ -4,8 +4,9 @@ It walks batch by batch and chunk by chunk over all streams: full precision's lo
 are made once, every stream's are compared with them, and none are stored. Streams of one model go
 through its head together, as many rows in all as one of them would alone. Then they are compared
 a few rows at a time, stream after stream: full precision's probabilities of these rows stay in a
-core's cache. A stream that cannot be compared has its losses all the same, and a note that names
-the reason.
+core's cache. Results go into tensors of the whole batch: small ones that outlive logits would lie
+between them in the heap, which would take new memory for every chunk. A stream that cannot be
+compared has its losses all the same, and a note that names the reason.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                 for reading, logits_NV in zip(group, logits, strict=True):
                     with timed(model.device, reading.stream.tally):
                         part.read(reading, logits_NV, wrote=reading is readings[0])
+                if len(groups) == 1:
+                    part.reference = None  # its memory is that of the next part
     for reading in readings:
         shape = (batch.tokens_BT.shape[0], batch.tokens_BT.shape[1])
-        reading.stream.tally.read(shape, reading.rows, reading.beside)
+        reading.stream.tally.read(shape, *map(_as_rows, (reading.rows, reading.beside)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +80,22 @@ class _StreamRows:
 
     stream: Stream
     hidden_ND: Tensor
-    rows: list[ComparedRows] = field(default_factory=list)
-    beside: list[ComparedRows] = field(default_factory=list)  # compared with the reference
+    rows: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of the batch, as `ComparedRows` has them
+    beside: dict[str, Tensor] = field(default_factory=dict)  # compared with the reference
+
+    def add(self, rows: dict[str, Tensor], place: slice, part: ComparedRows) -> None:
+        """Add results of some rows to those of the batch."""
+        for name, values in vars(part).items():
+            if values is not None:
+                if name not in rows:
+                    rows[name] = values.new_empty(len(self.hidden_ND), *values.shape[1:])
+                rows[name][place] = values
+
+
+def _as_rows(rows: dict[str, Tensor]) -> list[ComparedRows]:
+    return [ComparedRows(**rows)] if rows else []
 
 
 def _logits(model: BlockModel, group: Sequence[_StreamRows], chunk: slice) -> Sequence[Tensor]:
@@ -118,8 +135,10 @@ class _RowPart:
                     error_N = output_error(full.hidden_ND[place], reading.hidden_ND[place])
                     rows = replace(rows, output_error_N=error_N)
             if self.yardstick is not None:
-                reading.beside.append(rows_of(tally, self.yardstick, logits_NV, targets_N))
-        reading.rows.append(chosen(self.batch, place, rows, logits_NV, targets_N, wrote=wrote))
+                beside = rows_of(tally, self.yardstick, logits_NV, targets_N)
+                reading.add(reading.beside, place, beside)
+        rows = chosen(self.batch, place, rows, logits_NV, targets_N, wrote=wrote)
+        reading.add(reading.rows, place, rows)
 
 
 def chosen(

@@ -258,6 +258,16 @@ def test_bins_of_positions_grow_fourfold_up_to_the_context(context, edges):
     assert position_edges(context).tolist() == edges
 
 
+def test_results_of_a_batch_are_one_tensor_each(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("qaudit.core.rows.CORE_ELEMENTS", 1)  # two rows at a time
+    counts = []
+    monkeypatch.setattr(Tally, "read", lambda _, shape, *rows: counts.append(list(map(len, rows))))
+    given = feed()
+    blocks(checkpoint, tmp_path, replace(given, items=()))
+    assert counts
+    assert all(count == [1, 0] for count in counts)
+
+
 def test_another_vocabulary_is_not_compared_and_the_note_names_both():
     tally, targets_N = Tally(), torch.tensor([1, 0])
     reference = Reference.of(torch.randn(2, 8), targets_N)
