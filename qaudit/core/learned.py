@@ -77,7 +77,8 @@ def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
     for step in range(steps):
         with torch.enable_grad(), _repeatable(device):
             loss = _error(block, learners, block.batches[step % len(block.batches)])
-            grads = torch.autograd.grad(loss, every)
+            # A sparse indexer's choice has no gradient, nor has an expert that no token reaches.
+            grads = torch.autograd.grad(loss, every, materialize_grads=True)
         if not bool(torch.isfinite(loss)):
             break
         share = 1 - step / steps

@@ -44,12 +44,12 @@ def whole_block(
     full: ReadBatch,
     calibrated: Callable[[], tuple[Linears, ...]],
 ) -> WholeBlock:
-    columns = WideRows.of(own(0))
+    rows = WideRows.of(own(0))
     return WholeBlock(
         groups=tuple(map(block.linears, block.groups)),
-        batches=_MiniBatches(_cut(batches), lambda k: columns.join(own(k)), full),
+        batches=_MiniBatches(_cut(batches), lambda k: rows.join(own(k)), full),
         calibrated=calibrated,
-        run=lambda x_BTC, quantized: block.run_as(columns.split(x_BTC), quantized),
+        run=lambda x_BTC, quantized: block.run_as(rows.split(x_BTC), quantized),
     )
 
 

@@ -61,7 +61,11 @@ def packed(value: object, what: str) -> Tensor:
 
 def unpacked(tensor: Tensor) -> Tensor | None:
     """Return a copy: a block may write into what it is given."""
-    return None if tensor.dtype == torch.bool and tensor.shape == _NONE else tensor.clone()
+    return None if is_none(tensor) else tensor.clone()
+
+
+def is_none(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bool and tensor.shape == _NONE
 
 
 def fill(store: MutableMapping[Any, Any], name: str, tensors: Beside) -> None:
@@ -113,56 +117,70 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def leaves(value: Any) -> list[Any]:
-    """Return the leaves of nested tuples, lists and dicts."""
-    result: list[Any] = []
-    mapped(value, result.append)
-    return result
-
-
 @dataclass(frozen=True)
-class WideRows:
-    """Hidden states with what is beside them as further columns, which are cut as windows are."""
+class _TensorColumns:
+    """A tensor as columns."""
 
-    width: int  # of the hidden states
-    parts: tuple[tuple[str, int, tuple[int, ...]], ...]  # name, dimension of tokens, other sizes
+    name: str
+    place: int  # of tokens among its dimensions, of which the first are windows
+    sizes: tuple[int, ...]  # of the other dimensions
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class WideRows:
+    """Hidden states with what is beside them as further columns, which are cut as windows are.
+
+    Whole numbers are columns of the same bits.
+    """
+
+    hidden_BTD: Tensor
+    parts: tuple[_TensorColumns, ...]
+    nothing: Beside  # what stands for None
 
     @classmethod
     def of(cls, hidden_BTD: Tensor) -> WideRows:
-        """Refuse a tensor of which it is not certain what belongs to a token."""
-        parts = []
-        for name, tensor in sorted(beside(hidden_BTD).items()):
-            shape = tuple(tensor.shape)
-            places = [k for k, size in enumerate(shape) if k and size == hidden_BTD.shape[1]]
-            if (
-                len(places) != 1
-                or shape[0] != hidden_BTD.shape[0]
-                or tensor.dtype != hidden_BTD.dtype
-            ):
-                raise ModelError(
-                    f"schemes that learn on the output of a block read windows in groups of their "
-                    f"own, and blocks of this model leave {list(shape)} numbers for later blocks, "
-                    f"in {str(tensor.dtype).removeprefix('torch.')}, which cannot be cut by window",
-                    hint="leave schemes out that learn on whole blocks",
-                )
-            parts.append((name, places[0], shape[1 : places[0]] + shape[places[0] + 1 :]))
-        return cls(hidden_BTD.shape[-1], tuple(parts))
+        tensors = beside(hidden_BTD)
+        nothing = {name: tensor for name, tensor in tensors.items() if is_none(tensor)}
+        parts = [
+            _part(name, tensors[name], hidden_BTD) for name in sorted(tensors.keys() - nothing)
+        ]
+        return cls(hidden_BTD[:0], tuple(parts), nothing)
 
     def join(self, hidden_BTD: Tensor) -> Tensor:
         if not self.parts:
             return hidden_BTD
         tensors, (windows, tokens) = beside(hidden_BTD), hidden_BTD.shape[:2]
         columns = [
-            tensors[name].movedim(place, 1).reshape(windows, tokens, -1)
-            for name, place, _ in self.parts
+            tensors[part.name]
+            .movedim(part.place, 1)
+            .reshape(windows, tokens, -1)
+            .view(hidden_BTD.dtype)
+            for part in self.parts
         ]
         return torch.cat([hidden_BTD, *columns], -1)
 
     def split(self, x_BTC: Tensor) -> Tensor:
         """Return hidden states with what is beside them."""
-        tensors, first = {}, self.width
-        for name, place, sizes in self.parts:
-            behind = first + prod(sizes)
-            part = x_BTC[..., first:behind].reshape(*x_BTC.shape[:2], *sizes)
-            tensors[name], first = part.movedim(1, place), behind
-        return leave(x_BTC[..., : self.width], tensors)
+        tensors, first = dict(self.nothing), self.hidden_BTD.shape[-1]
+        for part in self.parts:
+            behind = first + prod(part.sizes) * part.dtype.itemsize // x_BTC.dtype.itemsize
+            numbers = x_BTC[..., first:behind].contiguous().view(part.dtype)
+            numbers = numbers.reshape(*x_BTC.shape[:2], *part.sizes)
+            tensors[part.name], first = numbers.movedim(1, part.place), behind
+        return leave(x_BTC[..., : self.hidden_BTD.shape[-1]], tensors)
+
+
+def _part(name: str, tensor: Tensor, hidden_BTD: Tensor) -> _TensorColumns:
+    """Refuse a tensor of which it is not certain what belongs to a token."""
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    places = [k for k, size in enumerate(shape) if k and size == hidden_BTD.shape[1]]
+    fits = dtype == hidden_BTD.dtype or dtype in (torch.int32, torch.int64)
+    if len(places) != 1 or shape[0] != hidden_BTD.shape[0] or not fits:
+        raise ModelError(
+            "schemes that learn on the output of a block cut windows, and what blocks of this "
+            f"model leave for later ones cannot be cut: {list(shape)} numbers of `{dtype}` for "
+            f"{list(hidden_BTD.shape[:2])} tokens",
+            hint="leave schemes out that learn on whole blocks, or change `--context`",
+        )
+    return _TensorColumns(name, places[0], shape[1 : places[0]] + shape[places[0] + 1 :], dtype)

@@ -15,6 +15,7 @@ from qaudit.core.sizes import size
 from qaudit.planning.sizes import Sizes
 
 _INDEX_NBYTES, _NUMBER_NBYTES = 8, 2
+_HANDED_ON = ("indexer_types", "index_topk_freq", "index_topk_pattern")
 _COPIES = ("hc_mult", "altup_num_inputs")  # hidden states of a token
 
 
@@ -62,10 +63,7 @@ def _shared_keys(config: Mapping[str, Any]) -> int:
 
 def _indices(config: Mapping[str, Any]) -> int:
     """Return what the indices take that a sparse indexer leaves for later blocks, as numbers."""
-    kinds = config.get("indexer_types")
-    if isinstance(kinds, list) and "shared" not in kinds:
-        return 0
-    if not (kinds or config.get("index_topk_freq") or config.get("index_topk_pattern")):
+    if not any(config.get(name) for name in _HANDED_ON):
         return 0
     return _whole(config, "index_topk") * _INDEX_NBYTES // _NUMBER_NBYTES
 

@@ -21,7 +21,7 @@ from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.tape import Arguments
 from qaudit.types import FULL_PRECISION
-from tests.support import tiny
+from tests.support import released, tiny
 from tests.support.passes import CPU, EVALUATION, feed, losses, run, windows
 
 SCHEMES = "rtn-3bit:group=32,gptq-3bit:group=32,gptaq-3bit:group=32,awq-3bit:group=32"
@@ -116,6 +116,12 @@ def test_variants_of_a_part_share_what_a_model_makes_of_tokens(
     np.testing.assert_allclose(
         losses(given, tallies[untouched]), in_memory[FULL_PRECISION], rtol=1e-5
     )
+
+
+def test_an_indexer_that_has_no_gradient_is_left_where_it_starts(tmp_path: Path) -> None:
+    folder = released.save(tmp_path / "model", "glm_moe_dsa")
+    full, learned = run(folder, "flatquant-4bit:steps=3", tmp_path)[0].values()
+    assert 1e-6 < np.abs(learned / full - 1).max() < 0.1
 
 
 class Attention(torch.nn.Module):

@@ -149,17 +149,22 @@ def test_experts_go_on_with_what_was_routed(tmp_path: Path) -> None:
     assert any("left as they are" in note for note in gptq.notes)  # the routers of all blocks
 
 
-@pytest.mark.parametrize(("stop_at", "limit"), [(1, 10**9), (3, 0)])
-def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path, stop_at: int, limit: int) -> None:
+def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path) -> None:
     folder = tiny.make(tmp_path / "model", "gemma4_text")
 
     def opened(base: BlockModel) -> BlockModel:
         return BlockModel(folder, WeightFolder(folder), dtype=base.dtype, device=base.device)
 
+    quantized_copy(folder, tmp_path / "file", "gptq")
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        names = frozenset(weights.keys())
+    file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
+    shipped = {file.spec: opener(file, tmp_path / "file", folder, names)}
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
-    given = replace(feed(), items=(items,), reference=opened)
-    after = stops_and_goes_on(folder, tmp_path, stop_at, given=given, limit=limit)
+    given = replace(feed(), items=(items,), reference=opened, shipped=shipped)
+    after = stops_and_goes_on(folder, tmp_path, 3, given=given, limit=60_000, files=[file])
     assert all(tally.beside for name, tally in after.items() if name != "reference")
+    assert after[file.spec].error is None and after[file.spec].nbytes
 
 
 @on_llama

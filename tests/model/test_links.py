@@ -167,17 +167,23 @@ def test_a_scale_is_not_folded_into_what_a_later_block_reads() -> None:
     assert true_folds(block, lambda module: run(module, **STORE), [fold]) == ()
 
 
-def test_columns_are_cut_as_windows_are() -> None:
-    hidden_BTD, keys = torch.randn(3, 5, 4), torch.randn(3, 2, 5, 6)
-    kept = leave(hidden_BTD, {"keys": keys, "scale": torch.randn(3, 5)})
-    columns = WideRows.of(kept)
-    x_BTC = columns.join(kept)
-    assert x_BTC.shape == (3, 5, 4 + 12 + 1)
-    part = columns.split(x_BTC[1:2, :3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_beside_hidden_states_is_cut_as_windows_are(dtype: torch.dtype) -> None:
+    hidden_BTD, keys = torch.randn(3, 5, 4).to(dtype), torch.randn(3, 2, 5, 6).to(dtype)
+    tokens = torch.arange(15).view(3, 5)
+    nothing = torch.zeros(0, dtype=torch.bool)
+    tensors = {"keys": keys, "tokens": tokens, "nothing": nothing, "scale": hidden_BTD[..., 0]}
+    kept = leave(hidden_BTD, tensors)
+    rows = WideRows.of(kept)
+    part = rows.split(rows.join(kept)[1:2, :3])
     assert torch.equal(part, hidden_BTD[1:2, :3])
-    assert torch.equal(beside(part)["keys"], keys[1:2, :, :3])
-    for tensor in (torch.zeros(3, 5, 5), torch.zeros(3, 5, dtype=torch.long), torch.zeros(1, 5)):
-        with pytest.raises(ModelError, match="cannot be cut by window"):
+    cut = beside(part)
+    assert torch.equal(cut["keys"], keys[1:2, :, :3]) and torch.equal(
+        cut["tokens"], tokens[1:2, :3]
+    )
+    assert torch.equal(cut["scale"], hidden_BTD[1:2, :3, 0]) and cut["nothing"] is nothing
+    for tensor in (torch.zeros(3, 5, 5), torch.zeros(3, 5, dtype=torch.float64), torch.zeros(1, 5)):
+        with pytest.raises(ModelError, match="cannot be cut"):
             WideRows.of(leave(hidden_BTD, {"x": tensor}))
 
 

@@ -20,7 +20,7 @@ from transformers import (
 from tests.support.models import VOCABULARY, text
 from tests.support.reference.plain_gptq import find_scale
 
-WRAPPERS = ("gemma3", "gemma4")
+WRAPPERS = ("gemma3", "gemma4", "mistral_large4")
 
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
@@ -52,6 +52,26 @@ VISION = {
     "num_attention_heads": 2,
     "image_size": 28,
     "patch_size": 14,
+}
+# The second block reads indices that the first one's indexer chose: 8 of up to 24 tokens.
+SPARSE = {
+    **TEXT,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "index_topk": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "indexer_types": ["full", "shared"],
+    "mlp_layer_types": ["dense", "sparse"],
 }
 RELEASED: dict[str, dict[str, Any]] = {
     "apertus": TEXT,
@@ -88,6 +108,43 @@ RELEASED: dict[str, dict[str, Any]] = {
         "image_token_id": VOCABULARY - 1,
         "video_token_id": VOCABULARY - 2,
         "audio_token_id": VOCABULARY - 3,
+    },
+    "gemma4_unified_text": {**TEXT, "global_head_dim": 16, "sliding_window": 16},
+    "glm_moe_dsa": SPARSE,
+    "hy_v4": {**SPARSE, "hc_mult": 2},
+    "mistral_large4": {
+        "text_config": {**SPARSE, "kv_source_layers": [0, 0]},
+        "vision_config": VISION,
+    },
+    "deepseek_v4": {  # a router by tokens, and several hidden states for each of them
+        **SPARSE,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "sliding_window": 16,
+        "hc_mult": 2,
+        "hidden_size": 64,
+        "moe_intermediate_size": 64,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "mlp_layer_types": ["hash_moe", "moe"],
+        "indexer_types": None,
+    },
+    "rwkv": {
+        "hidden_size": 32,
+        "attention_hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": VOCABULARY,
+        "context_length": 64,
+    },
+    "zaya": {
+        **EXPERTS,
+        "hidden_size": 64,
+        "moe_intermediate_size": 64,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 16,
     },
     "olmoe": {**EXPERTS, "intermediate_size": 32},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
