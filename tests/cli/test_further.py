@@ -63,9 +63,15 @@ def seeds_of(audit: dict[str, Any]) -> dict[tuple[str, str], set[int]]:
     return seeds
 
 
-def test_what_decides_is_measured_on_two_more_draws(
+def test_what_decides_is_measured_on_two_more_draws_within_the_plans_upper_price(
     place: Path, scan: Run, passes: list[tuple[str, int]]
 ) -> None:
+    plan = json.loads(scan("--dry-run", "--json").out)
+    assert plan["further"]["draws"] == 2
+    assert 0 < plan["further"]["seconds_low"] < plan["further"]["seconds_high"]
+    words = " ".join(scan("--dry-run").out.split())
+    assert "then what decides is measured again with 2 more draws of calibration text" in words
+    assert "at most 8 streams" in words
     assert scan().code == 0
     audit = audit_of(place / "out")
     seeds = seeds_of(audit)
@@ -85,17 +91,7 @@ def test_what_decides_is_measured_on_two_more_draws(
     assert {seed for _, seed in passes[:FIRST]} == {0}
     assert sorted(passes[FIRST:]) == sorted((s, k) for s, _ in again for k in FURTHER)
     assert audit["plan"]["recipe"]["repeats"] is None
-
-
-def test_the_plan_has_the_upper_price_of_the_further_draws(place: Path, scan: Run) -> None:
-    plan = json.loads(scan("--dry-run", "--json").out)
-    assert plan["further"]["draws"] == 2
-    assert 0 < plan["further"]["seconds_low"] < plan["further"]["seconds_high"]
-    words = " ".join(scan("--dry-run").out.split())
-    assert "then what decides is measured again with 2 more draws of calibration text" in words
-    assert "at most 8 streams" in words
-    scan()
-    measured = sum(row["calibration_seed"] > 0 for row in audit_of(place / "out")["measurements"])
+    measured = sum(row["calibration_seed"] > 0 for row in audit["measurements"])
     assert measured <= plan["further"]["streams"]
 
 
