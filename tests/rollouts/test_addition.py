@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.addition import compare, main, marks_of, problems, prompt_of, table
 from qaudit.types import RolloutEvidence
+from tests.support.cli import run_in
 
 PROMPTS, SAMPLES = 60, 4
 PROMPT_S = np.repeat(np.arange(PROMPTS), SAMPLES)
@@ -73,9 +74,13 @@ def test_a_refused_score_has_its_reason_in_the_table() -> None:
 
 @pytest.mark.slow
 def test_the_whole_experiment_in_a_small_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = ["--steps", "20", "--prompts", "40", "--generated", "2", "--schemes", "rtn-4bit"]
+    def run(*arguments: object) -> None:
+        assert run_in(tmp_path, *arguments) == 0
+
+    monkeypatch.setattr("benchmarks.addition.run", run)  # without a process for each command
+    size = ["--steps", "20", "--prompts", "10", "--generated", "2", "--schemes", "rtn-4bit"]
     main([str(tmp_path), *size])
     printed = capsys.readouterr().out
     assert "| 20 steps | expected |" in printed
