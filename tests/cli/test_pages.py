@@ -44,10 +44,7 @@ UNCLEAR = {"gate": (0, 1, 3), "pick": (0, 3), "collect": (0, 3), "status": (0, 3
 WRITING = ("plan", "fetch", "part", "collect")
 """Commands whose result is in files: stdout may stay empty."""
 
-READING = ("cache", "diff", "doctor", "gate", "list", "pick", "report", "series")
-"""Commands that plan and measure nothing; those of other pages that do are marked slow."""
-
-LONG = ("qaudit scan demo", "qaudit pick demo --race")
+RACE = "qaudit pick demo --race"
 
 
 def words_of(line: str) -> list[str]:
@@ -123,10 +120,7 @@ def furnish(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reading", [True, False])
-def test_the_commands_of_the_pages_run(
-    place: Path, qaudit: Run, subtests: pytest.Subtests, reading: bool
-) -> None:
+def test_the_commands_of_the_pages_run(place: Path, qaudit: Run, subtests: pytest.Subtests) -> None:
     for line in shown(TUTORIAL):
         with subtests.test(page=TUTORIAL.name, line=line):
             done = qaudit(*words_of(line))
@@ -137,7 +131,7 @@ def test_the_commands_of_the_pages_run(
     for page in OTHERS:
         for line in shown(page):
             words = words_of(line)
-            if not is_run(words) or (words[0] in READING) != reading:
+            if not is_run(words):
                 continue
             with subtests.test(page=page.name, line=line):
                 done = qaudit(*planned(words))
@@ -146,10 +140,9 @@ def test_the_commands_of_the_pages_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", LONG)
-def test_what_takes_longer_runs_too(place: Path, qaudit: Run, line: str) -> None:
-    assert any(words_of(line) == words_of(each) for page in OTHERS for each in shown(page))
-    assert qaudit(*words_of(line)).code in (0, 3)
+def test_the_race_of_the_pages_runs(place: Path, qaudit: Run) -> None:
+    assert any(words_of(RACE) == words_of(each) for page in OTHERS for each in shown(page))
+    assert qaudit(*words_of(RACE)).code in (0, 3)
 
 
 def test_most_commands_of_the_pages_are_run() -> None:
