@@ -178,8 +178,9 @@ def _of_one(
         wanted["use_parallel_residual"] = (bool(get("use_parallel_residual")),) * 2
     if architecture == "mistral3":
         wanted["attention.temperature_scale"] = (0, get.rope("llama_4_scaling_beta") or 0)
-    if architecture == "granitehybrid":
-        wanted["rope.scaling.finetuned"] = (True, get("position_embedding_type") == "rope")
+    if architecture.startswith("granite"):  # the key switches rotations
+        rotates = architecture != "granitehybrid" or get("position_embedding_type") == "rope"
+        wanted["rope.scaling.finetuned"] = (True, rotates)
     if architecture == "mamba":
         wanted["ssm.dt_b_c_rms"] = (False, get.type == "falcon_mamba")
     if architecture.startswith("qwen3") and get("linear_num_key_heads"):
