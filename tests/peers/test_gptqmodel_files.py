@@ -185,7 +185,7 @@ def test_an_order_of_columns_that_is_denied_is_refused(
         assert reading_of(folder, "gptq", QuantizedFolder(shuffled)) == "reads the same"
 
 
-# --------------------------------------------------------- experts that releases store together
+# ------------------------------ experts, which releases store one by one (OLMoE) or together
 
 
 def dense_of(source: Path, ours: QuantizedFolder, *, transposed: bool) -> nn.Module:
@@ -223,8 +223,8 @@ def logits_of(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq"])
-@pytest.mark.parametrize("family", ["llama4", "qwen3_5_moe"])
-def test_gptqmodel_computes_with_experts_whose_release_is_fused(
+@pytest.mark.parametrize("family", ["llama4", "qwen3_5_moe", "olmoe"])
+def test_gptqmodel_computes_with_experts(
     family: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, places and logits hold: its kernels in bfloat16, and its model in float32.
@@ -238,7 +238,7 @@ def test_gptqmodel_computes_with_experts_whose_release_is_fused(
     save_tokenizer(source)
     folder = exported(source, tmp_path / "out", form, "rtn-4bit:group=32:sym=false")
     model, ours = loaded(folder, f"{form.upper()}_TORCH"), QuantizedFolder(folder)
-    assert sum(".experts." in name for name in ours.linears) == 4 * 4 * 3  # layers, experts
+    assert any(name.endswith(".experts.3.up_proj.weight") for name in ours.linears)
     must_be_alike(model, ours)
     quantized = logits_of(model)
     for name in ours.linears:
@@ -249,3 +249,12 @@ def test_gptqmodel_computes_with_experts_whose_release_is_fused(
         in_place_of(model, name, ours.read(name))
     plain = logits_of(dense_of(source, ours, transposed=family == "llama4"))
     assert float((logits_of(model) - plain).abs().max()) <= 1e-5 * float(plain.abs().max())
+
+
+def test_gptqmodel_has_other_names_for_the_experts_of_mixtral(tmp_path: Path) -> None:
+    """It looks for `mlp.experts.0.gate_proj`: in releases `block_sparse_moe.experts.0.w1`."""
+    tiny.save(tmp_path / "model", "mixtral")
+    save_tokenizer(tmp_path / "model")
+    folder = exported(tmp_path / "model", tmp_path / "out", "gptq", SYMMETRIC)
+    with pytest.raises(ValueError, match=r"mlp\.experts\.0\.down_proj\.qweight"):
+        loaded(folder, "GPTQ_TORCH")
