@@ -3,7 +3,7 @@
 A model is built without memory (`skeleton.py`); its front and head are filled once; its blocks
 are filled one after another, the next one read by a thread while the present one computes, so
 that at most two are ever resident. What each block must be called with is recorded by running
-the model's own front with stubs in place of the blocks (`tape.py`), once per shape of batch,
+the model's own front with stubs in place of the blocks (`front.py`), once per shape of batch,
 and a block run with those arguments does exactly what it does inside the model: the logits are
 bit-identical to `transformers`, which a test holds for every family in `STREAMABLE`.
 
@@ -13,10 +13,8 @@ most, which a causal model cannot see from the left.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,27 +22,24 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.rows import head_rows
-from qaudit.errors import ModelError, is_out_of_memory
-from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError, beside, leave
+from qaudit.errors import ModelError
 from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import Heads
+from qaudit.model.front import Front
 from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.head import chunked_nll, target_nll
-from qaudit.model.inspector import PROBE, Inspector
-from qaudit.model.links import Links, Recorded
+from qaudit.model.inspector import Inspector
+from qaudit.model.links import Links
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
 from qaudit.model.structure import is_linear, notes_of_left
-from qaudit.model.tape import Arguments, Form, Shape, Stub, Tape, form_of
+from qaudit.model.tape import Arguments
 
 __all__ = ["Block", "BlockModel", "ExpertOptions", "Group", "Weights"]
-
-_STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
-"""What a model may raise when stubs are not what it expects of its blocks."""
 
 
 class BlockModel:
@@ -72,13 +67,9 @@ class BlockModel:
         self.is_streamable = self.model_type in STREAMABLE and not is_remote(folder)
         self._vocabulary = int(self.config.get_text_config().vocab_size)
         self._blocks = self._skeleton.blocks
-        self._recorded: dict[Shape, dict[int, Arguments]] = {}
-        self.links = Links()
-        self._form: Form | None = None  # of hidden states between blocks
-        self._left: dict[int, Beside] = {}  # on the probe, before each block
-        self._set_stubs(returns=0)
+        self._front = Front(self._skeleton, device)
         self._fill_front_and_head()
-        width = self._check_links()
+        width = self._front.find_links()
         self._inspector = Inspector(width, Heads.of(self.config), dtype, device, self.experts.gates)
 
     def prove_rotations(self) -> None:
@@ -125,15 +116,18 @@ class BlockModel:
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Run everything before the first block, and note what blocks are called with."""
         try:
-            hidden_BTD, arguments = self._record(tokens_BT)
+            return self._front.embed(tokens_BT)
         except IndexError as error:  # learned positions end somewhere
             raise ModelError(
                 f"this `{self.model_type}` has no position for every token of a window of "
                 f"{tokens_BT.shape[1]}",
                 hint="use a shorter `--context`",
             ) from error
-        self._recorded[_shape(tokens_BT)] = arguments
-        return hidden_BTD
+
+    @property
+    def links(self) -> Links:
+        """What links the blocks beside hidden states."""
+        return self._front.links
 
     @property
     def takes_branches(self) -> bool:
@@ -145,7 +139,7 @@ class BlockModel:
         self, tokens_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor
     ) -> tuple[Tensor, dict[int, Arguments]]:
         """Run everything before the first block on trees; return what blocks are called with."""
-        return self._record(
+        return self._front.record(
             tokens_BT,
             position_ids=positions_BT.to(self.device),
             attention_mask=mask_B1TT.to(self.device),
@@ -153,24 +147,12 @@ class BlockModel:
 
     def forget(self) -> None:
         """Drop what was recorded for all shapes of batches."""
-        self._recorded = {PROBE: self._recorded[PROBE]}
+        self._front.forget()
 
     @torch.no_grad()
-    def logits(self, hidden_BTD: Tensor, *, token: int = 0) -> Tensor:
-        """Run everything after the last block; the value of `token` makes no difference."""
-        batch, length, width = hidden_BTD.shape
-        # Every position becomes a sequence of its own: heads do not mix positions, and then the
-        # model runs on as many single tokens. Those only have to exist; the last stub hands on
-        # hidden states of its own.
-        played_N1D = hidden_BTD.to(self.device).reshape(-1, 1, width)
-        tokens_N1 = torch.full((len(played_N1D), 1), token, device=self.device)
-        self._tape.played_BTD = played_N1D if self._form is None else self._form.full(played_N1D)
-        try:
-            out = self._skeleton.model(input_ids=tokens_N1, use_cache=False, return_dict=True)
-        finally:
-            self._tape.played_BTD = None
-        logits_N1V: Tensor = out.logits
-        return logits_N1V.reshape(batch, length, -1)
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Run everything after the last block."""
+        return self._front.logits(hidden_BTD)
 
     @torch.no_grad()
     def target_nll(
@@ -215,16 +197,13 @@ class BlockModel:
         fill(self._skeleton, module, self._prefix(index), self._read(index))
         must_be_filled(module, f"block {index}")
         unfuse(module)
-        block = Block(index, module, groups, (), partial(self._arguments, index))
+        block = Block(index, module, groups, (), partial(self._front.arguments, index))
         block.given = self.links.given(index)
         return block
 
     def numbers_beside(self, index: int) -> int:
         """Return how many numbers of a token wait beside hidden states before a block."""
-        given = self.links.given(index)
-        tensors = self._left.get(index, {}).items()
-        waiting = [t for name, t in tensors if name in given or not name.startswith(GIVEN)]
-        return sum(tensor.numel() for tensor in waiting) // math.prod(PROBE)
+        return self._front.numbers_beside(index)
 
     def stored_name(self, index: int, linear: str) -> str:
         """Return the name of a linear's weight in the files, or nothing where it has none."""
@@ -240,12 +219,6 @@ class BlockModel:
             if torch.equal(same, parameter):
                 parameter.data = same.data
 
-    def _set_stubs(self, *, returns: int) -> None:
-        self._tape = Tape(self.num_blocks, returns=returns)
-        stubs = [Stub(i, block, self._tape) for i, block in enumerate(self._blocks)]
-        parent, _, attribute = self._skeleton.blocks_name.rpartition(".")
-        setattr(self._skeleton.model.get_submodule(parent), attribute, nn.ModuleList(stubs))
-
     def _fill_front_and_head(self) -> None:
         names = self._skeleton.front_and_head()
         tensors = self._skeleton.read(self._weights, names, self.device)
@@ -254,68 +227,6 @@ class BlockModel:
         outside = {n for n in self._skeleton.missing if not n.startswith(self._prefix(""))}
         model.tie_weights(missing_keys=outside, recompute_mapping=False)
         must_be_filled(model, "the model outside its blocks", self._skeleton.idle)
-
-    def _record(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
-        """Return what enters the first block, and what blocks are called with for this shape."""
-        return self._settled(*self._play(tokens_BT, **options))
-
-    def _settled(self, hidden: Tensor, recorded: Recorded) -> tuple[Tensor, dict[int, Arguments]]:
-        arguments, given = self.links.settle(recorded, self._form)
-        hidden_BTD = hidden if self._form is None else self._form.flat(hidden)
-        return leave(hidden_BTD, given), arguments
-
-    def _play(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, Recorded]:
-        """Run the model without its head, and blocks replaced by stubs."""
-        model = self._skeleton.model
-        inside = self._skeleton.blocks_name.startswith(f"{model.base_model_prefix}.")
-        headless = model.base_model if inside else model
-        input_ids = tokens_BT.to(self.device, torch.long)
-        headless(input_ids=input_ids, use_cache=False, return_dict=True, **options)
-        return self._tape.rewind()
-
-    def _moved(self, tokens_BT: Tensor) -> Recorded:
-        """Return what blocks are called with where each returns other hidden states."""
-        self._tape.moves = True
-        try:
-            return self._play(tokens_BT)[1]
-        finally:
-            self._tape.moves = False
-
-    @torch.no_grad()
-    def _check_links(self) -> int:
-        """Find what links the blocks beside hidden states; return the width of these."""
-        tokens_BT = torch.arange(PROBE[1])[None] % self._vocabulary
-        failures: list[Exception] = []
-        for returns in range(4):  # values of this family's blocks: hidden states and others
-            self._set_stubs(returns=returns)
-            try:
-                hidden, first = self._play(tokens_BT)
-                _, other = self._play((tokens_BT * 7 + 5) % self._vocabulary)
-            except (ModelError, *_STRANGE) as error:
-                if is_out_of_memory(error):
-                    raise
-                failures.append(error)
-                continue
-            self._form = form_of(hidden, PROBE)
-            self.links = Links.of(first, other, lambda: self._moved(tokens_BT))
-            hidden_BTD, self._recorded[PROBE] = self._settled(hidden, first)
-            self._left = {0: beside(hidden_BTD)}
-            if self._left[0]:
-                self._must_end_in_hidden_states(hidden_BTD[:, :1])
-            return hidden_BTD.shape[-1]
-        raise LinkedBlocksError(
-            f"the blocks of a `{self.model_type}` cannot stand alone: {failures[0]}",
-            hint="only models whose blocks are linked by tensors can be streamed",
-        ) from failures[0]
-
-    def _must_end_in_hidden_states(self, hidden_B1D: Tensor) -> None:
-        """Refuse a head that reads more than hidden states: those of a model that reads tokens."""
-        first, other = (self.logits(hidden_B1D, token=token) for token in (0, 1))
-        if not torch.equal(first, other):
-            raise LinkedBlocksError(
-                f"the head of a `{self.model_type}` reads more than the last block returns",
-                hint="only models whose blocks are linked by tensors can be streamed",
-            )
 
     def _prefix(self, index: int | str) -> str:
         return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"
@@ -336,41 +247,23 @@ class BlockModel:
         fill(self._skeleton, module, self._prefix(index), tensors)
         must_be_filled(module, f"block {index}")
         unfuse(module)
-        called = self._called_on_probe(index)
-        groups, notes = self._inspector.look(index, module, called)
-        self._note_left(called, module)
-        arguments = partial(self._arguments, index)
+        groups, notes = self._inspector.look(index, module, self._front.on_probe(index))
+        self._note(index, module)
+        arguments = partial(self._front.arguments, index)
         block = Block(index, module, groups, notes, arguments, self.num_blocks)
         block.experts, block.given = self.experts, self.links.given(index)
         return block
-
-    def _called_on_probe(self, index: int) -> Arguments:
-        return replace(self._recorded[PROBE][index], beside=self._left.get(index, {}))
-
-    def _note_left(self, called: Arguments, module: nn.Module) -> None:
-        """Note what a block leaves on the probe, where a later one reads it."""
-        if called.later:
-            hidden_BTD = self._inspector.hidden().to(self.dtype)
-            self._left[called.index + 1] = beside(called.call(module, hidden_BTD))
 
     @torch.no_grad()
     def _probe_until(self, first: int) -> None:
         """Run the blocks before one on the probe, where later ones read what they leave."""
         for index in range(first):
-            if self.links.later(index) and index + 1 not in self._left:
+            if not self._front.is_noted(index):
                 block = self.load(index)
-                self._note_left(self._called_on_probe(index), block.module)
+                self._note(index, block.module)
                 block.release()
 
-    def _arguments(self, index: int, shape: Shape) -> Arguments:
-        if shape not in self._recorded:
-            raise ModelError(
-                f"a batch of shape {list(shape)} reached block {index} and was never embedded",
-                hint="please report this",
-            )
-        return self._recorded[shape][index]
-
-
-def _shape(tokens_BT: Tensor) -> Shape:
-    batch, length = tokens_BT.shape
-    return int(batch), int(length)
+    def _note(self, index: int, module: nn.Module) -> None:
+        """Note what a block leaves on the probe, where a later one reads it."""
+        if self.links.later(index):
+            self._front.note(index, module, self._inspector.hidden().to(self.dtype))

@@ -1,0 +1,164 @@
+"""A model's own front and head, run with stubs in place of its blocks.
+
+The front tells what enters the first block and what every block is called with, once per shape of
+batch. On a short batch, the probe, it also tells what links the blocks, and what each leaves there
+for later ones is noted as they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from qaudit.errors import ModelError, is_out_of_memory
+from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError, beside, leave
+from qaudit.model.inspector import PROBE
+from qaudit.model.links import Links, Recorded
+from qaudit.model.skeleton import Skeleton
+from qaudit.model.tape import Arguments, Form, Shape, Stub, Tape, form_of
+
+_STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
+"""What a model may raise when stubs are not what it expects of its blocks."""
+_HINT = "only models whose blocks are linked by tensors can be streamed"
+
+
+class Front:
+    """What is outside of a model's blocks, and what these are called with."""
+
+    def __init__(self, skeleton: Skeleton, device: torch.device) -> None:
+        """Put stubs in place of the blocks."""
+        self._skeleton, self._device = skeleton, device
+        self._vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
+        self._recorded: dict[Shape, dict[int, Arguments]] = {}
+        self._form: Form | None = None  # of hidden states between blocks
+        self._left: dict[int, Beside] = {}  # on the probe, before each block
+        self.links = Links()
+        self._set_stubs(returns=0)
+
+    def _set_stubs(self, *, returns: int) -> None:
+        blocks = self._skeleton.blocks
+        self._tape = Tape(len(blocks), returns=returns)
+        stubs = [Stub(i, block, self._tape) for i, block in enumerate(blocks)]
+        parent, _, attribute = self._skeleton.blocks_name.rpartition(".")
+        setattr(self._skeleton.model.get_submodule(parent), attribute, nn.ModuleList(stubs))
+
+    @torch.no_grad()
+    def find_links(self) -> int:
+        """Find what links the blocks beside hidden states; return the width of these."""
+        tokens_BT = torch.arange(PROBE[1])[None] % self._vocabulary
+        failures: list[Exception] = []
+        for returns in range(4):  # values of this family's blocks: hidden states and others
+            self._set_stubs(returns=returns)
+            try:
+                hidden, first = self._play(tokens_BT)
+                _, other = self._play((tokens_BT * 7 + 5) % self._vocabulary)
+            except (ModelError, *_STRANGE) as error:
+                if is_out_of_memory(error):
+                    raise
+                failures.append(error)
+                continue
+            self._form = form_of(hidden, PROBE)
+            self.links = Links.of(first, other, lambda: self._moved(tokens_BT))
+            hidden_BTD, self._recorded[PROBE] = self._settled(hidden, first)
+            self._left = {0: beside(hidden_BTD)}
+            if self._left[0]:
+                self._must_end_in_hidden_states(hidden_BTD[:, :1])
+            return hidden_BTD.shape[-1]
+        raise LinkedBlocksError(
+            f"the blocks of a `{self._model_type}` cannot stand alone: {failures[0]}", hint=_HINT
+        ) from failures[0]
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Return what enters the first block, and note what blocks are called with."""
+        hidden_BTD, arguments = self.record(tokens_BT)
+        self._recorded[tokens_BT.shape[0], tokens_BT.shape[1]] = arguments
+        return hidden_BTD
+
+    def record(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
+        """Return what enters the first block, and what blocks are called with."""
+        return self._settled(*self._play(tokens_BT, **options))
+
+    def logits(self, hidden_BTD: Tensor, *, token: int = 0) -> Tensor:
+        """Run everything after the last block; the value of `token` makes no difference."""
+        batch, length, width = hidden_BTD.shape
+        # Every position becomes a sequence of its own: heads do not mix positions, and then the
+        # model runs on as many single tokens. Those only have to exist; the last stub hands on
+        # hidden states of its own.
+        played_N1D = hidden_BTD.to(self._device).reshape(-1, 1, width)
+        tokens_N1 = torch.full((len(played_N1D), 1), token, device=self._device)
+        self._tape.played_BTD = played_N1D if self._form is None else self._form.full(played_N1D)
+        try:
+            out = self._skeleton.model(input_ids=tokens_N1, use_cache=False, return_dict=True)
+        finally:
+            self._tape.played_BTD = None
+        logits_N1V: Tensor = out.logits
+        return logits_N1V.reshape(batch, length, -1)
+
+    def forget(self) -> None:
+        """Drop what was recorded for all shapes of batches."""
+        self._recorded = {PROBE: self._recorded[PROBE]}
+
+    def arguments(self, index: int, shape: Shape) -> Arguments:
+        if shape not in self._recorded:
+            raise ModelError(
+                f"a batch of shape {list(shape)} reached block {index} and was never embedded",
+                hint="please report this",
+            )
+        return self._recorded[shape][index]
+
+    def on_probe(self, index: int) -> Arguments:
+        """Return what a block is called with on the probe, once those before it were noted."""
+        return replace(self._recorded[PROBE][index], beside=self._left.get(index, {}))
+
+    def is_noted(self, index: int) -> bool:
+        """Return whether what a block leaves for later ones is noted, if it does."""
+        return index + 1 in self._left or not self.links.later(index)
+
+    def note(self, index: int, module: nn.Module, hidden_BTD: Tensor) -> None:
+        """Note what a block leaves on the probe."""
+        self._left[index + 1] = beside(self.on_probe(index).call(module, hidden_BTD))
+
+    def numbers_beside(self, index: int) -> int:
+        """Return how many numbers of a token wait beside hidden states before a block."""
+        given = self.links.given(index)
+        tensors = self._left.get(index, {}).items()
+        waiting = [t for name, t in tensors if name in given or not name.startswith(GIVEN)]
+        return sum(tensor.numel() for tensor in waiting) // math.prod(PROBE)
+
+    @property
+    def _model_type(self) -> str:
+        return str(self._skeleton.model.config.model_type)
+
+    def _settled(self, hidden: Tensor, recorded: Recorded) -> tuple[Tensor, dict[int, Arguments]]:
+        arguments, given = self.links.settle(recorded, self._form)
+        hidden_BTD = hidden if self._form is None else self._form.flat(hidden)
+        return leave(hidden_BTD, given), arguments
+
+    def _play(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, Recorded]:
+        """Run the model without its head."""
+        model = self._skeleton.model
+        inside = self._skeleton.blocks_name.startswith(f"{model.base_model_prefix}.")
+        headless = model.base_model if inside else model
+        input_ids = tokens_BT.to(self._device, torch.long)
+        headless(input_ids=input_ids, use_cache=False, return_dict=True, **options)
+        return self._tape.rewind()
+
+    def _moved(self, tokens_BT: Tensor) -> Recorded:
+        """Return what blocks are called with where each returns other hidden states."""
+        self._tape.moves = True
+        try:
+            return self._play(tokens_BT)[1]
+        finally:
+            self._tape.moves = False
+
+    def _must_end_in_hidden_states(self, hidden_B1D: Tensor) -> None:
+        """Refuse a head that reads tokens, or hidden states of earlier blocks."""
+        first, other = (self.logits(hidden_B1D, token=token) for token in (0, 1))
+        if not torch.equal(first, other):
+            raise LinkedBlocksError(
+                f"the head of a `{self._model_type}` reads more than the last block returns",
+                hint=_HINT,
+            )
