@@ -35,6 +35,7 @@ from qaudit.types import (
     Diagnostics,
     Evidence,
     Finding,
+    Measurement,
     Perturbation,
     Plan,
     Skipped,
@@ -61,9 +62,7 @@ def judge(
 ) -> AuditRecord:
     """Judge what the rounds of a plan gave; its evidence is in `out`."""
     planned = {subject.label for subject in (*plan.subjects, *plan.releases)}
-    records = [
-        record for record in records if record.unit.label in planned
-    ]  # others are candidates
+    records = [r for r in records if r.unit.label in planned]  # others are candidates
     events = [record.event for record in records]
     by_label = _by_label(event for event in events if isinstance(event, Measured))
     failed = {event.label: event.error for event in events if isinstance(event, Failed)}
@@ -198,15 +197,10 @@ def moved_by(
     """Return how far a perturbation moved each (subject, scheme)."""
     moved: dict[tuple[str, str], Moved] = {}
     for event in done:
-        first = {
-            result.measurement.spec: result.measurement.evidence
-            for result in reversed(event.results)
-        }
-        for kind, result in event.perturbed:
-            again = result.measurement
-            if kind == perturbation:
-                shift = _moved(first[again.spec], again.evidence, again.spec)
-                moved |= {(again.subject, again.scheme): shift} if math.isfinite(shift.nats) else {}
+        again = [result for kind, result in event.perturbed if kind == perturbation]
+        for result, shift in _shifts(event, again):
+            if math.isfinite(shift.nats):
+                moved[result.subject, result.scheme] = shift
     return moved
 
 
@@ -216,16 +210,18 @@ def _of_devices(
     """Return the finding about kinds of devices, and how far each other one moved a measurement."""
     moved: dict[Place, Moved] = {}
     for event in measured:
-        first = {
-            result.measurement.spec: result.measurement.evidence
-            for result in reversed(event.results)
-        }
-        for kind, result in event.elsewhere:
-            again = result.measurement
-            shift = _moved(first[again.spec], again.evidence, again.spec)
+        shifts = _shifts(event, [result for _, result in event.elsewhere])
+        for (kind, _), (again, shift) in zip(event.elsewhere, shifts, strict=True):
             moved[again.subject, again.scheme, kind] = shift
     labels = [subject.label for subject in subjects]
     return device_findings(kinds, moved, moved_by("rounding", measured), labels)
+
+
+def _shifts(event: Measured, again: Sequence[Filed]) -> Iterable[tuple[Measurement, Moved]]:
+    """Yield what was measured again, and how far it is from what the event measured first."""
+    first = {result.measurement.spec: result.measurement for result in reversed(event.results)}
+    for moved in (result.measurement for result in again):
+        yield moved, _moved(first[moved.spec].evidence, moved.evidence, moved.spec)
 
 
 def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:

@@ -50,6 +50,11 @@ _MOST_ENTRIES = 200
 _DEEPEST = 8
 """Tables and lists inside each other; a policy has four."""
 
+_COMPUTED = {
+    "stratum": sorted(name for name, metric in METRICS.items() if metric.by_stratum),
+    "task": sorted(name for name, metric in METRICS.items() if metric.of_tasks),
+}
+
 _ALLOWED = {
     "": list(PolicyKeys.model_fields),
     "rules": list(RuleKeys.model_fields),
@@ -207,8 +212,8 @@ class _File:
             "schemes": self.schemes(keys.schemes, (*place, "schemes"), metric),
             "subjects": self.subjects(keys.subjects, (*place, "subjects")),
             "bits": tuple(keys.bits) if keys.bits else None,
-            "strata": self._strata(keys, metric, place),
-            "tasks": self._tasks(keys, metric, place),
+            "strata": self._worst(keys.strata, metric, "stratum", (*place, "strata")),
+            "tasks": self._worst(keys.tasks, metric, "task", (*place, "tasks")),
             "line": self.line(place),
         }
         return replace(rule, **{key: value for key, value in own.items() if value is not None})
@@ -220,36 +225,29 @@ class _File:
             if before is None or before.metric != metric:
                 self.refuse(place, f"`{keys.name}` has no `margin`", "for example `margin: 2%`")
             return before.margin
+        return self._bound(keys.margin, metric, (*place, "margin"))
+
+    def _bound(self, written: str, metric: Metric, place: Place) -> float:
         try:
-            return margin_of(keys.margin, metric)
+            return margin_of(written, metric)
         except ValueError as error:
             sentence, _, hint = str(error).partition("; ")
-            self.refuse((*place, "margin"), sentence, hint)
+            self.refuse(place, sentence, hint)
 
     def tolerances(self, written: VerifyKeys | None, before: Tolerances) -> Tolerances:
         """Return the tolerances that are written, and the inherited ones beside them."""
-        changed: dict[str, float] = {}
-        for key, text in written.model_dump(exclude_none=True).items() if written else ():
-            try:
-                changed[key] = margin_of(text, "kl")
-            except ValueError as error:
-                sentence, _, hint = str(error).partition("; ")
-                self.refuse(("verify", key), sentence, hint)
-        return replace(before, **changed)
+        texts = written.model_dump(exclude_none=True) if written else {}
+        return replace(
+            before, **{key: self._bound(text, "kl", ("verify", key)) for key, text in texts.items()}
+        )
 
-    def _strata(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
-        if keys.strata is not None and not METRICS[metric].by_stratum:
-            names = sorted(name for name, metric in METRICS.items() if metric.by_stratum)
-            sentence = f"`{metric}` is not computed by stratum"
-            self.refuse((*place, "strata"), sentence, f"one of {', '.join(names)}")
-        return keys.strata
-
-    def _tasks(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
-        if keys.tasks is not None and not METRICS[metric].of_tasks:
-            names = sorted(name for name, metric in METRICS.items() if metric.of_tasks)
-            sentence = f"`{metric}` is not computed by task"
-            self.refuse((*place, "tasks"), sentence, f"one of {', '.join(names)}")
-        return keys.tasks
+    def _worst(
+        self, written: Literal["worst"] | None, metric: Metric, by: str, place: Place
+    ) -> Literal["worst"] | None:
+        if written is not None and metric not in _COMPUTED[by]:
+            names = ", ".join(_COMPUTED[by])
+            self.refuse(place, f"`{metric}` is not computed by {by}", f"one of {names}")
+        return written
 
     def schemes(
         self, written: Sequence[str] | None, place: Place, metric: Metric | None
