@@ -51,14 +51,12 @@ def serve_the_same(series: _Series) -> Iterator[Finding]:
         firsts = [g[0] for g in _grouped(group, _point).values()]
         placed = [c for c in firsts if _is_placed(c)]
         if len(placed) > 1:
-            yield _finding(
-                "QA009",
-                "warn",
-                placed[0],
-                f"{len(placed)} checkpoints serve the same weights: {_names(placed)}",
+            message = f"{len(placed)} checkpoints serve the same weights: {_names(placed)}"
+            hint = (
                 "at most one of them matches its name; it is measured once, leave it out of "
-                "conclusions about the run",
+                "conclusions about the run"
             )
+            yield _finding("QA009", placed[0], message, hint)
 
 
 def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
@@ -67,14 +65,12 @@ def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
         releases = [c for c in group if is_release(c)]
         parts = [c for c in group if c.ingredient is not None and not is_release(c)]
         if releases and parts:
-            yield _finding(
-                "QA010",
-                "warn",
-                releases[0],
+            message = (
                 f"{_quoted(releases[0])} holds the weights of {_quoted(parts[0])}: it is that "
-                "ingredient and no soup of several",
-                "compare it with a soup: `--soup 'A+B+C'`",
+                "ingredient and no soup of several"
             )
+            hint = "compare it with a soup: `--soup 'A+B+C'`"
+            yield _finding("QA010", releases[0], message, hint)
     for soup in series.soups:
         members = [c for c, weight in soup.members if weight != 0 and c.files]
         all_known = len(members) == sum(weight != 0 for _, weight in soup.members)
@@ -96,14 +92,9 @@ def has_two_names(series: _Series) -> Iterator[Finding]:
         for same in twice:
             if any(is_release(c) for c in same) and any(c.ingredient is not None for c in same):
                 continue  # QA010 covers it
-            yield _finding(
-                "QA011",
-                "info",
-                same[0],
-                f"{_names(same)} are {len(same)} names for the same weights",
-                "a soup by glob would count them more than once: name its members",
-                outcome="pass",
-            )
+            message = f"{_names(same)} are {len(same)} names for the same weights"
+            hint = "a soup by glob would count them more than once: name its members"
+            yield _finding("QA011", same[0], message, hint, "pass")
 
 
 def holds_no_weights(series: _Series) -> Iterator[Finding]:
@@ -111,13 +102,9 @@ def holds_no_weights(series: _Series) -> Iterator[Finding]:
     for checkpoint in series.checkpoints:
         doubts = doubts_of_files(checkpoint.suspect)
         if not checkpoint.files and doubts:
-            yield _finding(
-                "QA012",
-                "warn",
-                checkpoint,
-                f"{_quoted(checkpoint)} cannot be measured: {'; '.join(doubts)}",
-                "name other revisions; `qaudit series` lists them",
-            )
+            message = f"{_quoted(checkpoint)} cannot be measured: {'; '.join(doubts)}"
+            hint = "name other revisions; `qaudit series` lists them"
+            yield _finding("QA012", checkpoint, message, hint)
 
 
 def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
@@ -130,15 +117,12 @@ def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
             if checkpoint.label not in reported and is_bad_report(text):
                 groups.setdefault(text, []).append(checkpoint)
     for text, checkpoints in groups.items():
-        yield _finding(
-            "QA013",
-            "warn",
-            checkpoints[0],
-            f"{_names(checkpoints)}: {text}",
+        hint = (
             "the hashes neither confirm nor refute it; take a neighbour, or compare its loss with "
-            "theirs",
-            outcome="inconclusive",
+            "theirs"
         )
+        message = f"{_names(checkpoints)}: {text}"
+        yield _finding("QA013", checkpoints[0], message, hint, "inconclusive")
 
 
 def differ_after_all(series: _Series) -> Iterator[Finding]:
@@ -153,27 +137,20 @@ def differ_after_all(series: _Series) -> Iterator[Finding]:
             if len(differing) > 1 and len({_bytes(c) for c in differing}) == len(differing):
                 listed.setdefault(text, differing)
     for text, differing in listed.items():
-        yield _finding(
-            "QA014",
-            "info",
-            differing[0],
-            f"{text}; the files of {_names(differing)} differ",
-            "they were fixed, or never equal: each can be measured",
-            outcome="pass",
-        )
+        message = f"{text}; the files of {_names(differing)} differ"
+        hint = "they were fixed, or never equal: each can be measured"
+        yield _finding("QA014", differing[0], message, hint, "pass")
 
 
 def is_a_mix(series: _Series) -> Iterator[Finding]:
     """QA015: some files of a checkpoint, and not all, are those of another."""
     for a, b, shared in _mixes(series):
-        yield _finding(
-            "QA015",
-            "warn",
-            a,
+        message = (
             f"{_quoted(a)} has {shared} of its {len(a.files)} files from {_quoted(b)}, "
-            "or the other way round",
-            "at least one of them is a mix of two checkpoints: leave both out",
+            "or the other way round"
         )
+        hint = "at least one of them is a mix of two checkpoints: leave both out"
+        yield _finding("QA015", a, message, hint)
 
 
 def holds_two_sets(series: _Series) -> Iterator[Finding]:
@@ -183,13 +160,8 @@ def holds_two_sets(series: _Series) -> Iterator[Finding]:
         for text in doubts_of_files(checkpoint.suspect):
             groups.setdefault(text, []).append(checkpoint)
     for text, checkpoints in groups.items():
-        yield _finding(
-            "QA016",
-            "warn",
-            checkpoints[0],
-            f"{_names(checkpoints)}: {text}",
-            "name the one of the two to ship",
-        )
+        message = f"{_names(checkpoints)}: {text}"
+        yield _finding("QA016", checkpoints[0], message, "name the one of the two to ship")
 
 
 RULES: tuple[Callable[[_Series], Iterator[Finding]], ...] = (
@@ -251,10 +223,10 @@ def _names(checkpoints: Sequence[Checkpoint]) -> str:
 
 def _finding(
     rule: str,
-    level: Literal["info", "warn", "error"],
     checkpoint: Checkpoint,
     message: str,
     hint: str,
     outcome: Literal["pass", "fail", "inconclusive"] = "fail",
 ) -> Finding:
+    level: Literal["info", "warn"] = "info" if outcome == "pass" else "warn"
     return Finding(rule, level, checkpoint.label, None, message, hint, outcome=outcome)

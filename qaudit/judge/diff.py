@@ -181,21 +181,14 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     same = _identical(draws, common)
     loss = error = None
     same_error = False
-    of_a, of_b = (noise_of(side.table, cell) for side in (a, b))
-    # The draws of either audit tell of the same scheme in the other one.
-    noises = noise_in(of_a or of_b), noise_in(of_b or of_a)
+    noises = _noises(a, b, cell)
     if common.has_loss:
         left, right = (_loss(side, k, common) for k, side in enumerate(draws))
         loss = _between((left, right), noises, common, level)
     kl = None
     if _has_kl(a, b, cell, common):
-        noise_of_sides = tuple(noise_of(side.table, cell, sums=divergences) for side in (a, b))
-        of_kl = (
-            noise_in(noise_of_sides[0] or noise_of_sides[1]),
-            noise_in(noise_of_sides[1] or noise_of_sides[0]),
-        )
         left, right = (_divergence(draws[k], common.rows[k]) for k in (0, 1))
-        kl = _between((left, right), of_kl, common, level)
+        kl = _between((left, right), _noises(a, b, cell, divergences), common, level)
     if cell != full and full in a.draws and full in b.draws:
         wholes = a.draws[full][:1], b.draws[full][:1]
         left, right = (_error(draws[k], wholes[k][0], common.rows[k]) for k in (0, 1))
@@ -212,6 +205,12 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
         kl=kl,
         kl_reading=_reading(kl, documents, same and _identical(draws, common, divergences)),
     )
+
+
+def _noises(a: Side, b: Side, cell: Cell, sums: Sums = losses) -> tuple[DrawNoise | None, ...]:
+    """The draws of either audit tell of the same scheme in the other one."""
+    of_a, of_b = (noise_of(side.table, cell, sums=sums) for side in (a, b))
+    return noise_in(of_a or of_b), noise_in(of_b or of_a)
 
 
 def _has_kl(a: Side, b: Side, cell: Cell, common: _Common) -> bool:
@@ -263,7 +262,7 @@ def _stacked(draws: Sequence[Measurement], rows: Rows) -> Array:
 
 def _between(
     ratios: tuple[Ratio, Ratio],
-    noises: tuple[DrawNoise | None, DrawNoise | None],
+    noises: tuple[DrawNoise | None, ...],
     common: _Common,
     level: float,
 ) -> Interval:

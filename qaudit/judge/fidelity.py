@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,37 +18,35 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
-from qaudit.types import SURE, ByConfidence, Evidence, Fidelity, Interval, Measurement, Routing
+from qaudit.types import SURE, ByConfidence, Evidence, Interval, Measurement
 
 Mean = Literal[
-    "kl",
-    "top1_agreement",
-    "sure_flips",
-    "rms_dp",
-    "output_error",
-    "routing_agreement",
+    "kl", "top1_agreement", "sure_flips", "rms_dp", "output_error", "routing_agreement",
     "routing_moved",
-]
+]  # fmt: skip
 
 
 def scored_tokens(evidence: Evidence) -> Array:
     return evidence.tokens.astype(np.float64)
 
 
-def _sure(name: Literal["tokens", "flips"]) -> Callable[[Evidence], Array]:
-    """Return a function to the sums over tokens of which full precision is sure; NaN if unknown."""
+def _known(of: Callable[[Evidence], npt.NDArray[Any] | None]) -> Callable[[Evidence], Array]:
+    """Return a function to sums over the tokens of each document; NaN where none were recorded."""
 
-    def of(evidence: Evidence) -> Array:
-        sums = evidence.fidelity.by_confidence if evidence.fidelity else None
-        if sums is None:
-            return np.full(len(evidence.tokens), np.nan)
-        counts: Array = getattr(sums, name)[:, SURE:].sum(axis=1).astype(np.float64)
-        return counts
+    def sums(evidence: Evidence) -> Array:
+        known = of(evidence)
+        return np.full(len(evidence.tokens), np.nan) if known is None else known.astype(np.float64)
 
-    return of
+    return sums
 
 
-sure_flips, sure_tokens = _sure("flips"), _sure("tokens")
+def _sure(name: str, evidence: Evidence) -> npt.NDArray[np.int64] | None:
+    """Return sums over the tokens of which full precision is sure."""
+    sums = evidence.fidelity.by_confidence if evidence.fidelity else None
+    return None if sums is None else getattr(sums, name)[:, SURE:].sum(axis=1)
+
+
+sure_flips, sure_tokens = (_known(partial(_sure, name)) for name in ("flips", "tokens"))
 
 
 @dataclass(frozen=True)
@@ -72,44 +71,28 @@ class FidelityMeasure:
         return statistics.within(interval, 0.0, self.highest)
 
 
-def _of_fidelity(sums: Callable[[Fidelity], npt.NDArray[np.generic]]) -> Callable[..., Array]:
-    def of(evidence: Evidence) -> Array:
-        if evidence.fidelity is None:
-            return np.full(len(evidence.tokens), np.nan)
-        return sums(evidence.fidelity).astype(np.float64)
-
-    return of
+def _of_fidelity(name: str) -> Callable[[Evidence], Array]:
+    return _known(lambda evidence: getattr(evidence.fidelity, name, None))
 
 
-def _of_routing(sums: Callable[[Routing], npt.NDArray[np.generic]]) -> Callable[..., Array]:
-    def of(evidence: Evidence) -> Array:
-        if evidence.routing is None:
-            return np.full(len(evidence.tokens), np.nan)
-        means: Array = sums(evidence.routing).mean(axis=0, dtype=np.float64)
-        return means
+def _of_routing(name: str) -> Callable[[Evidence], Array]:
+    def mean(evidence: Evidence) -> Array | None:
+        layers_LD = getattr(evidence.routing, name, None)
+        return None if layers_LD is None else layers_LD.mean(axis=0, dtype=np.float64)
 
-    return of
-
-
-def _output_errors(evidence: Evidence) -> Array:
-    errors_D = evidence.output_error
-    return np.full(len(evidence.tokens), np.nan) if errors_D is None else errors_D
+    return _known(mean)
 
 
 MEANS: dict[Mean, FidelityMeasure] = {
-    "kl": FidelityMeasure(_of_fidelity(lambda one: one.kl_sum), statistics.per_token, math.inf),
-    "top1_agreement": FidelityMeasure(
-        _of_fidelity(lambda one: one.same_top), statistics.per_token, 1.0
-    ),
+    "kl": FidelityMeasure(_of_fidelity("kl_sum"), statistics.per_token, math.inf),
+    "top1_agreement": FidelityMeasure(_of_fidelity("same_top"), statistics.per_token, 1.0),
     "sure_flips": FidelityMeasure(sure_flips, statistics.per_token, 1.0, sure_tokens),
-    "rms_dp": FidelityMeasure(
-        _of_fidelity(lambda one: one.squared_dp_sum), statistics.root_mean, 1.0
+    "rms_dp": FidelityMeasure(_of_fidelity("squared_dp_sum"), statistics.root_mean, 1.0),
+    "output_error": FidelityMeasure(
+        _known(lambda evidence: evidence.output_error), statistics.per_token, math.inf
     ),
-    "output_error": FidelityMeasure(_output_errors, statistics.per_token, math.inf),
-    "routing_agreement": FidelityMeasure(
-        _of_routing(lambda one: one.same), statistics.per_token, 1.0
-    ),
-    "routing_moved": FidelityMeasure(_of_routing(lambda one: one.moved), statistics.per_token, 1.0),
+    "routing_agreement": FidelityMeasure(_of_routing("same"), statistics.per_token, 1.0),
+    "routing_moved": FidelityMeasure(_of_routing("moved"), statistics.per_token, 1.0),
 }
 
 
@@ -124,13 +107,6 @@ def mean_of(
     return measure.bounded(statistics.interval(columns, measure.statistic, confidence))
 
 
-def disagreements(evidence: Evidence) -> Array:
-    """Return the tokens of each document whose likeliest token is another; NaN if not measured."""
-    fidelity = evidence.fidelity
-    tokens = evidence.tokens.astype(np.float64)
-    return tokens - fidelity.same_top if fidelity else np.full(len(tokens), np.nan)
-
-
 def agreement_of(other: Interval) -> Interval:
     """Return the agreement, from the disagreement, which draws move in proportion to itself."""
     return statistics.within(Interval(1 - other.estimate, 1 - other.high, 1 - other.low), 0.0, 1.0)
@@ -140,9 +116,12 @@ squared_changes = MEANS["rms_dp"].sums
 moved_mass = MEANS["routing_moved"].sums
 
 
-def reroutings(evidence: Evidence) -> Array:
-    """Return the tokens of each document with other experts, a mean over layers; NaN if unknown."""
-    return evidence.tokens.astype(np.float64) - MEANS["routing_agreement"].sums(evidence)
+def _others(name: Mean) -> Callable[[Evidence], Array]:
+    """Return a function to the tokens of each document that a mean does not count."""
+    return lambda evidence: evidence.tokens.astype(np.float64) - MEANS[name].sums(evidence)
+
+
+disagreements, reroutings = _others("top1_agreement"), _others("routing_agreement")
 
 
 def reference_columns(measured: Measurement, reference: str, confidence: float) -> dict[str, Any]:

@@ -105,18 +105,6 @@ Quantity = Callable[[RolloutEvidence, RolloutEvidence, Subject, float], Interval
 """Of a stream and of full precision of a subject, at a confidence."""
 
 
-def _divergence(
-    evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
-) -> Interval | str:
-    return tokens_to_divergence(evidence, confidence) or "the rollouts are sampled, none is greedy"
-
-
-def _length(
-    evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
-) -> Interval | str:
-    return answer_length(evidence, full, confidence) or "no token is known to end a turn"
-
-
 def _drop(
     evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
 ) -> Interval | str:
@@ -130,8 +118,12 @@ def _drop(
 
 
 QUANTITIES: Mapping[str, Quantity] = {
-    "tokens_to_divergence": _divergence,
-    "answer_length": _length,
+    "tokens_to_divergence": lambda evidence, full, subject, confidence: (
+        tokens_to_divergence(evidence, confidence) or "the rollouts are sampled, none is greedy"
+    ),
+    "answer_length": lambda evidence, full, subject, confidence: (
+        answer_length(evidence, full, confidence) or "no token is known to end a turn"
+    ),
     "expected_drop": _drop,
 }
 """The metrics of rollouts, by the name of their statistic."""

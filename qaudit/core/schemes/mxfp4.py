@@ -54,11 +54,8 @@ class MxFloat4Weights(Scheme):
 
     @property
     def layout(self) -> CodeLayout | None:
-        return (
-            None
-            if self.rotate
-            else CodeLayout("mx-float4", rounds_inputs=self.act_bits is not None)
-        )
+        rounds = self.act_bits is not None
+        return None if self.rotate else CodeLayout("mx-float4", rounds_inputs=rounds)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

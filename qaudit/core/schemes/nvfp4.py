@@ -47,11 +47,8 @@ class NvFloat4Weights(Scheme):
 
     @property
     def layout(self) -> CodeLayout | None:
-        return (
-            None
-            if self.rotate
-            else CodeLayout("nv-float4", rounds_inputs=self.act_bits is not None)
-        )
+        rounds = self.act_bits is not None
+        return None if self.rotate else CodeLayout("nv-float4", rounds_inputs=rounds)
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch
