@@ -84,11 +84,7 @@ class Verification:
     @property
     def sentence(self) -> str:
         if self.differences:
-            return (
-                "This is not what was audited."
-                if self.trusted
-                else "This is not what was exported."
-            )
+            return f"This is not what was {'audited' if self.trusted else 'exported'}."
         if not self.trusted:
             return "The weights match the export's own record."
         if self.run is None:

@@ -33,6 +33,10 @@ _SHAPES: Mapping[str, tuple[type, ...]] = {
     "test_split": (str,),
     "fewshot_split": (str,),
 }
+_SCORED = ("multiple_choice", "loglikelihood")
+_INSTEAD = (
+    "score options instead: mmlu, arc_challenge, hellaswag; or run lm-eval on the exported model"
+)
 
 
 @dataclass(frozen=True)
@@ -170,3 +174,29 @@ def _imported(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _imported(part) for key, part in value.items()}
     return [_imported(part) for part in value] if isinstance(value, list) else value
+
+
+def must_be_scored(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a task that no log-likelihoods of options mark."""
+    if "use_prompt" in config:
+        raise UsageError(
+            f"`{name}` takes its prompt from promptsource", hint="write it as `doc_to_text`"
+        )
+    kind = config.get("output_type", "generate_until")
+    metrics = [str(metric.get("metric")) for metric in config.get("metric_list") or []]
+    if "class" in config:
+        raise UsageError(f"`{name}` is a Python class of lm-eval", hint=_INSTEAD)
+    if kind == "generate_until":
+        raise UsageError(f"`{name}` generates text, and an audit scores options", hint=_INSTEAD)
+    if kind not in _SCORED:
+        raise UsageError(
+            f"`{name}` measures perplexity, and an audit does so on text of its own",
+            hint="name its text with `--evaluation`",
+        )
+    if config.get("process_results") is not None:
+        raise UsageError(f"`{name}` marks answers by code of its own", hint=_INSTEAD)
+    if metrics and "acc" not in metrics:
+        raise UsageError(
+            f"`{name}` is marked by {', '.join(metrics)}, and an audit counts right answers",
+            hint=_INSTEAD,
+        )

@@ -25,11 +25,6 @@ from qaudit.sandbox import Templates
 FEWSHOT_SEED = 1234
 """lm-eval's own: the same examples in every run, here and there."""
 
-SCORED = ("multiple_choice", "loglikelihood")
-_INSTEAD = (
-    "score options instead: mmlu, arc_challenge, hellaswag; or run lm-eval on the exported model"
-)
-
 
 @dataclass(frozen=True)
 class Leaf:
@@ -91,7 +86,7 @@ def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
             by_name.setdefault(definition.name, definition)
     for definition in by_name.values():
         for leaf in definition.leaves:
-            _must_be_scored(leaf)
+            foreign.must_be_scored(leaf.name, leaf.config)
     return tuple(by_name.values())
 
 
@@ -230,33 +225,6 @@ def _leaves(manager: Any, name: str, replaced: Mapping[str, Any]) -> Iterator[Le
     else:
         config = {**(entry.cfg or {}), **replaced}
         yield Leaf(name, config, tuple(replaced.items()), entry.yaml_path)
-
-
-def _must_be_scored(leaf: Leaf) -> None:
-    """Refuse a task that no log-likelihoods of options mark."""
-    config, name = leaf.config, leaf.name
-    if "use_prompt" in config:
-        raise UsageError(
-            f"`{name}` takes its prompt from promptsource", hint="write it as `doc_to_text`"
-        )
-    kind = config.get("output_type", "generate_until")
-    metrics = [str(metric.get("metric")) for metric in config.get("metric_list") or []]
-    if "class" in config:
-        raise UsageError(f"`{name}` is a Python class of lm-eval", hint=_INSTEAD)
-    if kind == "generate_until":
-        raise UsageError(f"`{name}` generates text, and an audit scores options", hint=_INSTEAD)
-    if kind not in SCORED:
-        raise UsageError(
-            f"`{name}` measures perplexity, and an audit does so on text of its own",
-            hint="name its text with `--evaluation`",
-        )
-    if config.get("process_results") is not None:
-        raise UsageError(f"`{name}` marks answers by code of its own", hint=_INSTEAD)
-    if metrics and "acc" not in metrics:
-        raise UsageError(
-            f"`{name}` is marked by {', '.join(metrics)}, and an audit counts right answers",
-            hint=_INSTEAD,
-        )
 
 
 def _by_document(instances: Sequence[Any]) -> Iterator[list[Any]]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Array, Statistic
+from qaudit.judge.table import divergences
 from qaudit.types import SURE, ByConfidence, Evidence, Interval, Measurement
 
 Mean = Literal[
@@ -84,7 +85,7 @@ def _of_routing(name: str) -> Callable[[Evidence], Array]:
 
 
 MEANS: dict[Mean, FidelityMeasure] = {
-    "kl": FidelityMeasure(_of_fidelity("kl_sum"), statistics.per_token, math.inf),
+    "kl": FidelityMeasure(divergences, statistics.per_token, math.inf),
     "top1_agreement": FidelityMeasure(_of_fidelity("same_top"), statistics.per_token, 1.0),
     "sure_flips": FidelityMeasure(sure_flips, statistics.per_token, 1.0, sure_tokens),
     "rms_dp": FidelityMeasure(_of_fidelity("squared_dp_sum"), statistics.root_mean, 1.0),
@@ -110,10 +111,6 @@ def mean_of(
 def agreement_of(other: Interval) -> Interval:
     """Return the agreement, from the disagreement, which draws move in proportion to itself."""
     return statistics.within(Interval(1 - other.estimate, 1 - other.high, 1 - other.low), 0.0, 1.0)
-
-
-squared_changes = MEANS["rms_dp"].sums
-moved_mass = MEANS["routing_moved"].sums
 
 
 def _others(name: Mean) -> Callable[[Evidence], Array]:

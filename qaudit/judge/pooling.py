@@ -26,14 +26,12 @@ from qaudit.judge.fidelity import (
     Mean,
     agreement_of,
     disagreements,
-    moved_mass,
     reroutings,
     scored_tokens,
-    squared_changes,
     sure_flips,
     sure_tokens,
 )
-from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
+from qaudit.judge.table import Cell, Measurements, Sums, is_finite, losses
 from qaudit.types import (
     FULL_PRECISION,
     ClaimKind,
@@ -145,20 +143,20 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
         absolute_change=interval_of(table, [cell, full], statistics.change),
         perplexity=statistics.perplexity(ce.estimate),
         bits_per_byte=statistics.bits_per_byte(nll, nbytes) if is_measured else None,
-        kl=_fidelity(table, cell, "kl", divergences),
+        kl=_fidelity(table, cell, "kl"),
         top1_agreement=_agreement(table, cell, disagreements),
-        rms_dp=_fidelity(table, cell, "rms_dp", squared_changes),
-        sure_flips=_fidelity(table, cell, "sure_flips", sure_flips),
+        rms_dp=_fidelity(table, cell, "rms_dp"),
+        sure_flips=_fidelity(table, cell, "sure_flips"),
         routing_agreement=_agreement(table, cell, reroutings),
-        routing_moved=_fidelity(table, cell, "routing_moved", moved_mass),
+        routing_moved=_fidelity(table, cell, "routing_moved"),
         draw_noise=noise.source if noise else None,
     )
 
 
-def _fidelity(table: Measurements, cell: Cell, name: Mean, sums: Sums) -> Interval | None:
+def _fidelity(table: Measurements, cell: Cell, name: Mean) -> Interval | None:
     """Return a mean over tokens of how far predictions are from those of full precision."""
     measure = MEANS[name]
-    interval = interval_of(table, [cell], measure.statistic, sums=sums)
+    interval = interval_of(table, [cell], measure.statistic, sums=measure.sums)
     return None if interval is None else measure.bounded(interval)
 
 
@@ -201,9 +199,7 @@ def noise(
     dtype does, where they were measured. Of a file, the draw is in no width.
     """
     cells = dict.fromkeys((*_drawn(table), *floor, *other_dtype))
-    return tuple(
-        _noise(table, cell, floor.get(cell), other_dtype.get(cell), claim) for cell in cells
-    )
+    return tuple(_noise(table, c, floor.get(c), other_dtype.get(c), claim) for c in cells)
 
 
 def _noise(

@@ -283,20 +283,12 @@ class _File:
 
     def ignores(self, written: Sequence[IgnoreKeys], rules: Sequence[str]) -> Iterator[Ignore]:
         for k, keys in enumerate(written):
-            place: Place = ("ignores", k)
-            if keys.rule not in rules and keys.rule not in CODES:
-                names = [*rules, *CODES]
-                self.refuse(
-                    (*place, "rule"), f"there is no rule `{keys.rule}`", nearest(keys.rule, names)
-                )
-            yield Ignore(
-                rule=keys.rule,
-                reason=keys.reason.strip(),
-                until=keys.until,
-                subject=keys.subject,
-                scheme=keys.scheme,
-                line=self.line(place),
-            )
+            place: Place = ("ignores", k, "rule")
+            if keys.rule not in (names := [*rules, *CODES]):
+                sentence = f"there is no rule `{keys.rule}`"
+                self.refuse(place, sentence, nearest(keys.rule, names))
+            own = {"reason": keys.reason.strip(), "line": self.line(place[:2])}
+            yield Ignore(**keys.model_dump() | own)
 
 
 def _explained(error: Mapping[str, Any]) -> tuple[str, str]:

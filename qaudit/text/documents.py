@@ -182,11 +182,10 @@ def must_exist(file: TextPath) -> None:
 
 
 def _not_empty(file: TextPath, documents: Iterator[Document]) -> Iterator[Document]:
-    count = 0
-    for count, document in enumerate(documents, 1):  # noqa: B007 - counted for what follows
-        yield document
-    if count == 0:
+    if (first := next(documents, None)) is None:
         raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
+    yield first
+    yield from documents
 
 
 def _from_text(file: TextPath, fields: Fields) -> Iterator[Document]:
@@ -256,10 +255,9 @@ def _from_lines(file: TextPath, fields: Fields) -> Iterator[Document]:
 
 def _no_text(where: str, field: str | None, fields: list[str], value: object) -> CorpusError:
     wanted = f"`{field}`" if field else " or ".join(f"`{f}`" for f in FIELDS)
+    message = f"field {wanted} in {where} is not a text"
     if value is None:
         message = f"{where} has no field {wanted}"
-    else:
-        message = f"field {wanted} in {where} is not a text"
     return CorpusError(
         message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
     )

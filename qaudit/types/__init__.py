@@ -114,6 +114,7 @@ from qaudit.types.subjects import (
     Checkpoint,
     Ref,
     Subject,
+    TextFile,
     WeightFile,
     digest,
     reference_in,
@@ -137,6 +138,5 @@ from qaudit.types.text import (
     RoleSpan,
     RolloutChoices,
     RolloutText,
-    TextFile,
     Window,
 )

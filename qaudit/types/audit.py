@@ -17,8 +17,7 @@ from qaudit.types.conclusions import (
 )
 from qaudit.types.diagnostics import Diagnostics
 from qaudit.types.policies import Verdict
-from qaudit.types.subjects import Checkpoint, Subject
-from qaudit.types.text import TextFile
+from qaudit.types.subjects import Checkpoint, Subject, TextFile
 
 PluginKind = Literal["scheme", "merge", "format", "diagnostic"]
 

@@ -52,6 +52,18 @@ class WeightFile:
 
 
 @dataclass(frozen=True)
+class TextFile:
+    """A text that is a file in a Hub dataset, pinned to a commit and to the hash of its bytes."""
+
+    source: str  # as it was requested: hf://datasets/org/name[@revision]/path[::field]
+    repo: str
+    commit: str
+    path: str
+    nbytes: int
+    sha256: str  # or `git:...`, as for weights
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """One point of one training run. Never a weight."""
 

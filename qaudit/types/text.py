@@ -293,15 +293,3 @@ class Corpus:
 def _identity(window: Window) -> tuple[object, ...]:
     plain = (window.document, window.tokens.tolist(), window.scored_from)
     return plain if window.roles is None else (*plain, window.roles.tolist())
-
-
-@dataclass(frozen=True)
-class TextFile:
-    """A text that is a file in a Hub dataset, pinned to a commit and to the hash of its bytes."""
-
-    source: str  # as it was requested: hf://datasets/org/name[@revision]/path[::field]
-    repo: str
-    commit: str
-    path: str
-    nbytes: int
-    sha256: str  # or `git:...`, as for weights

@@ -13,7 +13,7 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.draws import pooled
 from qaudit.judge.draw_noise import noise_in, noise_of
-from qaudit.judge.fidelity import MEANS, agreement_of, moved_mass, reroutings
+from qaudit.judge.fidelity import MEANS, agreement_of, reroutings
 from qaudit.judge.table import Cell, Measurements
 from qaudit.types import Diagnostics, Finding, Routing, RoutingRow
 
@@ -32,7 +32,8 @@ def _rows(table: Measurements, cell: Cell) -> list[RoutingRow]:
     scored = tokens > 0
     count = tokens[scored].astype(np.float64)
     level = statistics.simultaneous(table.confidence, len(routing[0].blocks))
-    noises = [noise_in(noise_of(table, cell, sums=sums)) for sums in (reroutings, moved_mass)]
+    mass_of = MEANS["routing_moved"].sums
+    noises = [noise_in(noise_of(table, cell, sums=sums)) for sums in (reroutings, mass_of)]
 
     def row(layer: int, of_draws: list[Routing]) -> RoutingRow:
         rerouted = np.array([count - r.same[layer, scored] for r in of_draws])

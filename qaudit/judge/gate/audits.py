@@ -112,7 +112,9 @@ class GateInput:
         cells: dict[Cell, str | None] = {}
         for chosen in self.choices:
             name = chosen.bit_class
-            if (rule.bits and name not in rule.bits) or (classes and _is_off(classes, name)):
+            if (rule.bits and name not in rule.bits) or (
+                classes and classes.get(name, "off") == "off"
+            ):
                 continue
             of_class = [cell for cell in self.table.cells if self.class_of[cell[1]] == name]
             if chosen.subject is not None and chosen.scheme is not None:
@@ -201,10 +203,6 @@ def _is_any(name: str, globs: Iterable[str]) -> bool:
     return any(matches_scheme(name, glob) for glob in globs)
 
 
-def _is_off(classes: Mapping[str, Level], name: str) -> bool:
-    return classes.get(name, "off") == "off"
-
-
 @dataclass(frozen=True, eq=False)
 class Pair:
     """An audit's baseline, and one table of both, in which labels of the baseline have a prefix."""
@@ -247,27 +245,26 @@ class Pair:
 
 
 _PROTOCOL = {
-    "context": "a context of {} tokens",
-    "stride": "a stride of {} tokens",
-    "bos": "`bos={}`",
-    "packed": "`packed={}`",
-    "document_tokens": "documents of at most {} tokens",
-    "calibration_documents": "{} calibration documents",
-    "calibration_seed": "calibration seed {}",
+    "dtype": "in {}",
+    "context": "with a context of {} tokens",
+    "stride": "with a stride of {} tokens",
+    "bos": "with `bos={}`",
+    "packed": "with `packed={}`",
+    "document_tokens": "with documents of at most {} tokens",
+    "calibration_documents": "with {} calibration documents",
+    "calibration_seed": "with calibration seed {}",
 }
 _ALIKE = "measure both with the same protocol and text; such numbers do not compare"
 
 
 def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
     sides = (audit, baseline)
-    if audit.dtype != baseline.dtype:
-        raise _differ(audit, baseline, [f"in {side.dtype}" for side in sides])
     for key, text in _PROTOCOL.items():
-        values = [side.protocol.get(key) for side in sides]
+        values = [{**side.protocol, "dtype": side.dtype}.get(key) for side in sides]
         if values[0] != values[1]:
-            raise _differ(
-                audit, baseline, [f"with {text.format(_value_text(value))}" for value in values]
-            )
+            one, other = (text.format(_value_text(value)) for value in values)
+            sentence = f"`{audit.name}` was measured {one} and `{baseline.name}` {other}"
+            raise UsageError(sentence, hint=_ALIKE)
     _refuse_other_documents(audit, baseline)
     # Each release writes rollouts of its own: no rule compares them with a baseline's.
     ours, theirs = (
@@ -280,11 +277,6 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
             "documents, calibrated on another text, or scored on other choices",
             hint=_ALIKE,
         )
-
-
-def _differ(audit: GateInput, baseline: GateInput, how: list[str]) -> UsageError:
-    sentence = f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
-    return UsageError(sentence, hint=_ALIKE)
 
 
 def _value_text(value: object) -> object:

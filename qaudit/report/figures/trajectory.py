@@ -126,10 +126,6 @@ def _turn(up: Scale, straight: float) -> Iterator[Part]:
     yield Label(f"linear below {straight:g} %", RIGHT - 4, up.at(straight) + 14, "end faint bare")
 
 
-def _percent(interval: Interval) -> Interval:
-    return Interval(100 * interval.estimate, 100 * interval.low, 100 * interval.high)
-
-
 def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Series:
     look = looks(view.schemes)[scheme]
     main = {s.label: k for k, s in enumerate(trunk(view))}
@@ -137,7 +133,7 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
     placed = [(s, where.positions[s.label]) for s in view.checkpoints]
     placed += [(s, soup_position(where, k, len(view.soups))) for k, s in enumerate(view.soups)]
     points = [
-        (subject, along.at(x), _percent(error))
+        (subject, along.at(x), Interval(100 * error.estimate, 100 * error.low, 100 * error.high))
         for subject, x in placed
         if (error := view.error(subject.label, scheme)) and math.isfinite(error.estimate)
     ]
@@ -222,12 +218,12 @@ def _stages(view: View, where: Axis, along: Scale, floor: float) -> Iterator[Par
         places = [soup_position(where, k, len(view.soups)) for k in range(len(view.soups))]
         soup = view.soups[0].label if len(places) == 1 else "soups"
         names.append((soup, along.at(sum(places) / len(places))))
-    yield from _in_a_row(names, TOP - 8, LEFT)
+    yield from _in_a_row(names, TOP - 8)
 
 
-def _in_a_row(names: list[tuple[str, float]], y: float, left: float, kind: str = "") -> list[Label]:
+def _in_a_row(names: list[tuple[str, float]], y: float, kind: str = "") -> list[Label]:
     """Return names side by side, without those that would overlap the one before."""
-    labels = []
+    labels, left = [], LEFT
     for text, middle in names:
         half = pixels_of(short := name(text, 16)) / 2
         if middle - half > left:
@@ -258,7 +254,7 @@ def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
     parts += [Path(drawn, "line ink") for drawn in lines]
     parts += [frame.mark("o", x, y, "faint") for x, y in points] if len(points) <= MANY else []
     named = [(p.name, along.at((p.begin + p.end) / 2)) for p in phases(view, where)]
-    parts += _in_a_row(named, floor - 12, LEFT, "faint bare")
+    parts += _in_a_row(named, floor - 12, "faint bare")
     return parts
 
 
