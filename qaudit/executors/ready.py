@@ -41,7 +41,8 @@ from qaudit.planning.keeping import kept_specs
 from qaudit.planning.passes import with_draws
 from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
-from qaudit.text.texts import fetch_texts, read_corpus
+from qaudit.text.hub_texts import fetch_texts
+from qaudit.text.texts import read_corpus
 from qaudit.types import CHOICES, Corpus, Plan, Subject
 from qaudit.version import __version__
 

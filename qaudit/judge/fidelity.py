@@ -35,8 +35,10 @@ def _known(of: Callable[[Evidence], npt.NDArray[Any] | None]) -> Callable[[Evide
     """Return a function to sums over the tokens of each document; NaN where none were recorded."""
 
     def sums(evidence: Evidence) -> Array:
-        known = of(evidence)
-        return np.full(len(evidence.tokens), np.nan) if known is None else known.astype(np.float64)
+        sums_D = of(evidence)
+        return (
+            np.full(len(evidence.tokens), np.nan) if sums_D is None else sums_D.astype(np.float64)
+        )
 
     return sums
 

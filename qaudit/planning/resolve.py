@@ -24,7 +24,7 @@ from qaudit.judge.content import content_findings
 from qaudit.planning.shipped import find_shipped
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
-from qaudit.text.texts import find_texts, hub_sources, with_default_texts
+from qaudit.text.hub_texts import find_texts, hub_sources, with_default_texts
 from qaudit.types import Checkpoint, Finding, Recipe, Ref, Subject, TextFile, digest
 
 

@@ -287,8 +287,8 @@ class _File:
             if keys.rule not in (names := [*rules, *CODES]):
                 sentence = f"there is no rule `{keys.rule}`"
                 self.refuse(place, sentence, nearest(keys.rule, names))
-            own = {"reason": keys.reason.strip(), "line": self.line(place[:2])}
-            yield Ignore(**keys.model_dump() | own)
+            more = {"reason": keys.reason.strip(), "line": self.line(place[:2])}
+            yield Ignore(**keys.model_dump() | more)
 
 
 def _explained(error: Mapping[str, Any]) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series_files import with_files
-from qaudit.text.texts import find_text
+from qaudit.text.hub_texts import find_text
 from tests.support.fetching import write
 from tests.support.hub import Hub
 from tests.support.series import find_series

@@ -223,12 +223,12 @@ def _stages(view: View, where: Axis, along: Scale, floor: float) -> Iterator[Par
 
 def _in_a_row(names: list[tuple[str, float]], y: float, kind: str = "") -> list[Label]:
     """Return names side by side, without those that would overlap the one before."""
-    labels, left = [], LEFT
+    labels, begin = [], LEFT
     for text, middle in names:
         half = pixels_of(short := name(text, 16)) / 2
-        if middle - half > left:
+        if middle - half > begin:
             labels.append(Label(short, middle, y, f"middle {kind}".strip()))
-            left = middle + half + 8
+            begin = middle + half + 8
     return labels
 
 
