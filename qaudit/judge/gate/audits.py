@@ -262,8 +262,8 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
     for key, text in _PROTOCOL.items():
         values = [{**side.protocol, "dtype": side.dtype}.get(key) for side in sides]
         if values[0] != values[1]:
-            ours, theirs = (text.format(_value_text(value)) for value in values)
-            sentence = f"`{audit.name}` was measured {ours} and `{baseline.name}` {theirs}"
+            how = [text.format(_value_text(value)) for value in values]
+            sentence = f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
             raise UsageError(sentence, hint=_ALIKE)
     _refuse_other_documents(audit, baseline)
     # Each release writes rollouts of its own: no rule compares them with a baseline's.
