@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.core.statistics import (
     UNKNOWN,
@@ -101,12 +101,14 @@ def moderated(noise: DrawNoise, others: Sequence[DrawNoise]) -> DrawNoise:
     if not known or not noise.variance > 0:
         return noise
     half_K = np.array([other.freedom / 2 for other in known])
-    log_K = np.log([other.variance for other in known]) - special.digamma(half_K) + np.log(half_K)
-    scatter, count = float(special.polygamma(1, half_K).mean()), len(known)
+    log_K = (
+        np.log([other.variance for other in known]) - scipy.special.digamma(half_K) + np.log(half_K)
+    )
+    scatter, count = float(scipy.special.polygamma(1, half_K).mean()), len(known)
     beyond = max(0.0, float(np.var(log_K, ddof=1)) - scatter) if count > 1 else 0.0
     between = (CELLS * BETWEEN + (count - 1) * beyond) / (CELLS + count - 1)
     half = _inverse_trigamma(between + (between + scatter) / count)
-    prior = math.exp(float(log_K.mean()) + float(special.digamma(half)) - math.log(half))
+    prior = math.exp(float(log_K.mean()) + float(scipy.special.digamma(half)) - math.log(half))
     together = sum(other.together for other in known) / count
     freedom = 2 * half + noise.freedom
     return DrawNoise(
@@ -120,8 +122,8 @@ def _inverse_trigamma(value: float) -> float:
     """Return where the trigamma function has a value, by Newton's method on its reciprocal."""
     x = 0.5 + 1 / value
     for _ in range(50):
-        trigamma = float(special.polygamma(1, x))
-        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
+        trigamma = float(scipy.special.polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, x))
         x += step
         if abs(step) < 1e-10 * x:
             break
@@ -238,8 +240,8 @@ def added_by_draws(
     `luck` is by how much the estimated variance of draws is off.
     """
     level, n = 0.5 + confidence / 2, spread.documents
-    of_document = float(special.stdtrit(spread.freedom, level)) * (1 + 1 / n)
-    quantile = float(special.stdtrit(of_draws.freedom, level))
+    of_document = float(scipy.special.stdtrit(spread.freedom, level)) * (1 + 1 / n)
+    quantile = float(scipy.special.stdtrit(of_draws.freedom, level))
     added = quantile**2 * of_draws.variance * luck - of_document**2 * of_draws.together
     more: Array = np.maximum(0.0, added)
     return more
@@ -256,6 +258,6 @@ def over_repetitions(values: Sequence[float], confidence: float = 0.95) -> Inter
         return None
     numbers = np.asarray(values, dtype=np.float64)
     mean, n = float(numbers.mean()), len(numbers)
-    quantile = float(special.stdtrit(n - 1, 0.5 + confidence / 2))
+    quantile = float(scipy.special.stdtrit(n - 1, 0.5 + confidence / 2))
     half = quantile * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)

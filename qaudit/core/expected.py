@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.core.statistics import Array
 from qaudit.types import Interval
@@ -64,7 +64,7 @@ class Expectations:
 
 
 def reach(runs: int) -> float:
-    return float(special.stdtrit(max(1, runs - 3), 0.5 + CONFIDENCE / 2))
+    return float(scipy.special.stdtrit(max(1, runs - 3), 0.5 + CONFIDENCE / 2))
 
 
 def signals(tokens_by_parameter: float, decayed: float) -> tuple[float, float, float]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.core import statistics
 from qaudit.types import Interval
@@ -58,7 +58,7 @@ def mean_accuracy(rights: Sequence[Marks], confidence: float) -> Interval:
         share = (float(right_N.sum()) + _HALF) / count
         variance += share * (1 - share) / count
     estimate = sum(shares) / len(shares)
-    half = float(special.ndtri(0.5 + confidence / 2)) * math.sqrt(variance) / len(shares)
+    half = float(scipy.special.ndtri(0.5 + confidence / 2)) * math.sqrt(variance) / len(shares)
     return Interval(estimate, max(0.0, estimate - half), min(1.0, estimate + half))
 
 
@@ -90,7 +90,7 @@ def drop(tasks: Sequence[Marked], confidence: float, *, normalized: bool) -> Int
         mean = float(weight_M @ residual_M)
         variance += float(weight_M @ (residual_M - mean) ** 2) / count
     freedom = sum(len(task.full_N) for task in tasks) + 1
-    half = float(special.stdtrit(freedom, 0.5 + confidence / 2)) * math.sqrt(variance) / under
+    half = float(scipy.special.stdtrit(freedom, 0.5 + confidence / 2)) * math.sqrt(variance) / under
     return Interval(estimate, min(estimate, center - half), max(estimate, center + half))
 
 
@@ -112,7 +112,7 @@ def flips(tasks: Sequence[Marked], confidence: float) -> Interval:
 
 def reach_of_draw(deviation: float, freedom: float, confidence: float) -> float:
     """Return how far a draw reaches whose standard deviation was estimated with some freedom."""
-    return float(special.stdtrit(freedom, 0.5 + confidence / 2)) * deviation
+    return float(scipy.special.stdtrit(freedom, 0.5 + confidence / 2)) * deviation
 
 
 def mcnemar(lost: int, won: int) -> float:
@@ -120,7 +120,9 @@ def mcnemar(lost: int, won: int) -> float:
     if discordant == 0:
         return 1.0
     low = min(lost, won)
-    below, at_most = (special.bdtr(k, discordant, 0.5) if k >= 0 else 0.0 for k in (low - 1, low))
+    below, at_most = (
+        scipy.special.bdtr(k, discordant, 0.5) if k >= 0 else 0.0 for k in (low - 1, low)
+    )
     return float(min(1.0, below + at_most))
 
 
@@ -129,7 +131,7 @@ def margin_factor(ratio_N: Scores, confidence: float) -> Interval | None:
     count = len(ratio_N)
     if count < 6:  # below six, the least and the largest do not hold the median at 95 %
         return None
-    chances = special.bdtr(np.arange(count + 1), count, 0.5)
+    chances = scipy.special.bdtr(np.arange(count + 1), count, 0.5)
     reach = int(np.searchsorted(chances, (1 - confidence) / 2))
     low, high = max(0, reach - 1), min(count - 1, count - reach)
     return Interval(float(np.median(ratio_N)), float(ratio_N[low]), float(ratio_N[high]))

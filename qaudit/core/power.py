@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.core.draws import DrawNoise, Pooled, added_by_draws, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Spread, Statistic, Sums, reach
@@ -67,13 +67,13 @@ class Pilot:
         alone = 0.0
         if draws is not None:
             alone = draws.variance - draws.together
-            luck = special.chdtri(draws.freedom, LUCK) / draws.freedom
+            luck = scipy.special.chdtri(draws.freedom, LUCK) / draws.freedom
             added = added_by_draws(draws, spread, confidence, luck)
             reached = np.hypot(reached, np.sqrt(added))
         total = math.hypot(spread.standard_error, math.sqrt(alone))
         if not math.isfinite(total) or total == 0.0:
             return float(total == 0.0 and effect > 0)
-        return float(np.mean(special.ndtr((effect - reached) / total)))
+        return float(np.mean(scipy.special.ndtr((effect - reached) / total)))
 
     def _draws(self, documents: int) -> DrawNoise | None:
         if self.draws is None:
@@ -85,7 +85,7 @@ class Pilot:
 
 def _upper(error: float, freedom: float) -> float:
     """Return an upper bound of a standard error, for `BOUND` of all pilots."""
-    return error * math.sqrt(freedom / float(special.chdtri(freedom, BOUND)))
+    return error * math.sqrt(freedom / float(scipy.special.chdtri(freedom, BOUND)))
 
 
 def _with_documents(spread: Spread, documents: int) -> Spread:
@@ -140,8 +140,8 @@ def documents_to_decide(
         if moved <= 0.0:
             return distance > reached
         error = math.sqrt(moved)
-        chance = special.ndtr((distance - reached) / error)
-        return bool(chance + special.ndtr((-distance - reached) / error) >= POWER)
+        chance = scipy.special.ndtr((distance - reached) / error)
+        return bool(chance + scipy.special.ndtr((-distance - reached) / error) >= POWER)
 
     return _smallest(is_enough, max(MINIMUM_DOCUMENTS, spread.documents + 1), MOST_TO_DECIDE)
 
@@ -189,7 +189,7 @@ def detectable_drop(items: Sequence[int], flips: float, confidence: float = 0.95
     variance of a difference, less the square of what they change one way.
     """
     error = math.sqrt(sum(flips / count for count in items)) / len(items)
-    return float(special.ndtri(0.5 + confidence / 2) + special.ndtri(POWER)) * error
+    return float(scipy.special.ndtri(0.5 + confidence / 2) + scipy.special.ndtri(POWER)) * error
 
 
 def items_to_detect(
@@ -205,10 +205,10 @@ def items_to_detect(
     reached = interval.estimate - interval.low
     if interval.estimate <= margin:
         reached = interval.high - interval.estimate
-    quantile = float(special.ndtri(0.5 + confidence / 2))
+    quantile = float(scipy.special.ndtri(0.5 + confidence / 2))
     if not 0.0 < effect < math.inf or not math.isfinite(reached):
         return None
-    power = float(special.ndtri(POWER))
+    power = float(scipy.special.ndtri(POWER))
 
     def enough(count: int) -> bool:
         reach_there = reached * math.sqrt(items / count)

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.core.statistics import Array
 from qaudit.types.conclusions import Method
@@ -53,20 +53,20 @@ class Predicted:
     freedom: int
 
     def reach(self, confidence: float) -> float:
-        return float(special.stdtrit(self.freedom, 0.5 + confidence / 2))
+        return float(scipy.special.stdtrit(self.freedom, 0.5 + confidence / 2))
 
     def below(self, level: float) -> Array:
         """Return the probability of each new value to lie below a level."""
-        chance_M: Array = special.stdtr(self.freedom, (level - self.values_M) / self.errors_M)
+        chance_M: Array = scipy.special.stdtr(self.freedom, (level - self.values_M) / self.errors_M)
         return chance_M
 
     def gains(self, level: float) -> Array:
         """Return by how much each new value is expected to go below a level."""
         t_M, nu = (level - self.values_M) / self.errors_M, self.freedom
-        size = math.exp(special.gammaln((nu + 1) / 2) - special.gammaln(nu / 2))
+        size = math.exp(scipy.special.gammaln((nu + 1) / 2) - scipy.special.gammaln(nu / 2))
         density_M = size / math.sqrt(nu * math.pi) * (1 + t_M**2 / nu) ** (-(nu + 1) / 2)
         tail_M = density_M * (nu + t_M**2) / (nu - 1)
-        gained: Array = self.errors_M * (t_M * special.stdtr(nu, t_M) + tail_M)
+        gained: Array = self.errors_M * (t_M * scipy.special.stdtr(nu, t_M) + tail_M)
         return np.maximum(gained, 0.0)
 
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.types import Interval
 
@@ -102,7 +102,7 @@ def spread_of(influence_D: Array) -> Spread:
 def reach(spread: Spread, confidence: float) -> tuple[float, float]:
     """Return how far the interval reaches below and above the estimate."""
     n = spread.documents
-    quantile = float(special.stdtrit(spread.freedom, 0.5 + confidence / 2))
+    quantile = float(scipy.special.stdtrit(spread.freedom, 0.5 + confidence / 2))
     shift = SKEWNESS_WEIGHT * spread.skewness * (1 + 2 * quantile**2) / math.sqrt(n)
     half = quantile * (1 + 1 / n)
     below, above = half + max(-shift, 0.0), half + max(shift, 0.0)
@@ -197,7 +197,7 @@ def median(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     count = len(ordered)
     # Of ranks 1 to n, the true median is between r and n + 1 - r with this confidence at least.
-    upto = special.bdtr(np.arange(count), count, 0.5)
+    upto = scipy.special.bdtr(np.arange(count), count, 0.5)
     rank = int(np.searchsorted(upto, (1 - confidence) / 2))
     low, high = (ordered[rank - 1], ordered[count - rank]) if rank else (-np.inf, np.inf)
     return Interval(float(ordered[(count - 1) // 2]), float(low), float(high))
@@ -207,7 +207,7 @@ def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the share of correct items with Wilson's interval, which never has width zero."""
     hits = np.asarray(correct, dtype=np.float64)
     n, share = len(hits), float(hits.mean())
-    z = float(special.ndtri(0.5 + confidence / 2))
+    z = float(scipy.special.ndtri(0.5 + confidence / 2))
     center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(share, max(0.0, center - half), min(1.0, center + half))
@@ -216,7 +216,7 @@ def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
 def spread_from(result: Interval, documents: int, confidence: float) -> Spread:
     """Return the spread that makes an interval of so many documents, by its longer side."""
     reached = max(result.estimate - result.low, result.high - result.estimate)
-    quantile = float(special.stdtrit(max(1, documents - 1), 0.5 + confidence / 2))
+    quantile = float(scipy.special.stdtrit(max(1, documents - 1), 0.5 + confidence / 2))
     return Spread(documents, reached / (quantile * (1 + 1 / documents)), documents - 1.0, 0.0)
 
 
@@ -229,7 +229,7 @@ def widening(confidence: float, intervals: int, documents: int) -> float:
     """Return how many times wider intervals have to be read for all of them to hold at once."""
     freedom = max(1, documents - 1)
     alone, all_of_them = (
-        float(special.stdtrit(freedom, 0.5 + level / 2))
+        float(scipy.special.stdtrit(freedom, 0.5 + level / 2))
         for level in (confidence, simultaneous(confidence, intervals))
     )
     return all_of_them / alone if alone > 0 else math.inf

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import special
+import scipy  # its parts load where they are first used
 
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.curvature.lanczos import beside, dot, norm
@@ -82,7 +82,7 @@ class Trace:
         mean, probes = float(self.samples_N.mean()), len(self.samples_N)
         if probes < 2 or not math.isfinite(mean):
             return Interval(mean, -math.inf, math.inf)
-        reach = float(special.stdtrit(probes - 1, 0.5 + self.confidence / 2))
+        reach = float(scipy.special.stdtrit(probes - 1, 0.5 + self.confidence / 2))
         return Interval(
             mean, mean - reach * self.standard_error, mean + reach * self.standard_error
         )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.linalg import eigh_tridiagonal
+import scipy  # its parts load where they are first used
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ def _read(
     if not np.isfinite(diagonal).all():
         unknown = Eigenvalue(math.nan, math.inf)
         return Ends((unknown,) * search.count, unknown, len(diagonal), reached=False)
-    values_S, vectors_SS = eigh_tridiagonal(np.array(diagonal), np.array(beside_it))
+    values_S, vectors_SS = scipy.linalg.eigh_tridiagonal(np.array(diagonal), np.array(beside_it))
     residual_S = next_one * np.abs(vectors_SS[-1])
     pairs = [Eigenvalue(float(v), float(r)) for v, r in zip(values_S, residual_S, strict=True)]
     largest = tuple(pairs[::-1][: search.count])

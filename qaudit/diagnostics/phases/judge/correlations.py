@@ -25,7 +25,7 @@ from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+import scipy  # its parts load where they are first used
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
@@ -113,7 +113,7 @@ def _error(run: PhaseRun, scheme: str, label: str) -> float:
 
 def ranks_of(values: npt.ArrayLike) -> Array:
     """Return ranks, equal values sharing theirs."""
-    ranks: Array = stats.rankdata(np.asarray(values, dtype=np.float64))
+    ranks: Array = scipy.stats.rankdata(np.asarray(values, dtype=np.float64))
     return ranks
 
 
@@ -152,7 +152,7 @@ def around(
     if freedom < LEAST:
         return Interval(estimate, -1.0, 1.0)
     error = math.sqrt((1 + estimate**2 / 2) / (freedom - 3))
-    half = float(special.stdtrit(freedom - 2, 0.5 + confidence / 2)) * error
+    half = float(scipy.special.stdtrit(freedom - 2, 0.5 + confidence / 2)) * error
     middle = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, estimate)))
     low, high = math.tanh(middle - half), math.tanh(middle + half)
     return Interval(estimate, min(estimate, low), max(estimate, high))
@@ -178,7 +178,7 @@ def probability(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
     if n > EXACT:
         freedom = n - 2
         t = abs(correlation) * math.sqrt(freedom / max(1e-300, 1 - correlation**2))
-        return float(2 * special.stdtr(freedom, -t))
+        return float(2 * scipy.special.stdtr(freedom, -t))
     left, right = ranks_of(a), ranks_of(b)
     orders_PN = np.array(list(permutations(range(n))))
     products_P = right[orders_PN] @ (left - left.mean())
