@@ -20,7 +20,8 @@ because sum P e^v = sum Q = 1. Every term is at least 0, so that KL is, and smal
 digits in float32: an error d of the logarithms moves the result by d^2 / 2 only. Where no |v|
 reaches 1/4 a term is v^2 / 2 + v^3 / 6, and where none reaches 1/64 it is v^2 / 2, each to 0.5 % of
 itself. Rows where none of these is finite (a token that P rules out, a v beyond the range of
-float32) are computed by the definition, in float64. A GPU takes the exact form of v for all rows.
+float32) are computed by the definition, in float64. A GPU takes the exact form of v wherever the
+divergence is small.
 
 The likeliest token is the same where the stream gives full precision's likeliest token no less
 than any other: a tie agrees.
@@ -152,21 +153,21 @@ class Reference:
     def _compare_on_gpu(
         self, q_NV: Tensor, work_NV: Tensor, highest_N1: Tensor, total_N1: Tensor
     ) -> Tensor:
-        """Return divergences by the exact form.
-
-        A GPU would wait to learn which rows are small, and memory takes most of its time.
-        """
+        """Return divergences by both forms of v: a GPU would wait to learn which rows are small."""
         import torch
 
         # In float64: the two are close, and each is rounded already.
         shift_N1 = highest_N1.double() - self.highest_N1.double()
         shift_N1 += (total_N1.double() / self.total_N1.double()).log()
-        v_NV = torch.sub(q_NV, self.logits_NV, out=work_NV).sub_(shift_N1.float())
-        kl_N = (_excess(v_NV, self.weights_NV) / self.total_N1.squeeze(1)).clamp_(min=0)
-        odd_S = ~torch.isfinite(kl_N)
-        if bool(odd_S.any()):
-            kl_N[odd_S] = divergence(self.logits_NV[odd_S], q_NV[odd_S]).float()
-        return kl_N
+        rounded_N1 = shift_N1.float()
+        v_NV = torch.sub(q_NV, self.logits_NV, out=work_NV).sub_(rounded_N1)
+        # What P rules out adds nothing, whatever Q makes of it; other NaN are in the shift, too.
+        sums_N1 = (v_NV * self.weights_NV).nan_to_num_(0, torch.inf, -torch.inf).sum(1, True)
+        kl_N1 = shift_N1 - rounded_N1.double() - sums_N1 / self.total_N1
+        kl_N = kl_N1.squeeze(1).float().clamp_(min=0)
+        small_N = _excess(v_NV, self.weights_NV) / self.total_N1.squeeze(1)
+        is_small_N = (kl_N <= _TRUSTED) & torch.isfinite(small_N)
+        return torch.where(is_small_N, small_N.clamp_(min=0), kl_N)
 
     @np.errstate(all="ignore")  # what is not finite is computed again
     def _compare_on_cpu(

@@ -11,7 +11,7 @@ compared has its losses all the same, and a note that names the reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,6 +25,7 @@ from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import BlockModel
+from qaudit.model.copies import Copies, HostCopy
 
 
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
@@ -32,15 +33,22 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
 
     The first is what the others are compared with, and all with the reference, if there is one.
     """
-    for k, batch in enumerate(tokens.feed.evaluation):
-        _read_batch(tokens, streams, k, batch)
+    copies = Copies(tokens.model.device)
+    batches = [
+        (batch, _read_batch(tokens, streams, k, batch, copies))
+        for k, batch in enumerate(tokens.feed.evaluation)
+    ]
+    for batch, copied in batches:
+        _tally(batch, streams, copied)
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
         with timed(tokens.model.device, stream.tally):
             stream.tokens(tokens).items.read_out(stream.name, stream.tally)
 
 
-def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch) -> None:
+def _read_batch(
+    tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch, copies: Copies
+) -> _CopiedRows:
     model = tokens.model
     targets_N = batch.tokens_BT[:, 1:].reshape(-1).to(model.device, torch.long)
     readings = []
@@ -69,9 +77,45 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
                         part.read(reading, logits_NV, wrote=reading is readings[0])
                 if len(groups) == 1:
                     part.reference = None  # its memory is that of the next part
-    for reading in readings:
+    return _CopiedRows.of([rows for r in readings for rows in (r.rows, r.beside)], copies)
+
+
+@dataclass(frozen=True, eq=False)
+class _CopiedRows:
+    """Results on their way to the host, in one copy for which a GPU is not waited for."""
+
+    kinds: list[dict[str, tuple[torch.Size, torch.dtype]]]
+    values: HostCopy | None
+
+    @classmethod
+    def of(cls, named: list[dict[str, Tensor]], copies: Copies) -> _CopiedRows:
+        columns = [_columns(values_N) for rows in named for values_N in rows.values()]
+        values = copies.to_host(torch.cat(columns)) if columns else None
+        kinds = [{name: (v_N.shape, v_N.dtype) for name, v_N in rows.items()} for rows in named]
+        return cls(kinds, values)
+
+    def read(self) -> Iterator[list[ComparedRows]]:
+        first = 0
+        for kinds in self.kinds:
+            read = {}
+            for name, (shape, dtype) in kinds.items():
+                assert self.values is not None
+                values_CN = self.values.read()[first : first + shape[1:].numel()]
+                read[name] = values_CN.T.reshape(shape).to(dtype)
+                first += shape[1:].numel()
+            yield [ComparedRows(**read)] if read else []
+
+
+def _columns(values_N: Tensor) -> Tensor:
+    """Return values of rows, a column of them or several, as rows of float32."""
+    return values_N.reshape(len(values_N), values_N.shape[1:].numel()).T.float()
+
+
+def _tally(batch: Batch, streams: Sequence[Stream], copied: _CopiedRows) -> None:
+    rows = copied.read()
+    for stream in streams:
         shape = (batch.tokens_BT.shape[0], batch.tokens_BT.shape[1])
-        reading.stream.tally.read(shape, *map(_as_rows, (reading.rows, reading.beside)))
+        stream.tally.read(shape, next(rows), next(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +136,6 @@ class _StreamRows:
                 if name not in rows:
                     rows[name] = values.new_empty(len(self.hidden_ND), *values.shape[1:])
                 rows[name][place] = values
-
-
-def _as_rows(rows: dict[str, Tensor]) -> list[ComparedRows]:
-    return [ComparedRows(**rows)] if rows else []
 
 
 def _logits(model: BlockModel, group: Sequence[_StreamRows], chunk: slice) -> Sequence[Tensor]:

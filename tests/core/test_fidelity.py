@@ -1,5 +1,7 @@
 """Divergence, agreement and losses of rows, held against their definitions in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -73,16 +75,31 @@ def test_sums_in_float32_are_right_to_their_rounding(noise, shift):
     assert (error_N <= 0.006 * kl_N + 1e-12).all()  # 5e-7 of 1e-4, and input rounded to 1e-6
 
 
-def test_a_gpu_takes_the_exact_form_with_one_wait():
-    p_NV, q_NV, targets_N = rows(5, count=40, noise=0.01)
+@pytest.mark.parametrize("noise", [1e-4, 0.01, 1.0])
+def test_a_gpu_compares_without_a_wait(noise):
+    p_NV, q_NV, targets_N = rows(5, count=40, noise=noise)
     kl_N, _, same_N = plain(p_NV, q_NV, targets_N)
+    compared = on_gpu(p_NV, q_NV, targets_N)
+    atol = 1e-6 * np.sqrt(2 * kl_N) + 1e-12 + rounding(p_NV, q_NV) * (kl_N > TRUSTED)
+    assert (abs(compared.kl_N.double().numpy() - kl_N) <= atol + 1e-5 * kl_N).all()
+    assert compared.same_top_N.tolist() == same_N.tolist()
+
+
+def on_gpu(p_NV, q_NV, targets_N):
     with pretended() as device:
-        targets_N = targets_N.to("cuda")
-        reference = Reference.of(p_NV.to("cuda"), targets_N)
-        compared = reference.compare(q_NV.to("cuda"), targets_N)
-        assert device.waits.total() == 1
-        np.testing.assert_allclose(compared.kl_N.cpu(), kl_N, rtol=1e-3)
-        assert compared.same_top_N.tolist() == same_N.tolist()
+        p_NV, q_NV, targets_N = (x.to("cuda") for x in (p_NV, q_NV, targets_N))
+        compared = Reference.of(p_NV, targets_N).compare(q_NV, targets_N)
+        assert not device.waits
+        return replace(compared, kl_N=compared.kl_N.cpu(), same_top_N=compared.same_top_N.cpu())
+
+
+def test_a_gpu_compares_rows_that_are_not_finite():
+    inf, nan = torch.inf, torch.nan
+    p_NV = torch.tensor([[0, 1, -inf], [0, 1, -inf], [500, 0, 0], [0, 1, 2], [0, nan, 1]])
+    q_NV = torch.tensor([[0, 1, -50], [0, 1, -inf], [0, 500, 0], [0, -inf, 2], [0, 0, 0.0]])
+    kl_N = on_gpu(p_NV, q_NV, torch.zeros(5, dtype=torch.long)).kl_N
+    expected_N = torch.tensor([0, 0, 500, inf, nan])
+    torch.testing.assert_close(kl_N, expected_N, equal_nan=True, atol=1e-6, rtol=1e-6)
 
 
 def test_a_small_divergence_keeps_its_digits_where_the_definition_in_float32_has_none():

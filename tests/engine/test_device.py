@@ -36,15 +36,15 @@ from tests.support.schemes import LEARNED
 # Waits of the host in two blocks, and copies of memory that is not pinned: lower them where they
 # fall, and raise none. A scheme that is not here may wait as often as rounding to nearest.
 WAITS = {
-    "atom": 136, "awq": 106, "bnb-int8": 69, "duquant": 112, "flatquant": 183, "gptaq": 114,
-    "gptq": 106, "hqq": 83, "mr-gptq": 120, "mxfp4": 83, "mxfp4a16": 83, "nvfp4": 102,
-    "nvfp4a16": 83, "ostquant": 269, "qronos": 122, "quarot": 152, "quarot-rtn": 77, "quik": 152,
-    "smoothquant": 74, "spinquant": 269,
-    **{name: 69 for name in NAMES if name.startswith("gguf-")},
+    "atom": 124, "awq": 94, "bnb-int8": 57, "duquant": 100, "flatquant": 171, "gptaq": 102,
+    "gptq": 94, "hqq": 71, "mr-gptq": 108, "mxfp4": 71, "mxfp4a16": 71, "nvfp4": 90,
+    "nvfp4a16": 71, "ostquant": 257, "qronos": 110, "quarot": 140, "quarot-rtn": 65, "quik": 140,
+    "smoothquant": 62, "spinquant": 257,
+    **{name: 57 for name in NAMES if name.startswith("gguf-")},
 }  # fmt: skip
 UPLOADS = {"bnb-fp4": 59, "bnb-nf4": 59, "fp8": 59, "mr-gptq": 74}
 UPLOADS |= {"ostquant": 64, "spinquant": 64}
-OF_ROUNDING, UPLOADS_OF_MOST = 55, 62
+OF_ROUNDING, UPLOADS_OF_MOST = 43, 62
 NOISE = 1e-4  # of a loss, where gradients are followed
 
 
