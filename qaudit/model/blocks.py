@@ -227,6 +227,16 @@ class BlockModel:
         outside = {n for n in self._skeleton.missing if not n.startswith(self._prefix(""))}
         model.tie_weights(missing_keys=outside, recompute_mapping=False)
         must_be_filled(model, "the model outside its blocks", self._skeleton.idle)
+        self._place_first_of_towers()
+
+    def _place_first_of_towers(self) -> None:
+        """Fill the first parameter with zeros where none is read: its device is the model's."""
+        for module in (self._skeleton.model, self._skeleton.model.base_model):
+            name, first = next(module.named_parameters())
+            if first.is_meta:
+                zeros = {name: torch.zeros_like(first, device=self.device)}
+                module.load_state_dict(zeros, strict=False, assign=True)
+                module.requires_grad_(False)
 
     def _prefix(self, index: int | str) -> str:
         return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"

@@ -9,9 +9,10 @@ STREAMABLE = frozenset({
     "apertus", "bloom", "cohere", "cohere2", "deepseek_v4", "exaone4", "falcon", "falcon_h1",
     "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4", "gemma4_text",
     "gemma4_unified_text", "glm", "glm4", "glm_moe_dsa", "gpt2", "gpt_neo", "gpt_neox", "gpt_oss",
-    "gptj", "granite", "hy_v4", "llama", "mistral", "mistral_large4", "mixtral", "nemotron", "olmo",
-    "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3",
-    "qwen3_moe", "rwkv", "seed_oss", "smollm3", "stablelm", "starcoder2", "zaya",
+    "gptj", "granite", "hy_v4", "idefics3", "llama", "mistral", "mistral_large4", "mixtral",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe", "rwkv", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "zaya",
 })  # fmt: skip
 """Model types whose streamed logits are held bit-identical to `transformers` by a test."""
 

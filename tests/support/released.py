@@ -20,7 +20,7 @@ from transformers import (
 from tests.support.models import VOCABULARY, text
 from tests.support.reference.plain_gptq import find_scale
 
-WRAPPERS = ("gemma3", "gemma4", "mistral_large4")
+WRAPPERS = ("gemma3", "gemma4", "idefics3", "mistral_large4")
 
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
@@ -112,6 +112,11 @@ RELEASED: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {**TEXT, "global_head_dim": 16, "sliding_window": 16},
     "glm_moe_dsa": SPARSE,
     "hy_v4": {**SPARSE, "hc_mult": 2},
+    "idefics3": {  # asks its first parameter, which is of a tower, for the device
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": VISION,
+        "image_token_id": VOCABULARY - 1,
+    },
     "mistral_large4": {
         "text_config": {**SPARSE, "kv_source_layers": [0, 0]},
         "vision_config": VISION,
