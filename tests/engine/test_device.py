@@ -67,8 +67,10 @@ def must_be_equal(read, expected, tolerance=0.0):
         np.testing.assert_allclose(read[name], expected[name], rtol=tolerance, err_msg=name)
 
 
-# One type of GGUF and one learned transform run here, all of them nightly.
+# One type of GGUF, one of floats, one of bitsandbytes and one learned transform run here, all of
+# them nightly.
 NIGHTLY = {"duquant", "ostquant", "spinquant", *(n for n in NAMES if n.startswith("gguf-"))}
+NIGHTLY |= {"bnb-fp4", "mxfp4", "mxfp4a16", "nvfp4a16", "quarot-rtn"}
 NIGHTLY -= {"gguf-q4_k_m"}
 EACH_NAME = [
     pytest.param(name, marks=pytest.mark.slow if name in NIGHTLY else ()) for name in NAMES

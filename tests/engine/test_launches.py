@@ -20,7 +20,7 @@ MOST_OF_A_STEP = {
     "flatquant-4bit": (1_182, 12), "ostquant-4bit": (1_038, 20), "spinquant-4bit": (558, 20),
 }  # fmt: skip
 # The columns of MR-GPTQ are rounded by the plain loop: the kernel has no grids of floats.
-NIGHTLY = {"mr-gptq", "duquant-4bit", "spinquant-4bit"}
+NIGHTLY = {"mr-gptq", "duquant-4bit", "ostquant-4bit", "spinquant-4bit", "gguf-q4_k"}
 
 
 def each(names):

@@ -25,10 +25,15 @@ TYPES = {
     "qwen3_vl_moe": "in blocks",  # a wrapper, experts stored as one tensor
     "zamba": "refused",  # blocks that share weights
 }
+# Beside others of their kind: shared keys, mamba, experts.
+NIGHTLY = {"gemma4_unified_text", "jamba", "longcat_flash"}
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own, of rare types
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize(
+    "model_type",
+    [pytest.param(t, marks=pytest.mark.slow if t in NIGHTLY else ()) for t in TYPES],
+)
 def test_losses_of_a_type_are_those_of_plain_transformers(model_type: str) -> None:
     result = audit.result_of(model_type)
     assert result["runs"] == TYPES[model_type], result
