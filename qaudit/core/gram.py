@@ -17,7 +17,7 @@ differences of bf16 numbers are not bf16: it costs about twice the Gram matrix.
 
 Given up: sums in double precision. GPTQ damps the diagonal by percents.
 
-Shapes: T tokens, C columns (features).
+Shapes: T tokens, C columns (features), R rows, S scales tried.
 """
 
 from __future__ import annotations
@@ -130,3 +130,38 @@ def _bf16_products(x_TC: Tensor) -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
+
+
+def quadratic_forms(error_SRC: Tensor, upper_CC: Tensor) -> Tensor:
+    """Return the sums over rows of e U e^T, skipping the blocks below the diagonal of U."""
+    columns, error_NC = len(upper_CC), error_SRC.flatten(0, 1)
+    panel = max(SMALLEST_PANEL, -(-columns // PANELS))
+    total_S = error_SRC.new_zeros(len(error_SRC))
+    for start, stop in _panels(columns, panel):
+        product_NB = error_NC[:, :stop] @ upper_CC[:stop, start:stop]
+        product_NB.mul_(error_NC[:, start:stop])
+        total_S += product_NB.view(len(total_S), -1).sum(1)
+    return total_S
+
+
+@contextmanager
+def tf32_products(weight_RC: Tensor) -> Iterator[None]:
+    """Let a GPU multiply float32 with 10 bits of mantissa: it chooses a ratio, and rounds nothing.
+
+    `python -m benchmarks.tf32` shows that no chosen ratio changes.
+    """
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    try:
+        before = settings.allow_tf32
+    except RuntimeError:  # torch refuses to read this after `fp32_precision` was set
+        before = True
+    if weight_RC.device.type != "cuda" or before:
+        yield
+        return
+    settings.allow_tf32 = True
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = False

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from qaudit.core.gram import tf32_products
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes import awq
-from qaudit.core.schemes.awq import _tf32_products
 from tests.support.pretended_device import pretended
 from tests.support.reference.plain_awq import clip_and_round, search_scale
 
@@ -250,11 +250,11 @@ def test_a_gpu_tries_candidates_together_and_chooses_the_same(chunk, monkeypatch
 
 def test_a_gpu_multiplies_in_tf32_and_the_setting_is_put_back():
     settings = torch.backends.cuda.matmul
-    with _tf32_products(torch.ones(1)):
+    with tf32_products(torch.ones(1)):
         assert not settings.allow_tf32
     with pretended():
         weight = torch.ones(1, device="cuda")
-        with pytest.raises(ZeroDivisionError), _tf32_products(weight):
+        with pytest.raises(ZeroDivisionError), tf32_products(weight):
             assert settings.allow_tf32
             raise ZeroDivisionError
         assert not settings.allow_tf32

@@ -40,13 +40,12 @@ B bounds tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.core.gram import PANELS, SMALLEST_PANEL
+from qaudit.core.gram import quadratic_forms, tf32_products
 from qaudit.core.grid import (
     Grid,
     as_stored,
@@ -211,13 +210,13 @@ class Awq(Scheme):
         pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
         loss_S = weight_RC.new_zeros(len(scale_SC))
         scales, rows = _at_once(weight_RC, len(scale_SC))
-        with _tf32_products(weight_RC):
+        with tf32_products(weight_RC):
             for some_SC, into_S in zip(scale_SC.split(scales), loss_S.split(scales), strict=True):
                 for part_RC in weight_RC.split(rows):
                     scaled_SRC = part_RC * some_SC[:, None]
                     error_SRC = self._round(scaled_SRC.flatten(0, 1)).view_as(scaled_SRC)
                     error_SRC.div_(some_SC[:, None]).sub_(part_RC)
-                    into_S += _quadratic_forms(error_SRC, pairs_CC)
+                    into_S += quadratic_forms(error_SRC, pairs_CC)
         return [float(loss) for loss in loss_S.tolist()]
 
     def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
@@ -310,42 +309,6 @@ def _at_once(weight_RC: Tensor, count: int) -> tuple[int, int]:
     if weight_RC.device.type == "cpu":
         return 1, rows
     return count, max(1, GPU_CHUNK // (count * columns))
-
-
-@contextmanager
-def _tf32_products(weight_RC: Tensor) -> Iterator[None]:
-    """Let a GPU multiply float32 with 10 bits of mantissa: it chooses a ratio, and rounds nothing.
-
-    `python -m benchmarks.tf32` shows that no chosen ratio changes.
-    """
-    import torch
-
-    settings = torch.backends.cuda.matmul
-    try:
-        before = settings.allow_tf32
-    except RuntimeError:  # torch refuses to read this after `fp32_precision` was set
-        before = True
-    if weight_RC.device.type != "cuda" or before:
-        yield
-        return
-    settings.allow_tf32 = True
-    try:
-        yield
-    finally:
-        settings.allow_tf32 = False
-
-
-def _quadratic_forms(error_SRC: Tensor, upper_CC: Tensor) -> Tensor:
-    """Return the sums over rows of e U e^T, skipping the blocks below the diagonal of U."""
-    columns, error_NC = len(upper_CC), error_SRC.flatten(0, 1)
-    panel = max(SMALLEST_PANEL, -(-columns // PANELS))
-    total_S = error_SRC.new_zeros(len(error_SRC))
-    for start in range(0, columns, panel):
-        stop = min(start + panel, columns)
-        product_NB = error_NC[:, :stop] @ upper_CC[:stop, start:stop]
-        product_NB.mul_(error_NC[:, start:stop])
-        total_S += product_NB.view(len(total_S), -1).sum(1)
-    return total_S
 
 
 def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Tensor:
