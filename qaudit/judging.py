@@ -121,13 +121,7 @@ def judge(
         diagnostics=diagnostics,
         skipped=skipped,
         qaudit=__version__,
-        measurements=judgement.measurements,
-        pooled=judgement.pooled,
-        tasks=judgement.tasks,
-        comparisons=judgement.comparisons,
-        findings=(*plan.findings, *judgement.findings, *further),
-        pick=judgement.pick,
-        verdict=judgement.verdict,
+        **judgement.fields | {"findings": (*plan.findings, *judgement.findings, *further)},
     )
     if judgement.verdict is None:
         return record

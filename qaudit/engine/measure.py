@@ -90,11 +90,8 @@ def measure(
         if len(rounds) == 1 and not observed and machine.keeps_passes:
             round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
-            if number == 0:
-                measurements = send(round_task, machine, progress, watch)
-            else:
-                alone = replace(machine, cross_check=0, self_check=False)
-                measurements = send(round_task, alone, progress, None)
+            on = machine if number == 0 else replace(machine, cross_check=0, self_check=False)
+            measurements = send(round_task, on, progress, watch if number == 0 else None)
         finish(round_task)
         for spec, measurement in measurements.items():
             hashed = replace(measurement, weights_sha256=hashes)

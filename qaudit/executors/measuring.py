@@ -122,7 +122,7 @@ class Measuring:
         by_label = {job.label: job for job in pending.values()}
         first, total = len(jobs) - len(pending) - len(twins), len(jobs) + len(uncompared)
         waited = self.seconds_waited
-        units = (WorkUnit(tuple(task.pass_ for task in job.tasks)) for job in pending.values())
+        units = [WorkUnit(tuple(t.pass_ for t in job.tasks)) for job in by_label.values()]
         self._watch.expect({unit.label: cost_of(unit) for unit in units})
         with self._downloads([*pending.values()], uncompared, twins) as downloads:
             for number, subject in enumerate(downloads.order, first):
@@ -141,10 +141,8 @@ class Measuring:
                     # Passes are measured here: a function more would lengthen the way to a scheme.
                     for task, results in zip(job.tasks, job.results, strict=False):
                         watch = self._observer(job) if task is job.tasks[0] else None
-                        filed = measure(
-                            task, self._machine, self._store, self._watch.block, watch, results
-                        )
-                        job.filed.append(filed)
+                        place = self._machine, self._store, self._watch.block
+                        job.filed.append(measure(task, *place, watch, results))
                     self._finish(job)
                 self.seconds_waited = waited + downloads.seconds_waited
                 assert job.event is not None, "its weights were released with an event"

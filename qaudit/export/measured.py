@@ -164,12 +164,7 @@ def judged_alone(
         skipped=(),
         qaudit=__version__,
         diagnostics=Diagnostics(noise=judgement.noise),
-        measurements=judgement.measurements,
-        tasks=judgement.tasks,
-        comparisons=judgement.comparisons,
-        findings=judgement.findings,
-        pick=judgement.pick,
-        verdict=judgement.verdict,
+        **judgement.fields | {"pooled": ()},
     )
     write_whole(folder / FILE, to_json(record))
     return replace(choice, record=record, audit_file=folder / FILE)

@@ -52,6 +52,11 @@ class Judgement:
     noise: tuple[Noise, ...] = ()
     verdict: Verdict | None = None
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What an audit has of it: all but the noise, which is among the diagnostics."""
+        return {name: value for name, value in vars(self).items() if name != "noise"}
+
 
 def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     subjects: Sequence[Subject],
@@ -75,12 +80,10 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     """Judge the measurements of subjects in series order.
 
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has
-    how far rounding moves a (subject, scheme), where that was measured, and `other_dtype` how far
-    another dtype does. Ignores of a policy expire as of `today`.
-    Its rules read what was `planned`, and why it was `skipped`; `bits` are the classes to decide,
-    by default all that were measured. `searched` has the labels of soups that a search made.
-    `reference` is the label of the subject that all others are compared with.
-    Draws that the `claim` is not about are scored and pooled, and decide nothing.
+    how far rounding moves a (subject, scheme), `other_dtype` how far another dtype does. Ignores of
+    a policy expire as of `today`; its rules read what was `planned`, and why it was `skipped`. No
+    `bits`: all classes are decided. `searched` has the labels of soups that a search made. Draws
+    that the `claim` is not about are scored and pooled, and decide nothing.
     """
     all_draws = Measurements.of(subjects, measurements, confidence)
     table = all_draws.of_claim(claim)
