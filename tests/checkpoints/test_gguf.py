@@ -396,16 +396,12 @@ def test_blocks_of_ernie_that_have_experts_are_those_of_the_base(
         assert ("interleave_moe_layer_step" in keys) is differs
 
 
-@pytest.mark.parametrize(("architecture", "model_type"), [
-    ("granite", "granite"), ("granitemoe", "granitemoe"), ("granitemoe", "granitemoeshared"),
-])  # fmt: skip
-def test_the_rotations_of_granite_are_not_switched_off(architecture: str, model_type: str) -> None:
-    for switch, differs in ((True, False), (False, True)):
-        key = "rope.scaling.finetuned"
-        header = GgufHeader(
-            {"general.architecture": architecture, f"{architecture}.{key}": switch}, {}
-        )
-        keys = {one for one, _, _ in differences(header, {"model_type": model_type})}
+@pytest.mark.parametrize(("family", "obeyed"), [("granite", True), ("granitemoe", False)])
+def test_rotations_are_not_switched_off_where_llama_cpp_obeys(family: str, obeyed: bool) -> None:
+    key = "rope.scaling.finetuned"
+    for switch, differs in ((True, False), (False, obeyed)):
+        header = GgufHeader({"general.architecture": family, f"{family}.{key}": switch}, {})
+        keys = {one for one, _, _ in differences(header, {"model_type": family})}
         assert (key in keys) is differs
 
 

@@ -178,7 +178,7 @@ def _of_one(
         wanted["use_parallel_residual"] = (bool(get("use_parallel_residual")),) * 2
     if architecture == "mistral3":
         wanted["attention.temperature_scale"] = (0, get.rope("llama_4_scaling_beta") or 0)
-    if architecture.startswith("granite"):  # the key switches rotations
+    if architecture in ("granite", "granitehybrid"):  # the key switches rotations
         rotates = architecture != "granitehybrid" or get("position_embedding_type") == "rope"
         wanted["rope.scaling.finetuned"] = (True, rotates)
     if architecture == "mamba":
