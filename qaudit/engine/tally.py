@@ -209,5 +209,6 @@ def timed(device: torch.device, *tallies: Tally) -> Iterator[None]:
     try:
         yield
     finally:
+        seconds = time.perf_counter() - start
         for tally in tallies:
-            tally.host_seconds += (time.perf_counter() - start) / len(tallies)
+            tally.host_seconds += seconds / len(tallies)

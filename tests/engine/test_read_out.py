@@ -20,7 +20,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.resident import run_resident
 from qaudit.engine.rollout_evidence import position_edges
-from qaudit.engine.tally import Tally
+from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
@@ -266,6 +266,15 @@ def test_results_of_a_batch_are_one_tensor_each(checkpoint, tmp_path, monkeypatc
     blocks(checkpoint, tmp_path, replace(given, items=()))
     assert counts
     assert all(count == [1, 0] for count in counts)
+
+
+def test_streams_share_the_seconds_of_what_they_do_together(monkeypatch):
+    clock = iter([1.0, 4.0])
+    monkeypatch.setattr("qaudit.engine.tally.time.perf_counter", lambda: next(clock))
+    tallies = Tally(), Tally()
+    with timed(CPU, *tallies):
+        pass
+    assert [tally.seconds for tally in tallies] == [1.5, 1.5]
 
 
 def test_another_vocabulary_is_not_compared_and_the_note_names_both():
