@@ -64,7 +64,7 @@ def headers(folder: Path, without: Collection[str] = ()) -> dict[str, TensorInfo
                     hint="keep the shards of one checkpoint only in the folder",
                 )
             tensors[name] = info
-    placed = _weight_map(folder / INDEX) if files != [SINGLE] else {}
+    placed = weight_map(folder / INDEX) if files != [SINGLE] else {}
     for name, file in placed.items():
         if name not in without and (name not in tensors or tensors[name].file != file):
             raise SourceError(
@@ -111,14 +111,9 @@ class WeightFolder:
     def raw(self, name: str) -> bytes:
         """Read the bytes of a small tensor, without torch."""
         info = self._headers[name]
-        with open_regular(self._folder / info.file) as file:
-            file.seek(info.start)
-            read = file.read(info.nbytes)
-        if len(read) < info.nbytes:
-            raise cut_short(
-                self._folder / info.file, expected=info.start + info.nbytes, found=info.start
-            )
-        return read
+        buffer = bytearray(info.nbytes)
+        _fill(memoryview(buffer), self._folder / info.file, info)
+        return bytes(buffer)
 
     def read(self, name: str) -> Tensor:
         """Read a tensor as it is stored, and refuse NaN and infinity."""
@@ -151,14 +146,9 @@ def unread_tensors(places: Iterable[Path], checkpoints: Iterable[Checkpoint]) ->
     names: set[str] = set()
     for folder, checkpoint in zip(places, checkpoints, strict=True):
         files = {file.name for file in checkpoint.unread}
-        placed = index_of(folder) if files else {}
+        placed = weight_map(folder / INDEX) if files else {}
         names |= {name for name, file in placed.items() if file in files}
     return frozenset(names)
-
-
-def index_of(folder: Path) -> Mapping[str, str]:
-    """Return the file of each tensor by the index of a folder, or nothing without an index."""
-    return _weight_map(folder / INDEX)
 
 
 def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]:
@@ -167,7 +157,7 @@ def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if (folder / INDEX).is_file():
-        placed = _weight_map(folder / INDEX)
+        placed = weight_map(folder / INDEX)
         files = sorted({file for name, file in placed.items() if name not in without})
         for file in files:
             if not (folder / file).is_file():
@@ -224,7 +214,7 @@ def shards_beside(single: str, index: str, shards: Sequence[str]) -> str | None:
 
 def _named_by(index: Path) -> list[Path]:
     try:
-        paths = {index.with_name(file) for file in _weight_map(index).values()}
+        paths = {index.with_name(file) for file in weight_map(index).values()}
         return sorted(path for path in paths if path.is_file())
     except SourceError:
         return []
@@ -234,7 +224,7 @@ def _pickle_files(folder: Path) -> list[str]:
     if (folder / PICKLE).is_file():
         return [PICKLE]
     if (folder / PICKLE_INDEX).is_file():
-        return sorted(set(_weight_map(folder / PICKLE_INDEX).values()))
+        return sorted(set(weight_map(folder / PICKLE_INDEX).values()))
     return []
 
 
@@ -244,12 +234,13 @@ def only_pickles(folder: Path) -> bool:
     return not has_safetensors and bool(_pickle_files(folder))
 
 
-def _weight_map(index: Path) -> Mapping[str, str]:
+def weight_map(index: Path) -> Mapping[str, str]:
+    """Return the file of each tensor by an index, or nothing without one."""
     if not index.is_file():
         return {}
     try:
-        weight_map = json.loads(read_regular(index).decode())["weight_map"]
-        pairs = {str(name): str(file) for name, file in weight_map.items()}
+        placed = json.loads(read_regular(index).decode())["weight_map"]
+        pairs = {str(name): str(file) for name, file in placed.items()}
         if not pairs:
             raise ValueError("no tensor")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -285,17 +276,19 @@ def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
             hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
         )
     raw = torch.empty(info.nbytes, dtype=torch.uint8)
-    view, nbytes_read = memoryview(raw.numpy().data), 0
-    with open_regular(path) as file:
-        file.seek(info.start)
-        while nbytes_read < info.nbytes:
-            count = file.readinto(view[nbytes_read:])
-            if not count:
-                raise cut_short(
-                    path, expected=info.start + info.nbytes, found=info.start + nbytes_read
-                )
-            nbytes_read += count
+    _fill(memoryview(raw.numpy().data), path, info)
     return raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
+
+
+def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
+    place, end = info.start, info.start + info.nbytes
+    with open_regular(path) as file:
+        file.seek(place)
+        while place < end:
+            count = file.readinto(view[place - info.start :])
+            if not count:
+                raise cut_short(path, expected=end, found=place)
+            place += count
 
 
 def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:

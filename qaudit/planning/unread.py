@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import is_own_code, read_configuration
-from qaudit.checkpoints.safetensors import index_of
+from qaudit.checkpoints.safetensors import INDEX, weight_map
 from qaudit.core.sizes import size
 from qaudit.errors import QauditError
 from qaudit.formats.weights import quantization_of
@@ -60,7 +60,7 @@ def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) 
         config = read_configuration(folder)
         if not _may_have_unread(config) or quantization_of(folder) is not None:
             return checkpoint
-        placed = index_of(folder)
+        placed = weight_map(folder / INDEX)
         key = (checkpoint.configuration_sha256, tuple(sorted(placed.items())))
         if key not in seen:
             from qaudit.model.skeleton import unread_in
