@@ -51,7 +51,7 @@ def test_a_library_that_is_not_installed_is_named(place: Path) -> None:
     code = BLOCK.replace('raise ImportError(f"`{name}` is blocked")', missing)
     assert code != BLOCK
     child = process(code + COMMAND, "scan", "series", *QUICK, cwd=place)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate()
     assert child.returncode == 4
     assert "this needs `torch`, which is not installed" in err
     assert "pip install qaudit-llm" in err
@@ -61,7 +61,7 @@ def test_a_library_that_is_not_installed_is_named(place: Path) -> None:
 def test_a_torch_that_does_not_load_is_reported_by_doctor_and_scan(place: Path) -> None:
     commands = "doctor", f"scan series {' '.join(QUICK)}"
     child = process(BROKEN_TORCH + SEVERAL, *commands, cwd=place)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate()
     why = "libcudart.so.12: cannot open shared object file"
     assert why in " ".join(out.split())
     assert "! torch " in out
@@ -135,7 +135,7 @@ def test_a_signal_ends_with_130_and_the_way_to_resume(tmp_path: Path, number: in
     assert child.stdout is not None
     assert child.stdout.readline() == "planning\n"
     child.send_signal(number)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate()
     assert child.returncode == 130
     assert "error: interrupted; results are kept in `out`" in err
     assert "run the same command again: qaudit" in err
@@ -151,6 +151,6 @@ def test_a_signal_while_modules_load_prints_no_traceback(tmp_path: Path) -> None
         "sys.meta_path.insert(0, Find())\nmain()"
     )
     child = process(code, "--help", cwd=tmp_path)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate()
     assert child.returncode == 130
     assert "Traceback" not in err

@@ -51,7 +51,7 @@ def killed_in_the_middle(place: Path, *arguments: str) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "in the middle\n", process.communicate()[1]
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate()
 
 
 @pytest.fixture

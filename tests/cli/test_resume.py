@@ -113,7 +113,7 @@ def stopped(place: Path, how: signal.Signals) -> tuple[int, str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "in the middle\n"
     process.send_signal(how)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     return process.returncode, err
 
 
