@@ -189,3 +189,18 @@ def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, noise
 def test_the_first_of_equal_logits_is_the_likeliest_token():
     p_NV = torch.tensor([[1.0, 2.0, 2.0], [3.0, 1.0, 3.0]])
     assert Reference.of(p_NV, torch.tensor([0, 0])).top_N1.tolist() == [[1], [0]]
+
+
+def test_a_row_that_alone_is_far_is_the_one_that_it_is_beside_another():
+    p_NV, q_NV, targets_N = rows(7, count=2, vocabulary=40_000, noise=0.3)
+    p_NV[:, 0], q_NV[:, 0] = 20, 20  # nearly all of the probability
+    reference, threads = Reference.of(p_NV, targets_N), torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        both_N = reference.compare(q_NV, targets_N).kl_N
+        q_NV[1] = p_NV[1]
+        alone_N = reference.compare(q_NV, targets_N).kl_N
+    finally:
+        torch.set_num_threads(threads)
+    assert 0 < both_N[0] < fidelity._TRUSTED
+    assert (alone_N[0], alone_N[1]) == (both_N[0], 0)

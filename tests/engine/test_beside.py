@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +18,11 @@ from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics.sensitivity.choice import Variant
 from qaudit.diagnostics.sensitivity.measure.parts import run_partly
 from qaudit.engine import true_sequential
+from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.surroundings import Surroundings
 from qaudit.engine.tokens import Tokens
+from qaudit.model.beside import GIVEN
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.tape import Arguments
 from qaudit.types import FULL_PRECISION
@@ -118,6 +123,40 @@ def test_variants_of_a_part_share_what_a_model_makes_of_tokens(
     )
 
 
+def test_what_a_block_was_given_is_dropped_behind_it(folder: Path, tmp_path: Path) -> None:
+    def opened(*_: BlockModel) -> BlockModel:
+        return BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+
+    items = [replace(window, scored_from=1) for window in windows(2, 1)]
+    fed = replace(feed(), items=(items,), reference=opened)
+    schemes = parse_schemes(["gptq-3bit"])
+    with HiddenStates(tmp_path, 10**9, CPU) as states:
+
+        def first_of(stream: str) -> int:
+            """Return the first block of which something is kept that was given to it."""
+            names = (name.partition("\0") for name, *_ in states.listed())
+            given = (name for of, _, name in names if of == f"given/{stream}")
+            return min(
+                (int(name.removeprefix(GIVEN).partition(".")[0]) for name in given), default=4
+            )
+
+        def drops(*streams: str) -> Callable[[int, int, str], None]:
+            def progress(done: int, total: int, what: str) -> None:
+                if done:  # a reference is embedded when its first block comes
+                    assert {stream: first_of(stream) for stream in streams} == dict.fromkeys(
+                        streams, done
+                    )
+
+            return progress
+
+        embedded = ("calibration/embedded", "evaluation/embedded", "items/embedded")
+        progress = drops(*embedded, "evaluation/reference/first")
+        run_blocks(opened(), fed, schemes, states, progress)
+        progress = drops("calibration/full", "evaluation")
+        untouched = Variant("role", "none", ())
+        run_partly(opened(), fed, schemes[0], [untouched], states, progress)
+
+
 def test_an_indexer_that_has_no_gradient_is_left_where_it_starts(tmp_path: Path) -> None:
     folder = released.save(tmp_path / "model", "glm_moe_dsa")
     full, learned = run(folder, "flatquant-4bit:steps=3", tmp_path)[0].values()
@@ -131,18 +170,36 @@ class Attention(torch.nn.Module):
         super().__init__()
         self.q, self.k = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
-    def forward(self, hidden_BTD: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_BTD: torch.Tensor, earlier: torch.Tensor | UserDict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        if isinstance(earlier, UserDict):
+            earlier = sum(earlier.values(), torch.zeros(1))
         out_BTD: torch.Tensor = self.q(hidden_BTD) + self.k(hidden_BTD) + earlier
         return out_BTD
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_module_that_reads_what_was_left_for_a_batch_is_not_run_on_another(same: bool) -> None:
+ZERO = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (ZERO, ZERO.clone(), True),
+        (ZERO, ZERO + 1, False),
+        (UserDict(), UserDict(), True),
+        (UserDict(keys=ZERO), UserDict(keys=ZERO), False),
+    ],
+    ids=["equal tensors", "other tensors", "empty stores", "stores"],
+)
+def test_a_module_that_reads_what_was_left_for_a_batch_is_not_run_on_another(
+    first: Any, second: Any, same: bool
+) -> None:
     module = torch.nn.ModuleDict({"attention": Attention()})
     group = Group("attention.q+attention.k", ("attention.q", "attention.k"))
     block = Block(0, module, (group,), (), lambda _: Arguments())
     around = Surroundings(block)
     with around.watched():
-        for batch in range(2):
-            module["attention"](torch.zeros(1, 2, 4), torch.full((1,), 0.0 if same else batch))
+        for earlier in (first, second):
+            module["attention"](torch.zeros(1, 2, 4), earlier)
     assert (around.of(group, lambda: ()) is not None) == same

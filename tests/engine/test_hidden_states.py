@@ -5,6 +5,7 @@ import torch
 
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.errors import MachineError
+from qaudit.model.beside import beside, leave
 from tests.support.pretended_device import pretended
 
 CPU = torch.device("cpu")
@@ -42,6 +43,18 @@ def test_a_renamed_stream_takes_the_place_of_the_other(tmp_path, limit):
             assert streams.get("old", 0).unique().item() == round_
         streams.put("another", 0, torch.zeros(1, 4, 4))
         assert streams.get("old", 0).unique().item() == 2
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_what_a_batch_no_longer_has_beside_it_is_dropped(tmp_path, limit):
+    with HiddenStates(tmp_path, limit, CPU) as streams:
+        tensors = {name: torch.ones(1, 4) for name in ("keys", "values")}
+        streams.put("a", 0, leave(torch.zeros(1, 4, 4), tensors))
+        streams.put("a", 0, leave(torch.zeros(1, 4, 4), {"keys": torch.zeros(1, 4)}))
+        assert {name: t.sum() for name, t in beside(streams.get("a", 0)).items()} == {"keys": 0}
+        streams.put("a", 0, torch.zeros(1, 4, 4))
+        assert not beside(streams.get("a", 0))
+        assert [name for name, *_ in streams.listed()] == ["a"]
 
 
 def test_renaming_nothing_drops_the_other(tmp_path):

@@ -277,6 +277,20 @@ def test_streams_share_the_seconds_of_what_they_do_together(monkeypatch):
     assert [tally.seconds for tally in tallies] == [1.5, 1.5]
 
 
+@on_llama
+def test_streams_share_the_rows_of_logits_that_are_in_memory(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(BlockModel, "head_rows", 16)
+    counts, logits = [], BlockModel.logits
+
+    def counted(model, hidden_BTD):
+        counts.append(hidden_BTD.shape[1])
+        return logits(model, hidden_BTD)
+
+    monkeypatch.setattr(BlockModel, "logits", counted)
+    blocks(checkpoint, tmp_path, feed())
+    assert max(counts) == 15  # five rows of each of three streams
+
+
 def test_another_vocabulary_is_not_compared_and_the_note_names_both():
     tally, targets_N = Tally(), torch.tensor([1, 0])
     reference = Reference.of(torch.randn(2, 8), targets_N)

@@ -95,6 +95,25 @@ def test_what_a_block_returns_waits_until_no_later_block_reads_it() -> None:
         Arguments(later=frozenset(names)).call(Returns(), torch.ones(1, 2, 4))
 
 
+def test_a_block_that_is_not_given_a_store_passes_it_on() -> None:
+    left = Arguments(**STORE).call(Keeps(), torch.randn(2, 3, 4))
+    between = Arguments(later=STORE["later"], index=1, beside=beside(left))
+    assert beside(between.call(nn.Tanh(), left)).keys() == beside(left).keys()
+
+
+def test_what_is_left_beside_states_is_not_beside_those_that_they_are_equal_to() -> None:
+    before = leave(torch.ones(1, 2, 4), {"keys": torch.ones(1, 2)})
+    after = leave(before, {"values": torch.ones(1, 2)})
+    assert (beside(before).keys(), beside(after).keys()) == ({"keys"}, {"values"})
+
+
+def test_in_float32_what_is_beside_hidden_states_is_too() -> None:
+    keys, places = torch.ones(1, 2, dtype=torch.bfloat16), torch.ones(1, 2, dtype=torch.long)
+    called = Arguments((keys,), beside={"keys": keys, "places": places}).to_float32()
+    dtypes = [tensor.dtype for tensor in (*called.before, *called.beside.values())]
+    assert dtypes == [torch.float32, torch.float32, torch.long]
+
+
 def test_links_are_told_from_what_all_batches_share() -> None:
     mask, store = torch.ones(2), UserDict[str, Tensor]()
     same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": Returned(0, 1)}
@@ -104,15 +123,26 @@ def test_links_are_told_from_what_all_batches_share() -> None:
         same | {"own": torch.ones(2)},
     )
     settled, given = links.settle(
-        {1: Arguments(after={**same, "own": torch.full((2,), 3.0)})}, None
+        {1: Arguments(after={**same, "own": torch.full((2, 4), 3.0)[:, 0]})}, None
     )
     after = settled[1].after
     assert after["mask"] is mask and after["kinds"] == {"full": mask}
     assert after["store"] == Store("store0", UserDict)
     assert after["state"] == Carried("returned0.1")
     assert [tensor.tolist() for tensor in given.values()] == [[3.0, 3.0]]
+    assert all(tensor.is_contiguous() for tensor in given.values())  # a view keeps all in memory
     assert links.given(1) == given.keys() == links.passed(1) and not links.passed(0)
     assert links.later(0) == {"store0", "returned0.1", *given}
+
+
+def test_what_several_blocks_are_given_of_tokens_waits_for_the_last_of_them() -> None:
+    some, others = (
+        {index: Arguments(after={"x": numbers}) for index in (0, 1)}
+        for numbers in (torch.ones(2), torch.zeros(2))
+    )
+    links = Links.of(some, others, lambda: some)
+    (name,) = links.given(0)
+    assert (links.passed(0), links.passed(1)) == (frozenset(), {name})
 
 
 @pytest.mark.parametrize(
@@ -135,6 +165,7 @@ def test_hidden_states_of_four_dimensions_are_some_for_each_token() -> None:
         assert full.shape == ((2, 3, 4, 5) if form.place == 0 else (4, 2, 3, 5))
         assert form_of(full, (2, 3)) == form
         assert torch.equal(form.flat(full), hidden_BTD)
+        assert full.is_contiguous()  # blocks view what they are given in other shapes
     with pytest.raises(ModelError, match="not some for each token"):
         form_of(torch.zeros(2, 4, 3, 5), (2, 3))
 

@@ -11,6 +11,7 @@ import pytest
 
 from qaudit.errors import AuditError
 from qaudit.saved.audits import from_json, to_json
+from qaudit.saved.codec import text_of
 from qaudit.saved.plans import plan_to_json
 from qaudit.types import AuditRecord, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
@@ -132,6 +133,11 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
     assert again.findings == audit.findings
     assert again.environment["load"] is None
     assert violations(json.loads(text)) == []
+
+
+def test_numbers_that_are_not_finite_are_null_in_any_document() -> None:
+    document = {"high": math.inf, "rows": [math.nan, 1.5]}
+    assert json.loads(text_of(document)) == {"high": None, "rows": [None, 1.5]}
 
 
 def test_unbounded_intervals_of_a_single_document_come_back() -> None:
