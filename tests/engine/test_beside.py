@@ -28,6 +28,7 @@ from qaudit.model.tape import Arguments
 from qaudit.types import FULL_PRECISION
 from tests.support import released, tiny
 from tests.support.passes import CPU, EVALUATION, feed, losses, run, windows
+from tests.support.pretended_device import pretended
 
 SCHEMES = "rtn-3bit:group=32,gptq-3bit:group=32,gptaq-3bit:group=32,awq-3bit:group=32"
 
@@ -64,6 +65,19 @@ def test_spilling_changes_no_bit(
     spilled = run(folder, SCHEMES, tmp_path, limit=limit)[0]
     assert all(np.array_equal(spilled[name], values) for name, values in in_memory.items())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_holds_a_part_has_the_numbers_of_the_cpu(
+    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    place, given = torch.device("cuda"), feed()
+    with pretended():
+        model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=place)
+        with HiddenStates(tmp_path, 60_000, place, 60_000) as states:
+            tallies = run_blocks(model, given, parse_schemes([SCHEMES]), states)
+            assert states.nbytes_spilled
+    for name, tally in tallies.items():
+        np.testing.assert_array_equal(losses(given, tally), in_memory[name], err_msg=name)
 
 
 def test_each_scheme_is_alone_in_its_result(
