@@ -127,8 +127,9 @@ def _is_folder(name: str) -> bool:
 
 def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
     """Return the folders to index for a task: those of the twelve save seven seconds."""
-    if name in KNOWN:
-        return (KNOWN[name].folder,)
+    group = name if name in KNOWN else name.partition("_")[0]  # mmlu_anatomy
+    if group in KNOWN and (name == group or name in _manager(KNOWN[group].folder)._index):
+        return (KNOWN[group].folder,)
     folders = {preset.folder for preset in KNOWN.values()}
     tasks_folder = _tasks_folder()
     if file is not None and tasks_folder in file.parents:

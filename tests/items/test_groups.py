@@ -59,6 +59,13 @@ def test_subjects_of_other_sizes_weigh_by_their_items(
     assert found.estimate == pytest.approx(1 - own.mean())
 
 
+def test_a_part_of_a_known_group_is_found_without_reading_all_of_lm_eval() -> None:
+    assert harness._where("mmlu_anatomy") == harness._where("mmlu") != (None,)
+    assert harness._where("mmlu_pro_math") == harness._where("gsm8k") == (None,)
+    (definition,) = harness.definitions(["mmlu_anatomy"])
+    assert [leaf.name for leaf in definition.leaves] == ["mmlu_anatomy"]
+
+
 def test_mmlu_is_one_task_of_all_its_subjects() -> None:
     (definition,) = harness.definitions(["mmlu"])
     assert (definition.name, len(definition.leaves)) == ("mmlu", 57)
