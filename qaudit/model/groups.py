@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -127,7 +128,9 @@ class Block:
         self._forwards, self._inputs = dict(self._forwards), dict(self._inputs)
         for linear in quantized:
             for name, weight_RC in linear.weights.items():
-                self._forwards[name] = linear.forwards.get(name) or partial(_product, weight_RC)
+                self._forwards[name] = linear.forwards.get(name) or partial(
+                    _product, self.module.get_submodule(name), weight_RC
+                )
             if linear.inputs is not None:
                 self.change_inputs(tuple(linear.weights), linear.inputs, len(linear.weights))
         try:
@@ -246,8 +249,13 @@ def _nothing_around(hidden_BTD: Tensor) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _product(weight_RC: Tensor, x: Tensor) -> Tensor:
-    return nn.functional.linear(x, weight_RC.to(x.dtype))
+def _product(linear: nn.Module, weight_RC: Tensor, x: Tensor) -> Tensor:
+    """Return what a linear makes of its input with another weight, without its bias."""
+    if type(linear).forward is nn.Linear.forward or not isinstance(linear, nn.Linear):
+        return nn.functional.linear(x, weight_RC.to(x.dtype))
+    other = copy(linear)  # one that multiplies in its own way, as groups of rows do
+    other._parameters = {"weight": weight_RC.to(x.dtype), "bias": None}  # type: ignore[dict-item]
+    return type(linear).forward(other, x)
 
 
 class _SharedInput:

@@ -171,8 +171,11 @@ def test_what_a_block_was_given_is_dropped_behind_it(folder: Path, tmp_path: Pat
         run_partly(opened(), fed, schemes[0], [untouched], states, progress)
 
 
-def test_an_indexer_that_has_no_gradient_is_left_where_it_starts(tmp_path: Path) -> None:
-    folder = released.save(tmp_path / "model", "glm_moe_dsa")
+@pytest.mark.parametrize("family", ["deepseek_v4", "glm_moe_dsa"])
+def test_an_indexer_that_has_no_gradient_is_left_where_it_starts(
+    family: str, tmp_path: Path
+) -> None:
+    folder = released.save(tmp_path / "model", family)
     full, learned = run(folder, "flatquant-4bit:steps=3", tmp_path)[0].values()
     assert 1e-6 < np.abs(learned / full - 1).max() < 0.1
 
