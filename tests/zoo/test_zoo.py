@@ -40,7 +40,7 @@ def test_losses_of_a_type_are_those_of_plain_transformers(model_type: str) -> No
     if result["runs"] != "refused":
         assert max(result["fp"], result["rtn"]) <= audit.TOLERANCE and result["quantized"] > 0
         # Where blocks share keys, random weights leave GPTQ nothing to gain: 1.00 to 1.02.
-        assert result["gptq"] < 1.05
+        assert result["gptq"] < (1.05 if model_type == "gemma4_text" else 1)
 
 
 def test_another_rounding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
