@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import statistics
-from qaudit.core.draws import pooled
-from qaudit.diagnostics.strata.judge import position_rows
+from qaudit.core.draws import DrawNoise, pooled
+from qaudit.diagnostics.strata.judge import of_bin, position_rows
 from qaudit.judge.draw_noise import noise_of
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Measurements
@@ -201,6 +201,19 @@ def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
     assert last.relative_error is not None
     assert last.relative_error.estimate == pytest.approx(0.3)
     assert last.kl is not None and last.kl.estimate > 0
+
+
+def test_draws_of_a_bin_have_the_noise_of_its_losses_and_that_of_its_divergences() -> None:
+    table, tokens, _, lost = with_positions()
+    measured = table.draws("a", "q")[0]
+    positions = measured.evidence.positions
+    assert positions is not None and positions.kl_sum is not None
+    noises = DrawNoise(1e-4, 0.0, 9.0), DrawNoise(4e-2, 0.0, 9.0)
+    columns = of_bin(measured, 0, [positions], [], noises, 0.95)
+    count = tokens[:, 0].astype(np.float64)
+    for name, sums, noise in zip(("ce", "kl"), (lost, positions.kl_sum), noises, strict=True):
+        expected = pooled((sums[:, 0], count), statistics.per_token, 0.95, (noise, None)).interval
+        assert columns[name] == expected
 
 
 def test_positions_of_full_precision_have_no_error() -> None:

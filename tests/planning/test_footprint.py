@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qaudit.core.registry import parse_schemes
+from qaudit.core.shipped import Shipped
 from qaudit.errors import MachineError
 from qaudit.planning import footprint as module
 from qaudit.planning.cost import Load
@@ -62,6 +64,19 @@ def test_memory_that_is_planned_is_within_half_of_what_was_measured(shape: str) 
     load = Load(tuple(schemes), TextSize(tokens, tokens, 512), len(schemes) + 1)
     planned = Footprint(sizes, load, 4, 6 * GB).memory_nbytes / 1e6
     assert measured / 1.5 <= planned <= measured * 1.5
+
+
+def test_what_waits_beside_hidden_states_is_in_each_stream_and_what_is_given_in_each_model() -> (
+    None
+):
+    file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
+    load = Load.of((*parse_schemes(["gptq-4bit"]), file), TextSize(100, 1_000, 512))
+    plain, beside, given = (
+        Footprint(replace(MEASURED["demo"][0], **more), load, 2, GB).streams_nbytes
+        for more in ({}, {"beside": 3}, {"given": 5})
+    )
+    assert beside - plain == 2 * 3 * ((3 + 1) * 1_000 + (1 + 1) * 100)
+    assert given - plain == 2 * 5 * 2 * (1_000 + 100)  # of the subject, and of the file
 
 
 def test_what_the_disks_hold_is_not_refused(free: dict[Path, int]) -> None:
