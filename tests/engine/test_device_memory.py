@@ -14,7 +14,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.less_memory import ON_HOST
+from qaudit.engine.less_memory import ON_HOST, attempts
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task
 from qaudit.engine.tokens import Feed
@@ -116,6 +116,11 @@ def test_a_plan_counts_the_states_that_are_copied_beside_what_is_computed(tmp_pa
     on_device = replace(planned, limit_nbytes=10**12)
     assert on_device.copies_nbytes == 0
     assert replace(planned, device="cpu").copies_nbytes == 0
+
+
+def test_each_way_but_the_first_keeps_states_on_the_host():
+    ways = attempts(ON_GPU, Feed((), ()))
+    assert [way.machine.device_stream_limit_nbytes for way in ways] == [10**9, 0]
 
 
 def must_go_on(checkpoint, whole, folder, numbers):

@@ -217,6 +217,19 @@ def test_a_reference_goes_on_beside_its_subject(checkpoint: Path, tmp_path: Path
 
 
 @on_llama
+def test_linears_that_were_left_in_earlier_blocks_are_still_named(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "step.kept"
+    with a_pass(checkpoint, tmp_path / "a") as (model, states, hashes):
+        model.left["model.layers.0.mlp.gate"] = "it routes"
+        KeptPass(path, "k", hashes).keep(1, states, [], model)
+    with a_pass(checkpoint, tmp_path / "b") as (model, states, hashes):
+        assert KeptPass(path, "k", hashes).resume(states, [], model) == 1
+        assert model.left == {"model.layers.0.mlp.gate": "it routes"}
+
+
+@on_llama
 def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint: Path, tmp_path: Path) -> None:
     tally = Tally(error=SourceError("cut"))
     stream = Stream()
@@ -268,6 +281,15 @@ def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(
     after, _, ran = go(checkpoint, tmp_path / "c", path, key=key)
     assert ran[0] == 0
     assert numbers(after) == numbers(whole[0])
+
+
+@on_llama
+def test_nothing_of_a_damaged_file_waits(checkpoint: Path, stopped: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "step.kept"
+    path.write_bytes(stopped[:-1])
+    with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
+        assert KeptPass(path, "k", hashes).resume(states, [], model) == 0
+        assert states.listed() == []
 
 
 @on_llama

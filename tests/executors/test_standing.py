@@ -12,9 +12,10 @@ import pytest
 
 from qaudit.executors import standing
 from qaudit.executors.cut import parts_of
+from qaudit.executors.part_log import PartLog
 from qaudit.executors.standing import render, standing_of
 from qaudit.saved.parts import read_run, unit_path
-from qaudit.types import units_of
+from qaudit.types import SILENT, units_of
 from tests.support.cli import Run
 from tests.support.parts import demo
 
@@ -25,6 +26,18 @@ HERE = platform.node()
 def planned(tmp_path: Path, qaudit: Run) -> Path:
     assert qaudit("plan", *demo(tmp_path), "--out", tmp_path / "out").code == 0
     return tmp_path / "out"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_subject_that_is_stopped_was_not_attempted(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    attempts = tmp_path / "step10.attempts"
+    path = tmp_path / "0-of-1.jsonl"
+    with pytest.raises(error), PartLog(path, lambda _: attempts, SILENT) as part:
+        part.subject(0, 1, "step10")
+        raise error
+    assert attempts.exists() == (error is MemoryError)
 
 
 def log(out: Path, name: str, *lines: dict[str, object], ago: float = 1.0) -> None:

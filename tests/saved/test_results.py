@@ -75,6 +75,8 @@ def test_a_measurement_comes_back_as_it_was_written(tmp_path):
     assert found is not None
     assert same(found.measurement, measurement())
     assert read_measurement(path).evidence.document_sha256 == ("x" * 64, "y" * 64)
+    with pytest.raises(ValueError, match="it has another hash"):
+        read_measurement(path, "0" * 64)
 
 
 def test_scored_choices_travel_with_the_evidence(tmp_path):
