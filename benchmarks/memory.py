@@ -104,7 +104,7 @@ def main() -> None:
     """Print the table."""
     print("MiB above the imports; layers, calibration and evaluation tokens each")
     with tempfile.TemporaryDirectory() as place:
-        for layers, tokens in ((12, 8192), (24, 8192), (30, 16384)):
+        for layers, tokens in ((12, 4096), (24, 4096), (30, 4096)):
             folder = Path(place) / str(layers)
             make_model(folder, layers)
             found = {name: round(n / 2**20) for name, n in audit(folder, tokens).items()}

@@ -25,10 +25,9 @@ from qaudit.planning.traffic import free_disk_nbytes, shares_disk
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 BATCH_TOKENS = 4096  # tokens in flight through a block
-UNDER_WAY = (
-    4  # batches of hidden states that are copied from a GPU or to it beside what it computes
-)
-RETAINED = 1.75  # what the heap keeps of what stages free, in pieces: measured 1.3 to 2.2
+UNDER_WAY = 4  # batches of hidden states, copied from a GPU or to it beside what it computes
+RETAINED = 2.2  # what the heap keeps of what stages free, in pieces: 1.3 to 2.2 were measured
+SPILLED = 0.8  # the same of all stages where large blocks are given back: measured 0.6 to 0.7
 KEPT = 13  # numbers in float32 that gradients keep of each that is transformed and rounded
 
 
@@ -89,7 +88,7 @@ class Footprint:
             + self.copies_nbytes
             + min(MASKS_NBYTES, masks_nbytes)
             + min(self._inside_nbytes, self.limit_nbytes)
-            + (max(stages) if streams > self.limit_nbytes else self._kept_nbytes(stages))
+            + self._kept_nbytes(stages, spills=streams > self.limit_nbytes)
         )
 
     @property
@@ -105,9 +104,11 @@ class Footprint:
         """How many models run side by side: the base, files and a reference."""
         return 1 + len(self._files) + self._has_reference
 
-    def _kept_nbytes(self, stages: tuple[int, ...]) -> int:
-        """What stages take while the C library keeps what each frees: until states are spilled."""
-        return round(sum(stages) * (RETAINED if self.device == "cpu" else 1))
+    def _kept_nbytes(self, stages: tuple[int, ...], *, spills: bool) -> int:
+        """What stages take while the C library keeps what each frees: less once states spill."""
+        if self.device != "cpu":
+            return max(stages) if spills else sum(stages)
+        return max(max(stages), round(sum(stages) * (SPILLED if spills else RETAINED)))
 
     def _stages_nbytes(self) -> tuple[int, ...]:
         """Return the memory of each stage: quantizing, the head, a block, learning."""
