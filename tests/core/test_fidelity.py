@@ -191,9 +191,10 @@ def test_the_first_of_equal_logits_is_the_likeliest_token():
     assert Reference.of(p_NV, torch.tensor([0, 0])).top_N1.tolist() == [[1], [0]]
 
 
-def test_a_row_that_alone_is_far_is_the_one_that_it_is_beside_another():
-    p_NV, q_NV, targets_N = rows(7, count=2, vocabulary=40_000, noise=0.3)
-    p_NV[:, 0], q_NV[:, 0] = 20, 20  # nearly all of the probability
+@pytest.mark.parametrize("seed", range(6))  # of four, one row's sum ends otherwise
+def test_a_row_that_alone_is_far_is_the_one_that_it_is_beside_another(seed):
+    p_NV, q_NV, targets_N = rows(seed, count=2, vocabulary=40_000, noise=0.3)
+    p_NV[:, 0], q_NV[:, 0] = 22, 22  # nearly all of the probability
     reference, threads = Reference.of(p_NV, targets_N), torch.get_num_threads()
     torch.set_num_threads(4)
     try:
