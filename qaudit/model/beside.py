@@ -40,9 +40,10 @@ def beside(hidden_BTD: Tensor) -> Beside:
 
 
 def leave(hidden_BTD: Tensor, tensors: Beside) -> Tensor:
-    """Return hidden states, with tensors beside them."""
-    if tensors:
+    """Return hidden states with these tensors beside them, and no others."""
+    if tensors or hidden_BTD in _table:
         hidden_BTD = hidden_BTD.view_as(hidden_BTD)  # the same values elsewhere have others
+    if tensors:
         _table[hidden_BTD] = dict(tensors)
     return hidden_BTD
 

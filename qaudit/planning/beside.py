@@ -22,10 +22,10 @@ _COPIES = ("hc_mult", "altup_num_inputs")  # hidden states of a token
 def with_beside(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
     """Return the sizes with what waits beside the hidden states of a token."""
     config = {**config, **(config.get("text_config") or {})}
-    copies = max(_whole(config, *_COPIES), 1)
+    copies = max(first_whole(config, *_COPIES), 1)
     beside = (copies - 1) * sizes.hidden + _shared_keys(config) + _indices(config)
-    given = _whole(config, "hidden_size_per_layer_input") * sizes.blocks
-    return replace(sizes, beside=beside + _whole(config, "router_hidden_size"), given=given)
+    given = first_whole(config, "hidden_size_per_layer_input") * sizes.blocks
+    return replace(sizes, beside=beside + first_whole(config, "router_hidden_size"), given=given)
 
 
 def beside_notes(sizes: Sizes, itemsize: int, context: int) -> Iterator[str]:
@@ -48,16 +48,17 @@ def _shared_keys(config: Mapping[str, Any]) -> int:
     """Return the keys and values of a token that later blocks read, one of each kind of layer."""
     sources = config.get("kv_source_layers")
     if isinstance(sources, list) and sources != list(range(len(sources))):  # latents, of two kinds
-        return 2 * (_whole(config, "kv_lora_rank") + _whole(config, "qk_rope_head_dim"))
-    count, kinds = _whole(config, "num_kv_shared_layers"), config.get("layer_types")
+        return 2 * (first_whole(config, "kv_lora_rank") + first_whole(config, "qk_rope_head_dim"))
+    count, kinds = first_whole(config, "num_kv_shared_layers"), config.get("layer_types")
     if not count:
         return 0
     last = kinds[-count:] if isinstance(kinds, list) else ["full_attention"]
     total = 0
     for kind in {str(kind) for kind in last}:
         is_full = kind == "full_attention"
-        heads = _whole(config, *["num_global_key_value_heads"] * is_full, "num_key_value_heads")
-        total += 2 * heads * _whole(config, *["global_head_dim"] * is_full, "head_dim")
+        heads = ("num_global_key_value_heads",) * is_full + ("num_key_value_heads",)
+        widths = ("global_head_dim",) * is_full + ("head_dim",)
+        total += 2 * first_whole(config, *heads) * first_whole(config, *widths)
     return total
 
 
@@ -65,9 +66,10 @@ def _indices(config: Mapping[str, Any]) -> int:
     """Return what the indices take that a sparse indexer leaves for later blocks, as numbers."""
     if not any(config.get(name) for name in _HANDED_ON):
         return 0
-    return _whole(config, "index_topk") * _INDEX_NBYTES // _NUMBER_NBYTES
+    return first_whole(config, "index_topk") * _INDEX_NBYTES // _NUMBER_NBYTES
 
 
-def _whole(config: Mapping[str, Any], *names: str) -> int:
+def first_whole(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first number above zero that a configuration has under some names, or zero."""
     values = (config.get(name) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), 0)

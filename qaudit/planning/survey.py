@@ -37,7 +37,7 @@ from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees
-from qaudit.planning.beside import with_beside
+from qaudit.planning.beside import first_whole, with_beside
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Checkpoint, Recipe, Subject
@@ -238,13 +238,8 @@ _OF_EXPERTS = re.compile(r"^(.*?\bexperts)\b")
 def with_experts(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
     """Return the sizes with the experts of a layer, and how many of them read a token."""
     config = {**config, **(config.get("text_config") or {})}
-    count, each = (_first(config, names) for names in (_EXPERTS, _PER_TOKEN))
+    count, each = (first_whole(config, *names) for names in (_EXPERTS, _PER_TOKEN))
     return replace(sizes, experts=count, per_token=min(each, count)) if count and each else sizes
-
-
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    values = (config.get(name) for name in names)
-    return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
 
 def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:

@@ -60,7 +60,8 @@ def _blocks(blocks: Sequence[doc.Block], width: int) -> Iterator[str]:
             case doc.List():
                 yield "\n".join(f"- {filled(item, width, '  ')}" for item in block.items)
             case doc.CodeBlock():
-                yield _lines(block.text.split("\n"), width)
+                # Whole: a terminal breaks a long command itself, and what is copied still runs.
+                yield "\n".join(map(printable, block.text.split("\n")))
             case doc.Figure():
                 yield _lines(block.lines, width)
             case doc.Banner():

@@ -105,6 +105,7 @@ def test_what_is_left_beside_states_is_not_beside_those_that_they_are_equal_to()
     before = leave(torch.ones(1, 2, 4), {"keys": torch.ones(1, 2)})
     after = leave(before, {"values": torch.ones(1, 2)})
     assert (beside(before).keys(), beside(after).keys()) == ({"keys"}, {"values"})
+    assert not beside(leave(before, {})), "a block that hands on what it was given leaves nothing"
 
 
 def test_in_float32_what_is_beside_hidden_states_is_too() -> None:
@@ -257,3 +258,13 @@ def test_a_plan_knows_what_waits_beside_hidden_states(family: str, tmp_path: Pat
     (beside_note, given_note) = beside_notes(planned, 4, 2048)
     assert f"blocks leave {planned.beside:,} for later blocks" in beside_note
     assert "which all streams share" in given_note
+
+
+def test_a_plan_counts_the_keys_that_the_last_blocks_read() -> None:
+    """Of each kind of layer among these, and not among the first."""
+    kinds = ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    config = {"layer_types": kinds, "num_kv_shared_layers": 2, "num_key_value_heads": 3,
+              "head_dim": 5, "num_global_key_value_heads": 7, "global_head_dim": 11}  # fmt: skip
+    sizes = Sizes(0, 4, 0, 0, 8, 8, 2)
+    assert with_beside(sizes, config).beside == 2 * 3 * 5
+    assert with_beside(sizes, {**config, "layer_types": kinds[::-1]}).beside == 2 * 7 * 11

@@ -53,6 +53,6 @@ def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
     assert found.available == 101
     undecided = class_verdict("4", "undecided", needed_documents=240)
     shown = with_verdict(replace(verdict(undecided), next_step=found))
-    for text in (render(shown), render_terminal(shown, 400)):
+    for text in (render(shown), render_terminal(shown, 60)):
         assert found.command in text
         assert "The text at hand has 101 documents" in text
