@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "qaudit"
 
-LONG_MODULE = 300
-LONG_FUNCTION = 50
+LONG_MODULE = 500
+LONG_FUNCTION = 60
 
 
 PARTS = frozenset({"judge", "section", "figure", "overlay", "measure"})
