@@ -73,7 +73,7 @@ def obstacle(weight: Tensor) -> str | None:
     return None
 
 
-def quantize_block_fused(  # noqa: PLR0913 - those of `quantize_block`, and the tile
+def quantize_block_fused(
     weight_BR: Tensor,
     target_BR: Tensor,
     lower_BB: Tensor,

@@ -70,7 +70,7 @@ class Stream:
 class FullPrecision(Stream):
     """The stream that is never quantized; others may calibrate on what it sees."""
 
-    def __init__(  # noqa: PLR0913 - each is what a kind of scheme needs of full precision
+    def __init__(
         self,
         *,
         evaluated: bool,

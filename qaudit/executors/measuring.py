@@ -80,7 +80,7 @@ class _Job:
 class Measuring:
     """Measures tasks, subject by subject; a race calls it for each round."""
 
-    def __init__(  # noqa: PLR0913 - what measuring needs
+    def __init__(
         self,
         plan: Plan,
         folder: Path,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class PartExecutor(Executor):
     """Measures units in this process."""
 
-    def __init__(  # noqa: PLR0913 - what a process is made of
+    def __init__(
         self,
         run: Run,
         out: Path,

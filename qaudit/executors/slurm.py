@@ -56,7 +56,7 @@ class Detached(Due):
 class Slurm(Executor):
     """The executor of a cluster."""
 
-    def __init__(  # noqa: PLR0913 - what a job is made of
+    def __init__(
         self,
         run: Run,
         out: Path,

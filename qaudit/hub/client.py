@@ -155,7 +155,7 @@ class Client:
         names = self.parsed(request, repositories_in, pages)
         return tuple(sorted({repo for repo in names if fnmatchcase(repo, pattern)}))
 
-    def read(  # noqa: PLR0913
+    def read(
         self,
         repo: str,
         commit: str,

@@ -265,7 +265,7 @@ AT_THE_MARGIN = Deciding(
 )
 
 
-def settling(  # noqa: PLR0913 - a quantity of cells, its margin, and on which documents
+def settling(
     table: Measurements,
     cells: Sequence[Cell],
     statistic: Statistic,

@@ -42,7 +42,7 @@ def make_protocol(recipe: Recipe, context: int, item_context: int | None = None)
     )
 
 
-def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
+def build_corpus(
     calibration: Iterable[Document],
     evaluation: Iterable[Document],
     choices: Iterable[Choice],

@@ -62,7 +62,7 @@ def _largest(row: CurvatureRow) -> Interval | None:
     return Interval(value, value - residual, value + residual)
 
 
-def _panel(  # noqa: PLR0913 - a panel is placed by them
+def _panel(
     view: View,
     where: Axis,
     along: Scale,

@@ -43,7 +43,7 @@ class MeasuredSeed:
     traces: Mapping[str, Interval] = field(default_factory=dict)  # of the Hessian, by subject
 
 
-def summarize(  # noqa: PLR0913 - what was measured, and how it is named
+def summarize(
     experiment: Experiment,
     size: str,
     seeds: Mapping[int, MeasuredSeed],

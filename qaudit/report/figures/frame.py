@@ -177,7 +177,7 @@ def bounds(interval: Interval) -> tuple[float, float]:
     return -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
 
 
-def mark(  # noqa: PLR0913 - the look of a mark and its place
+def mark(
     shape: str,
     x: float,
     y: float,
