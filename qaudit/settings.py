@@ -26,7 +26,7 @@ DEFAULT_SCHEMES = (
 )  # fmt: skip
 
 SEARCHED_AT = "gptq-4bit"
-"""The scheme of a race and of a search for a soup that name none."""
+"""The scheme of a search for a soup that names none."""
 
 EXAMPLE_SCHEME, EXAMPLE_SCHEMES = "gptq-3bit", "rtn-4bit,gptq-4bit"
 """In hints."""

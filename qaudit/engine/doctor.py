@@ -115,7 +115,7 @@ def _torch_fault() -> Fact | None:
         importlib.import_module("torch")
     except ModuleNotFoundError as error:
         missing = error.name or "torch"
-        hint = "only `scan`, `pick --race`, `soup` and `lab` need it: pip install qaudit-llm"
+        hint = "only `scan`, `soup` and `lab` need it: pip install qaudit-llm"
         return Fact("machine", "torch", f"`{missing}` is not installed", "fault", hint)
     except Exception as error:  # noqa: BLE001 - a broken library raises anything
         reason = " ".join(str(error).split())

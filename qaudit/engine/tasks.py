@@ -85,7 +85,7 @@ class Task:
     def unplanned(
         cls, subject: Subject, corpus: Corpus, schemes: Sequence[Scheme], **fields: Any
     ) -> Task:
-        """Return a pass that no plan has, as of a search or a race."""
+        """Return a pass that no plan has, as of a search."""
         specs = tuple(scheme.spec for scheme in schemes)
         return cls(Pass(subject, specs, **fields), corpus, tuple(schemes))
 

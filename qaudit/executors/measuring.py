@@ -78,7 +78,7 @@ class _Job:
 
 
 class Measuring:
-    """Measures tasks, subject by subject; a race calls it for each round."""
+    """Measures tasks, subject by subject."""
 
     def __init__(
         self,

@@ -51,7 +51,6 @@ def test_the_help_of_many_options_shows_the_first_ten() -> None:
     assert len(shown) == 10
     assert {"--quick", "--schemes", "--last", "--out", "--dry-run"} <= set(shown)
     assert "`--help-all` shows the other" in text
-    assert "--race" in run.invoke(app, ["pick", "--help"]).stdout  # has few enough
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

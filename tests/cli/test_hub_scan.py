@@ -386,32 +386,6 @@ def test_what_is_kept_is_exported_without_a_download(
     assert asked_of(hub) == []
 
 
-# ---------------------------------------------------------------------------------------- a race
-
-
-@pytest.mark.slow
-def test_a_race_over_the_hub_ends_as_over_folders_within_a_disk_budget(
-    hub: Hub, place: Path, qaudit: Run, shipped: Path
-) -> None:
-    asked = ["--objective", "loss@gptq-4bit", "--json", "-q"]
-    asked += ["--calibration", shipped / "calibration.jsonl"]
-    asked += ["--evaluation", shipped / "evaluation.jsonl"]
-    largest = max(file.stat().st_size for file in (shipped / "series").rglob("*.safetensors"))
-    budget = ["--disk-budget", f"{2 * largest}B"]
-    done = qaudit("pick", REPO, "--race", *asked, *budget, "--out", "from-hub")
-    assert done.code == 3, done.err  # six documents of each half confirm nothing
-    ours = json.loads(done.out)
-    done = qaudit("pick", shipped / "series", "--race", *asked, "--out", "from-folder")
-    theirs = json.loads(done.out)
-    for found in (ours, theirs):
-        del found["receipt"]["seconds"]
-    assert ours == theirs
-    asked_before = len(hub.log)
-    done = qaudit("pick", REPO, "--race", *asked, *budget, "--out", "from-hub")
-    assert json.loads(done.out)["winner"] == ours["winner"]
-    assert not [entry for entry in hub.log[asked_before:] if "safetensors" in entry["path"]]
-
-
 def test_a_subject_is_diagnosed_before_its_weights_leave_the_disk(
     hub: Hub, scan: Run, place: Path, online: Path
 ) -> None:

@@ -44,8 +44,6 @@ UNCLEAR = {"gate": (0, 1, 3), "pick": (0, 3), "collect": (0, 3), "status": (0, 3
 WRITING = ("plan", "fetch", "part", "collect")
 """Commands whose result is in files: stdout may stay empty."""
 
-RACE = "qaudit pick demo --race"
-
 
 def words_of(line: str) -> list[str]:
     return shlex.split(line, comments=True)[1:]
@@ -62,7 +60,7 @@ def is_run(words: list[str]) -> bool:
     absent = any(
         re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
     )
-    alone = words[:2] in (["cache", "rm"], ["lab", "train"], ["lab", "demo"]) or "--race" in words
+    alone = words[:2] in (["cache", "rm"], ["lab", "train"], ["lab", "demo"])
     signed = "--sign" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
     return not (elsewhere or absent or alone or signed)
 
@@ -137,12 +135,6 @@ def test_the_commands_of_the_pages_run(place: Path, qaudit: Run, subtests: pytes
                 done = qaudit(*planned(words))
                 assert done.code in UNCLEAR.get(words[0], (0,)), done.err
                 assert done.out.strip() or "--into" in words or words[0] in WRITING
-
-
-@pytest.mark.slow
-def test_the_race_of_the_pages_runs(place: Path, qaudit: Run) -> None:
-    assert any(words_of(RACE) == words_of(each) for page in OTHERS for each in shown(page))
-    assert qaudit(*words_of(RACE)).code in (0, 3)
 
 
 def test_most_commands_of_the_pages_are_run() -> None:

@@ -23,7 +23,6 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "cli light",
         "lab gallery",
         "audit",
-        "racing",
         "judging",
         "export rollouts",
         "executors",
@@ -83,7 +82,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.*",
         "qaudit.model.*",
         "qaudit.search.*",
-        "qaudit.racing.*",
         "qaudit.executors.*",
         "qaudit.downloads.*",
         "qaudit.export.*",
@@ -144,7 +142,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "zstandard": ("qaudit.items.inspect_logs",),  # logs of inspect; in Python itself from 3.14
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (
-        "qaudit.racing.*",
         "qaudit.engine.*",
         "qaudit.planning.*",
         "qaudit.host",

@@ -1,1 +1,0 @@
-"""Races: rounds on more and more documents, which find the winner alone."""
