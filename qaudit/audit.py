@@ -64,7 +64,7 @@ def complete(executor: Executor, *, sign: bool = False) -> Audit:
     with one_writer(out):
         while due := next_round(run.plan, rounds, record):
             number, units = len(rounds) + 1, units_of(due)
-            write_round(number, due, run, out)
+            write_round(number, due, out)
             try:
                 executor.await_units(number, units)
                 records += read_records(run, out, number, units, executor.watch)

@@ -11,7 +11,7 @@ from typing import Any
 
 from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.errors import SourceError
-from qaudit.executors.events import RETRY_TASK, Compared, Failed, Measured, one_error
+from qaudit.executors.events import RETRY_TASK, UnitOutcome, one_error
 from qaudit.executors.records import Record, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
@@ -35,7 +35,6 @@ from qaudit.types import (
     Diagnostics,
     Evidence,
     Finding,
-    Measurement,
     Perturbation,
     Plan,
     Skipped,
@@ -52,7 +51,7 @@ def judge_so_far(out: Path) -> AuditRecord:
     units = [unit for due in planned_rounds(run.plan.passes) for unit in units_of(due)]
     read = {unit.name: read_record(run, out, unit) for unit in units}
     records = [record for record in read.values() if record is not None]
-    if not any(isinstance(record.event, Measured) for record in records):
+    if not any(record.outcome.is_measured for record in records):
         raise unfinished(out, 0, len(run.plan.subjects))
     return judge(run.plan, records, out, [name for name, record in read.items() if record is None])
 
@@ -63,24 +62,23 @@ def judge(
     """Judge what the rounds of a plan gave; its evidence is in `out`."""
     planned = {subject.label for subject in (*plan.subjects, *plan.releases)}
     records = [r for r in records if r.unit.label in planned]  # others are candidates
-    events = [record.event for record in records]
-    by_label = _by_label(event for event in events if isinstance(event, Measured))
-    failed = {event.label: event.error for event in events if isinstance(event, Failed)}
+    outcomes = [record.outcome for record in records]
+    by_label = _by_label(outcome for outcome in outcomes if outcome.is_measured)
+    failed = {each.label: each.error for each in outcomes if each.error is not None}
     failed |= {
         label: SourceError("not measured yet", hint="run the same command again")
         for label in missing
     }
     measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
-    results = with_imported([result for event in measured for result in event.results], out)
+    results = with_imported([result for each in measured for result in each.plain], out)
     if not results:
         raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
     for task, reason in records[0].document.failed_tasks.items():
         failed[f"task {task}"] = SourceError(reason, hint=RETRY_TASK)
     subjects = tuple(_subjects(plan, by_label))
     skipped = tuple(_skipped(plan, by_label, failed))
-    compared = [event for event in events if isinstance(event, Compared)]
     measurements = [result.measurement for result in results]
-    searches = [event.search for event in measured if event.search is not None]
+    searches = [each.search for each in measured if each.search is not None]
     recipe, environment = plan.recipe, environment_of(plan, [record.document for record in records])
     reference = reference_in(plan.subjects, recipe.reference)
     judgement = judge_measurements(
@@ -100,7 +98,9 @@ def judge(
         reference=reference.label if reference else None,
         protocol=records[0].document.protocol,
     )
-    differences = [(event.release, event.difference) for event in compared]
+    differences = [
+        (r.unit.subject, r.outcome.difference) for r in records if r.outcome.difference is not None
+    ]
     diagnostics, advice = _derived(
         Measurements.of(subjects, measurements, recipe.confidence).of_claim(plan.claim),
         replace(
@@ -161,61 +161,59 @@ def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
     return tables_of(parse_diagnostics(plan.recipe.diagnostics), rows, labels, subjects)
 
 
-def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
-    measured: dict[str, Measured] = {}
-    for event in events:
-        first = measured.setdefault(event.label, event)
-        if first is not event:
-            results = (*first.results, *event.results)
-            perturbed = (*first.perturbed, *event.perturbed)
-            failed = (*first.failed, *event.failed)
-            elsewhere = (*first.elsewhere, *event.elsewhere)
-            measured[event.label] = replace(
-                first, results=results, perturbed=perturbed, failed=failed, elsewhere=elsewhere
-            )
+def _by_label(outcomes: Iterable[UnitOutcome]) -> dict[str, UnitOutcome]:
+    measured: dict[str, UnitOutcome] = {}
+    for outcome in outcomes:
+        first = measured.setdefault(outcome.label, outcome)
+        if first is not outcome:
+            results = (*first.results, *outcome.results)
+            failed = {**first.failed, **outcome.failed}
+            measured[outcome.label] = replace(first, results=results, failed=failed)
     return measured
 
 
-def _subjects(plan: Plan, measured: Mapping[str, Measured]) -> Iterable[Subject]:
+def _subjects(plan: Plan, measured: Mapping[str, UnitOutcome]) -> Iterable[Subject]:
     """Yield what was measured, a search as the soup that it ended with."""
     for subject in plan.subjects:
-        event = measured.get(subject.label)
-        if event is not None and event.results:
-            soup = event.search.subject if event.search else None
+        outcome = measured.get(subject.label)
+        if outcome is not None and outcome.plain:
+            soup = outcome.search.subject if outcome.search else None
             yield soup or subject
 
 
 def moved_by(
-    perturbation: Perturbation | None, done: Sequence[Measured]
+    perturbation: Perturbation | None, done: Sequence[UnitOutcome]
 ) -> dict[tuple[str, str], Moved]:
     """Return how far a perturbation moved each (subject, scheme)."""
-    moved: dict[tuple[str, str], Moved] = {}
-    for event in done:
-        again = [result for kind, result in event.perturbed if kind == perturbation]
-        for result, shift in _shifts(event, again):
-            if math.isfinite(shift.nats):
-                moved[result.subject, result.scheme] = shift
-    return moved
+    return {
+        (again.measurement.subject, again.measurement.scheme): moved
+        for outcome in done
+        for again, moved in _shifts(outcome)
+        if again.device is None and again.perturbed == perturbation and math.isfinite(moved.nats)
+    }
 
 
 def _of_devices(
-    kinds: Sequence[str], measured: Sequence[Measured], subjects: Sequence[Subject]
+    kinds: Sequence[str], measured: Sequence[UnitOutcome], subjects: Sequence[Subject]
 ) -> tuple[Finding, ...]:
     """Return the finding about kinds of devices, and how far each other one moved a measurement."""
-    moved: dict[Place, Moved] = {}
-    for event in measured:
-        shifts = _shifts(event, [result for _, result in event.elsewhere])
-        for (kind, _), (again, shift) in zip(event.elsewhere, shifts, strict=True):
-            moved[again.subject, again.scheme, kind] = shift
+    moved: dict[Place, Moved] = {
+        (again.measurement.subject, again.measurement.scheme, again.device): shift
+        for outcome in measured
+        for again, shift in _shifts(outcome)
+        if again.device is not None
+    }
     labels = [subject.label for subject in subjects]
     return device_findings(kinds, moved, moved_by("rounding", measured), labels)
 
 
-def _shifts(event: Measured, again: Sequence[Filed]) -> Iterable[tuple[Measurement, Moved]]:
-    """Yield what was measured again, and how far it is from what the event measured first."""
-    first = {result.measurement.spec: result.measurement for result in reversed(event.results)}
-    for moved in (result.measurement for result in again):
-        yield moved, _moved(first[moved.spec].evidence, moved.evidence, moved.spec)
+def _shifts(outcome: UnitOutcome) -> Iterable[tuple[Filed, Moved]]:
+    """Yield what was measured otherwise, and how far it is from what was measured first."""
+    first = {filed.measurement.spec: filed.measurement for filed in reversed(outcome.plain)}
+    for filed in outcome.results:
+        again = filed.measurement
+        if filed.perturbed is not None or filed.device is not None:
+            yield filed, _moved(first[again.spec].evidence, again.evidence, again.spec)
 
 
 def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
@@ -257,7 +255,7 @@ def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
 
 
 def _skipped(
-    plan: Plan, measured: Mapping[str, Measured], failed: Mapping[str, SourceError]
+    plan: Plan, measured: Mapping[str, UnitOutcome], failed: Mapping[str, SourceError]
 ) -> Iterable[Skipped]:
     planned = [subject.label for subject in (*plan.subjects, *plan.releases)]
     for label in dict.fromkeys((*planned, *failed)):
@@ -266,5 +264,5 @@ def _skipped(
             if label in measured:
                 reason = f"a further round of it was not measured: {reason}"
             yield Skipped(label, None, reason)
-        for scheme, error in measured[label].failed if label in measured else ():
+        for scheme, error in measured[label].failed.items() if label in measured else ():
             yield Skipped(label, scheme, error.message)

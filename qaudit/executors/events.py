@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qaudit.errors import SourceError
 from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed, SearchResult
-from qaudit.types import SILENT, Perturbation, Run, Subject, Watch, WorkUnit
+from qaudit.types import SILENT, Run, Watch, WorkUnit
 
 RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """All passes of a subject are done: its results, draw by draw, and those of perturbed ones."""
+class UnitOutcome:
+    """What came of a subject: results, or the error in place of them; of a release a difference."""
 
     label: str
-    results: tuple[Filed, ...]
-    perturbed: tuple[tuple[Perturbation, Filed], ...] = ()
+    results: tuple[Filed, ...] = ()  # draw by draw, with those that were measured otherwise
     search: SearchResult | None = None  # of a greedy soup
-    failed: tuple[tuple[str, SourceError], ...] = ()  # schemes that could not be measured
-    elsewhere: tuple[tuple[str, Filed], ...] = ()  # again, on other kinds of devices
-
-
-@dataclass(frozen=True, eq=False)
-class Failed:
-    """A subject that could not be measured, or a release that could not be compared."""
-
-    label: str
-    error: SourceError
-
-
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """A released soup beside the one its ingredients give."""
-
-    release: Subject
-    difference: WeightDifference
+    failed: Mapping[str, SourceError] = field(default_factory=dict)  # by scheme
+    error: SourceError | None = None
+    difference: WeightDifference | None = None
 
     @property
-    def label(self) -> str:
-        return self.release.label
+    def is_measured(self) -> bool:
+        return self.error is None and self.difference is None
 
-
-Event = Measured | Failed | Compared
+    @property
+    def plain(self) -> tuple[Filed, ...]:
+        """The results that are measurements of the subject."""
+        return tuple(r for r in self.results if r.perturbed is r.device is None)
 
 
 @dataclass(eq=False)

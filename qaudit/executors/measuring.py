@@ -24,7 +24,7 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.cut import cost_of
-from qaudit.executors.events import Compared, Event, Failed, Measured
+from qaudit.executors.events import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.planning.shipped import with_shipped
 from qaudit.planning.traffic import missing_nbytes
@@ -41,10 +41,10 @@ class _Job:
     tasks: tuple[Task, ...]
     before: Checkpoint | None = None  # the checkpoint before, where a diagnostic reads it
     results: Sequence[StoredResults | None] = ()  # of each pass, as looked up
-    stored: Measured | None = None  # all results, where only a diagnostic is missing
+    stored: UnitOutcome | None = None  # all results, where only a diagnostic is missing
     is_diagnosed: bool = False
     filed: list[tuple[Filed, ...]] = field(default_factory=list)  # of each pass, measured now
-    event: Measured | Failed | None = None
+    event: UnitOutcome | None = None
 
     @property
     def subject(self) -> Subject:
@@ -54,7 +54,7 @@ class _Job:
     def label(self) -> str:
         return self.subject.label
 
-    def diagnosed(self, event: Measured) -> Task | None:
+    def diagnosed(self, event: UnitOutcome) -> Task | None:
         """Return the task of diagnostics: the subject, or the soup that a search ended with."""
         if not self.is_diagnosed:
             return None
@@ -63,18 +63,17 @@ class _Job:
         soup = event.search.subject
         return None if soup is None else self.tasks[0].changed(subject=soup)
 
-    def measured(self, filed: Sequence[tuple[Filed, ...]]) -> Measured:
-        """Return the results of its passes, those of perturbed ones apart."""
-        passes = list(zip((task.perturbed for task in self.tasks), filed, strict=True))
-        return Measured(
-            self.label,
-            tuple(result for kind, results in passes if kind is None for result in results),
-            tuple((kind, result) for kind, results in passes if kind for result in results),
-            failed=tuple(error for task in self.tasks for error in task.failed.items()),
+    def measured(self, filed: Sequence[tuple[Filed, ...]]) -> UnitOutcome:
+        results = tuple(
+            replace(result, perturbed=task.perturbed)
+            for task, some in zip(self.tasks, filed, strict=True)
+            for result in some
         )
+        failed = {scheme: e for task in self.tasks for scheme, e in task.failed.items()}
+        return UnitOutcome(self.label, results, failed=failed)
 
-    def searched(self, result: SearchResult) -> Measured:
-        return Measured(self.label, result.results, search=result)
+    def searched(self, result: SearchResult) -> UnitOutcome:
+        return UnitOutcome(self.label, result.results, result)
 
 
 class Measuring:
@@ -106,7 +105,7 @@ class Measuring:
         tasks: Sequence[Task],
         releases: Sequence[Subject] = (),
         diagnosed: Collection[str] = (),
-    ) -> Iterator[Event]:
+    ) -> Iterator[UnitOutcome]:
         """Measure every subject and compare every release, in the order of their downloads."""
         jobs = self._jobs(tasks, diagnosed)
         pending: dict[tuple[str, ...], _Job] = {}  # by what decides results
@@ -117,7 +116,7 @@ class Measuring:
         differences = {release: compare_stored(release, self._store.folder) for release in releases}
         for release, difference in differences.items():
             if difference is not None:
-                yield Compared(release, difference)
+                yield UnitOutcome(release.label, difference=difference)
         uncompared = [release for release, found in differences.items() if found is None]
         by_label = {job.label: job for job in pending.values()}
         first, total = len(jobs) - len(pending) - len(twins), len(jobs) + len(uncompared)
@@ -195,12 +194,12 @@ class Measuring:
 
     def _find(
         self, job: _Job, pending: dict[tuple[str, ...], _Job], twins: list[tuple[_Job, _Job]]
-    ) -> Measured | Failed | None:
+    ) -> UnitOutcome | None:
         """Return a result that needs no weights; add the job to `pending` or `twins` otherwise."""
         try:
             keys, event = self._look_up(job)
         except SourceError as error:
-            return Failed(job.label, error)
+            return UnitOutcome(job.label, error=error)
         if event is not None and self._use_diagnosed(job, event):
             return event
         if job.before is not None:
@@ -213,7 +212,7 @@ class Measuring:
         pending[keys], job.stored = job, event
         return None
 
-    def _look_up(self, job: _Job) -> tuple[tuple[str, ...], Measured | None]:
+    def _look_up(self, job: _Job) -> tuple[tuple[str, ...], UnitOutcome | None]:
         """Return the keys of a job's results, and the results if all of them are on disk."""
         if job.subject.is_search:
             result = search_stored(job.tasks, self._machine, self._store)
@@ -224,7 +223,7 @@ class Measuring:
         is_whole = all(result.is_complete for result in results)
         return keys, job.measured([result.results for result in results]) if is_whole else None
 
-    def _use_diagnosed(self, job: _Job, event: Measured) -> bool:
+    def _use_diagnosed(self, job: _Job, event: UnitOutcome) -> bool:
         task = job.diagnosed(event)
         if task is not None and self.diagnoses.lacks(task):
             return False
@@ -238,7 +237,7 @@ class Measuring:
         try:
             yield
         except SourceError as error:
-            job.event = job.stored or Failed(job.label, error)
+            job.event = job.stored or UnitOutcome(job.label, error=error)
             if job.stored is not None:
                 self.diagnoses.fail(job.label, error.message)  # its losses were measured before
         except (RuntimeError, MemoryError) as error:
@@ -250,7 +249,7 @@ class Measuring:
             ) from error
 
     def _finish(self, job: _Job) -> None:
-        event = job.event if isinstance(job.event, Measured) else job.measured(job.filed)
+        event = job.event or job.measured(job.filed)
         job.event = event
         if (task := job.diagnosed(event)) is not None:
             self.diagnoses.take(task, self._watch.block)
@@ -263,19 +262,18 @@ class Measuring:
         result = search(job.tasks, machine, self._store, self._watch.block)
         job.event = job.searched(result)
 
-    def _twin(self, job: _Job, first: _Job) -> Measured | Failed:
+    def _twin(self, job: _Job, first: _Job) -> UnitOutcome:
         """Return the result of a subject whose weights are those of another one."""
-        if isinstance(first.event, Failed):
-            error = first.event.error
+        assert first.event is not None, "the first of equal results has an outcome"
+        if (error := first.event.error) is not None:
             reason = f"its weights are those of `{first.label}`: {error.message}"
-            return Failed(job.label, SourceError(reason, hint=error.hint))
+            return UnitOutcome(job.label, error=SourceError(reason, hint=error.hint))
         results = [look_up(task, self._machine, self._store).results for task in job.tasks]
         if job.is_diagnosed:
             self.diagnoses.find(job.tasks[0], first.label)
-        failed = () if first.event is None else first.event.failed
-        return replace(job.measured(results), failed=failed)
+        return replace(job.measured(results), failed=first.event.failed)
 
-    def _compare(self, release: Subject, downloads: Downloads) -> Compared | Failed:
+    def _compare(self, release: Subject, downloads: Downloads) -> UnitOutcome:
         try:
             with downloads.ready(release):
                 difference = compare_weights(
@@ -285,6 +283,6 @@ class Measuring:
                     progress=self._watch.block,
                 )
         except SourceError as error:
-            return Failed(release.label, error)
+            return UnitOutcome(release.label, error=error)
         store_difference(release, difference, self._store.folder)
-        return Compared(release, difference)
+        return UnitOutcome(release.label, difference=difference)

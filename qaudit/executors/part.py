@@ -15,19 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qaudit.errors import OtherIdentityError, SourceError, UsageError
 from qaudit.executors.cut import parts_of
-from qaudit.executors.events import Compared, Event, Executor, Failed
+from qaudit.executors.events import Executor, UnitOutcome
 from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
-from qaudit.executors.records import difference_text, states_of
+from qaudit.executors.records import record_of, states_of
 from qaudit.planning.further import planned_rounds
 from qaudit.planning.pins import refuse_other_libraries
 from qaudit.saved.diagnosed import DiagnosticRows
-from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
+from qaudit.saved.documents import UnitDocument
 from qaudit.saved.parts import DIRECTORY, FIRST, FOLDER, UNITS, read_run, unit_path, write_unit
-from qaudit.saved.results import Filed, ResultStore, sha256_of
+from qaudit.saved.results import ResultStore
 from qaudit.settings import RunOptions
 from qaudit.types import SILENT, Plan, Run, Watch, WorkUnit, units_of
 
@@ -74,6 +74,8 @@ class PartExecutor(Executor):
         )
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
+        from qaudit.engine.tasks import Task
+
         if self._alone and number == FIRST:  # weights that searches read, too, are fetched once
             units = units_of(tuple(chain(*planned_rounds(self.run.plan.passes))))
         units = [unit for unit in units if unit.content not in self._tried]
@@ -83,56 +85,42 @@ class PartExecutor(Executor):
         self._units = {unit.label: unit for unit in units}
         with self._log:
             began = time.monotonic()
-            refused = [failed for failed in map(self._refused, units) if failed is not None]
-            for failed in refused:
-                self._write(failed, began)
-            labels = {failed.label for failed in refused}
-            tasks, releases = self._tasks([unit for unit in units if unit.label not in labels])
+            refused = {unit.label: error for unit in units if (error := self._refused(unit))}
+            for label, error in refused.items():
+                self._write(UnitOutcome(label, error=error), began)
+            tried = [unit for unit in units if unit.label not in refused]
+            planned = {subject.label for subject in self.run.plan.subjects}
+            first = (unit for unit in units if not (unit.passes[0].draw or unit.device))
             began = time.monotonic()
-            for event in self._measuring.visit(tasks, releases, self._diagnosed(units)):
-                self._write(event, began)
+            for outcome in self._measuring.visit(
+                [
+                    Task.of(p, self._ready.corpus)
+                    for u in tried
+                    if not u.subject.is_release
+                    for p in u.passes
+                ],
+                [unit.subject for unit in tried if unit.subject.is_release],
+                {unit.label for unit in first if unit.label in planned},
+            ):
+                self._write(outcome, began)
                 began = time.monotonic()
 
-    def _tasks(self, units: Sequence[WorkUnit]) -> tuple[list[Any], list[Any]]:
-        from qaudit.engine.tasks import Task
-
-        passes = [
-            task_pass for unit in units if not unit.subject.is_release for task_pass in unit.passes
-        ]
-        releases = [unit.subject for unit in units if unit.subject.is_release]
-        return [Task.of(task_pass, self._ready.corpus) for task_pass in passes], releases
-
-    def _diagnosed(self, units: Sequence[WorkUnit]) -> set[str]:
-        labels = {subject.label for subject in self.run.plan.subjects}
-        first = (unit for unit in units if not (unit.passes[0].draw or unit.device))
-        return {unit.label for unit in first if unit.label in labels}
-
-    def _refused(self, unit: WorkUnit) -> Failed | None:
+    def _refused(self, unit: WorkUnit) -> SourceError | None:
         """Return why a unit is not tried: it ended processes, or small files are missing."""
         count = 0 if self._alone else attempts(self._attempts_of(unit.label))
-        if count >= ATTEMPTS:
-            hint = f"look into `{FOLDER}/{self._name}.log`, then run the part again"
-            error = SourceError(f"{count} processes ended while they measured it", hint=hint)
-            return Failed(unit.label, error)
-        refused = self._ready.refused.get(unit.label)
-        return None if refused is None else Failed(unit.label, refused)
+        if count < ATTEMPTS:
+            return self._ready.refused.get(unit.label)
+        hint = f"look into `{FOLDER}/{self._name}.log`, then run the part again"
+        return SourceError(f"{count} processes ended while they measured it", hint=hint)
 
     def _attempts_of(self, label: str) -> Path:
         return unit_path(self.run, self._units[label], self.out).with_suffix(".attempts")
 
-    def _write(self, event: Event, began: float) -> None:
-        unit = self._units[event.label]
-        path = unit_path(self.run, unit, self.out)
-        write_unit(self._document(unit, event), path)
-        outcome = "failed" if isinstance(event, Failed) else "measured"
-        self._log.finished(unit.label, outcome, time.monotonic() - began, path)
-        if isinstance(event, Failed):
-            self.failed.append(unit.label)
-
-    def _document(self, unit: WorkUnit, event: Event) -> UnitDocument:
+    def _write(self, outcome: UnitOutcome, began: float) -> None:
         from qaudit.executors.ready import protocol_of
 
-        diagnosed = self._measuring.diagnoses.rows.get(unit.label, DiagnosticRows())
+        unit = self._units[outcome.label]
+        path = unit_path(self.run, unit, self.out)
         document = UnitDocument(
             run=self.run.identity,
             unit=unit.content,
@@ -140,44 +128,16 @@ class PartExecutor(Executor):
             part=self._name,
             host=platform.node(),
             failed_tasks=dict(self._ready.corpus.failed_tasks),
-            diagnostics=diagnosed,
+            diagnostics=self._measuring.diagnoses.rows.get(unit.label, DiagnosticRows()),
             protocol=protocol_of(self._ready.corpus),
             environment=self._account.environment(self._measuring.seconds_waited),
+            **record_of(outcome, self.out),
         )
-        if isinstance(event, Failed):
-            is_usage = event.error.code == UsageError.code
-            return replace(document, error=_failure(event.error), exit_code=2 if is_usage else 4)
-        if isinstance(event, Compared):
-            return replace(document, difference=difference_text(event.difference))
-        plain = [(None, result) for result in event.results]
-        document = replace(
-            document,
-            results=tuple(self._result(kind, filed) for kind, filed in (*plain, *event.perturbed)),
-            failed_schemes={scheme: _failure(error) for scheme, error in event.failed},
-        )
-        if event.search is None:
-            return document
-        return replace(document, search=event.search.row, findings=event.search.findings)
-
-    def _result(self, perturbed: Any, filed: Filed) -> ResultDocument:
-        return ResultDocument(
-            scheme=filed.measurement.scheme,
-            spec=filed.measurement.spec,
-            perturbed=perturbed,
-            evidence=self._name_of(filed.path),
-            sha256=sha256_of(filed.path),
-            tasks=tuple(
-                TaskFile(task=task, evidence=self._name_of(path), sha256=sha256_of(path))
-                for task, path in filed.task_paths
-            ),
-        )
-
-    def _name_of(self, path: Path) -> str:
-        return path.relative_to(self.out).as_posix()
-
-
-def _failure(error: SourceError) -> Failure:
-    return Failure(error.message, error.hint)
+        write_unit(document, path)
+        state = "failed" if outcome.error is not None else "measured"
+        self._log.finished(unit.label, state, time.monotonic() - began, path)
+        if outcome.error is not None:
+            self.failed.append(unit.label)
 
 
 def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:

@@ -11,18 +11,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from qaudit.core.keys import first_of
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
-from qaudit.executors.events import Compared, Event, Failed, Measured
+from qaudit.executors.events import UnitOutcome
 from qaudit.executors.part_log import read_logs
 from qaudit.judge.released import WeightDifference
 from qaudit.planning.further import planned_rounds
-from qaudit.saved.documents import ResultDocument, UnitDocument
+from qaudit.saved.codec import decode_text
+from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
 from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import FIRST, evidence_of, last_round, read_round, read_unit, unit_path
-from qaudit.saved.results import Filed, SearchResult, read_measurement, with_tasks
+from qaudit.saved.results import Filed, SearchResult, read_measurement, sha256_of, with_tasks
 from qaudit.types import SILENT, Run, Subject, Watch, WorkUnit, units_of
 
 LAG_SECONDS, LOOK_SECONDS = 60.0, 2.0
@@ -44,7 +46,7 @@ class Record:
 
     unit: WorkUnit
     document: UnitDocument
-    event: Event
+    outcome: UnitOutcome
 
 
 def read_records(
@@ -73,7 +75,7 @@ def _record(unit: WorkUnit, document: UnitDocument | None, out: Path) -> Record 
     if document is None:
         return None
     try:
-        return Record(unit, document, _event(unit, document, out))
+        return Record(unit, document, _outcome(unit, document, out))
     except (OSError, ValueError, TypeError, UsageError):
         return None
 
@@ -120,55 +122,72 @@ def _names_in(folder: Path) -> set[str]:
         return set()
 
 
-def _event(unit: WorkUnit, document: UnitDocument, out: Path) -> Event:
-    subject, label = unit.subject, unit.label
+def record_of(outcome: UnitOutcome, out: Path) -> dict[str, Any]:
+    """Return what a record holds of an outcome, whose files are in `out`."""
+
+    def failure(error: SourceError) -> Failure:
+        return Failure(error.message, error.hint)
+
+    def file(path: Path) -> dict[str, str]:
+        return {"evidence": path.relative_to(out).as_posix(), "sha256": sha256_of(path)}
+
+    error, search, difference = outcome.error, outcome.search, outcome.difference
+    return {
+        "error": error and failure(error),
+        "exit_code": 2 if error is not None and error.code == UsageError.code else 4,
+        "difference": difference and json.dumps(vars(difference)),
+        "results": tuple(
+            ResultDocument(
+                scheme=filed.measurement.scheme,
+                spec=filed.measurement.spec,
+                perturbed=filed.perturbed,
+                tasks=tuple(TaskFile(task=task, **file(path)) for task, path in filed.task_paths),
+                **file(filed.path),
+            )
+            for filed in outcome.results
+        ),
+        "failed_schemes": {scheme: failure(e) for scheme, e in outcome.failed.items()},
+        "search": search and search.row,
+        "findings": search.findings if search else (),
+    }
+
+
+def _outcome(unit: WorkUnit, document: UnitDocument, out: Path) -> UnitOutcome:
+    """Return what a record holds; ValueError if its files are damaged, or of something else."""
     if document.error is not None:
         error = SourceError(document.error.message, hint=document.error.hint)
         error.code = document.exit_code
-        return Failed(unit.name, error)
+        return UnitOutcome(unit.name, error=error)
+    soup = None if document.search is None else _soup(unit.subject, document.search.members)
+    results = tuple(_filed(unit, soup, document, result, out) for result in document.results)
+    must_be_complete(unit, document, [filed.measurement.calibration_seed for filed in results])
     if document.difference is not None:
-        must_be_complete(unit, document, [])
-        return Compared(subject, difference_of(document.difference))
-    results = [
-        (result.perturbed, _filed(unit, document, result, out)) for result in document.results
-    ]
-    seeds = [filed.measurement.calibration_seed for _, filed in results]
-    must_be_complete(unit, document, seeds)
-    plain = tuple(filed for perturbed, filed in results if perturbed is None)
-    if unit.device is not None:
-        return Measured(label, (), elsewhere=tuple((unit.device, filed) for filed in plain))
-    search = None
-    if document.search is not None:
-        soup = _soup(subject, document.search.members)
-        search = SearchResult(soup, plain, document.search, document.findings)
-    return Measured(
-        label,
-        plain,
-        tuple((kind, filed) for kind, filed in results if kind is not None),
-        search,
-        tuple(
-            (scheme, SourceError(reason.message, hint=reason.hint))
+        difference = decode_text(WeightDifference, document.difference, "difference")
+        return UnitOutcome(unit.label, difference=difference)
+    search = document.search
+    return UnitOutcome(
+        unit.label,
+        results,
+        None if search is None else SearchResult(soup, results, search, document.findings),
+        {
+            scheme: SourceError(reason.message, hint=reason.hint)
             for scheme, reason in document.failed_schemes.items()
-        ),
+        },
     )
 
 
-def _filed(unit: WorkUnit, document: UnitDocument, result: ResultDocument, out: Path) -> Filed:
-    """Return a result; ValueError if its files are damaged, or of something else."""
-    path, search = out / result.evidence, document.search
-    subject = unit.subject if search is None else _soup(unit.subject, search.members)
-    measurement = read_measurement(path, result.sha256)
-    must_be_of(measurement, subject or unit.subject, result.spec)
-    must_be_pass(measurement, result.perturbed, document.protocol)
-    filed = Filed(replace(measurement, subject=unit.label, scheme=result.scheme), path)
-    tasks = (out / task.evidence for task in result.tasks)
-    parts = [
-        Filed(read_measurement(path, task.sha256), path)
-        for path, task in zip(tasks, result.tasks, strict=True)
-    ]
-    for part in parts:
-        must_be_of(part.measurement, subject or unit.subject, result.spec)
-    return with_tasks(filed, parts)
+def _filed(
+    unit: WorkUnit, soup: Subject | None, document: UnitDocument, result: ResultDocument, out: Path
+) -> Filed:
+    def read(file: ResultDocument | TaskFile) -> Filed:
+        measured = read_measurement(out / file.evidence, file.sha256)
+        must_be_of(measured, soup or unit.subject, result.spec)
+        return Filed(measured, out / file.evidence, (), result.perturbed, unit.device)
+
+    filed = read(result)
+    must_be_pass(filed.measurement, result.perturbed, document.protocol)
+    named = replace(filed.measurement, subject=unit.label, scheme=result.scheme)
+    return with_tasks(replace(filed, measurement=named), [read(task) for task in result.tasks])
 
 
 def _soup(search: Subject, members: Sequence[str]) -> Subject | None:
@@ -178,23 +197,6 @@ def _soup(search: Subject, members: Sequence[str]) -> Subject | None:
     checkpoints = [checkpoint for checkpoint, _ in search.members if checkpoint.label in members]
     shares = tuple((checkpoint, 1 / len(checkpoints)) for checkpoint in checkpoints)
     return Subject(search.label, shares, Mean().spec)
-
-
-def difference_text(difference: WeightDifference) -> dict[str, str]:
-    """Return a difference as text, which holds infinite numbers too."""
-    return {name: json.dumps(value) for name, value in vars(difference).items()}
-
-
-def difference_of(text: Mapping[str, str]) -> WeightDifference:
-    """Return the difference that text holds; ValueError for any other text."""
-    values = {name: json.loads(value) for name, value in text.items()}
-    for name, default in vars(WeightDifference()).items():
-        kinds = str if isinstance(default, str) else int | float
-        if not isinstance(values.setdefault(name, default), kinds):
-            raise ValueError(f"`{name}` is none of a difference")
-    if len(values) > len(vars(WeightDifference())):
-        raise ValueError("it has other names than a difference")
-    return WeightDifference(**values)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from qaudit.model.stored_names import Names
 from qaudit.planning.pins import libraries
 from qaudit.report.card import render as render_card
 from qaudit.saved.exports import ExportRecord, write_export
-from qaudit.saved.parts import OLD_LOCK, PLAN
+from qaudit.saved.parts import PLAN
 from qaudit.saved.signature import may_sign, signed_export
 from qaudit.types import Watch, digest
 from qaudit.version import __version__
@@ -172,7 +172,7 @@ def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
         return
     card = render_card(choice.record, pictures_at=None)
     (folder / "card.md").write_text(card, encoding="utf-8")
-    for name in (choice.audit_file.name, PLAN, OLD_LOCK):
+    for name in (choice.audit_file.name, PLAN):
         path = choice.audit_file.with_name(name)
         if path.is_file() and path.parent != folder:  # judged alone, it is there
             shutil.copyfile(path, folder / name)

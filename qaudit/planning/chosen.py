@@ -13,13 +13,13 @@ from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import code_of
 from qaudit.planning.passes import refuse_classes, with_scheme
 from qaudit.planning.permissions import refuse
-from qaudit.planning.resolve import Resolved, resolve
+from qaudit.planning.resolve import resolve
 from qaudit.planning.shipped import all_shipped
 from qaudit.planning.survey import Survey, survey
 from qaudit.planning.unread import without_unread
 from qaudit.policy import claim_of
 from qaudit.settings import RunOptions
-from qaudit.types import Checkpoint, Recipe, Subject, reference_in
+from qaudit.types import Checkpoint, Recipe, Resolved, Subject, reference_in
 
 
 @dataclass(frozen=True, eq=False)

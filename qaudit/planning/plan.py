@@ -32,7 +32,6 @@ from qaudit.planning.passes import (
 from qaudit.planning.permissions import allowed_notes
 from qaudit.planning.presets import preset_times
 from qaudit.planning.releases import Releases, find_releases
-from qaudit.planning.resolve import Resolved
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import TextSize, text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, expert_notes
@@ -45,7 +44,7 @@ from qaudit.planning.traffic import (
 from qaudit.policy import claim_of
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
-from qaudit.types import Pass, Perturbation, Plan, Price, Recipe, Traffic, reference_in
+from qaudit.types import Pass, Perturbation, Plan, Price, Recipe, Resolved, Traffic, reference_in
 
 KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block
 

@@ -26,16 +26,15 @@ from qaudit.planning.lock import (
     pinned,
     pinned_or_resolved,
     read_lock,
-    resolution_of,
 )
 from qaudit.planning.plan import make_plan
-from qaudit.planning.resolve import Resolved, needs_hub, still_there
+from qaudit.planning.resolve import needs_hub, still_there
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
-from qaudit.saved.parts import OLD_LOCK, PLAN, refuse_older, write_plan
+from qaudit.saved.parts import PLAN, write_plan
 from qaudit.saved.results import measured_in
 from qaudit.saved.signature import signing_key
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import SILENT, Pins, Plan, Watch, digest
+from qaudit.types import SILENT, Pins, Plan, Resolved, Watch, digest
 
 LONGEST_NAME = 80  # characters of a default output folder
 
@@ -53,9 +52,9 @@ class Prepared:
 
     def write_plan(self, pins: Pins | None = None) -> None:
         """Write the plan in the output folder, before its text is read without pins."""
-        settings = {"device": self.plan.device, "dtype": self.plan.dtype}  # they decide numbers
-        recipe = recipe_from({**asdict(self.requested), **settings})
-        write_plan(self.plan, resolution_of(self.resolved, recipe), pins, self.out)
+        device, dtype = self.plan.device, self.plan.dtype  # they decide numbers
+        requested = recipe_from({**asdict(self.requested), "device": device, "dtype": dtype})
+        write_plan(self.plan, requested, self.resolved, pins, self.out)
 
 
 def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SILENT) -> Prepared:
@@ -64,7 +63,6 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     if options.sign:
         signing_key("--sign")  # before hours go into what it would sign
     out = options.out or Path("qaudit-out") / folder_name(targets)
-    refuse_older(out)
     lock = next((target for target in targets if is_lock(target)), None)
     recipe, resolved = (
         _from_lock(lock, targets, keys) if lock else (recipe_of(targets=[*targets], **keys), None)
@@ -74,7 +72,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     if resolved is not None and hub is not None:
         check_pins(resolved, hub.listing)
     if resolved is None or options.update:
-        path = Path(lock) if lock else out / (PLAN if (out / PLAN).exists() else OLD_LOCK)
+        path = Path(lock or out / PLAN)
         resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
     evidence = out / "evidence"
@@ -118,8 +116,7 @@ def folder_name(targets: Sequence[str]) -> str:
 def _short_name(target: str) -> str:
     path = Path(target)
     if is_lock(target):
-        name = path.name.removesuffix(".json").removesuffix(".lock")
-        return path.absolute().parent.name if name == "plan" else name
+        return path.absolute().parent.name
     if is_recipe(target):
         return path.stem
     return target.removeprefix("hf://") if is_hub(target) else path.name or path.resolve().name

@@ -11,7 +11,7 @@ they are measured once, because what identifies a measurement is content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from qaudit.checkpoints import folder
 from qaudit.errors import SourceError, UsageError
@@ -25,22 +25,7 @@ from qaudit.planning.shipped import find_shipped
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.text.hub_texts import find_texts, hub_sources, with_default_texts
-from qaudit.types import Checkpoint, Finding, Recipe, Ref, Subject, TextFile, digest
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What a recipe means today, exactly enough to be the same thing tomorrow."""
-
-    recipe: Recipe  # with the texts that are read by default
-    series: tuple[Checkpoint, ...]  # all that the targets hold, by name
-    checkpoints: tuple[Checkpoint, ...]  # those that are read, with their files
-    subjects: tuple[Subject, ...]
-    texts: tuple[TextFile, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-    local: str | None = None  # identifies what folders on this machine hold
-    shipped: tuple[Checkpoint, ...] = ()  # quantized already
+from qaudit.types import Checkpoint, Recipe, Ref, Resolved, Subject, digest
 
 
 def needs_hub(recipe: Recipe) -> bool:
@@ -63,7 +48,6 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
     subjects, soups = _subjects(recipe, selected, read)
     return Resolved(
         recipe=recipe,
-        series=series,
         checkpoints=tuple(c for c in read if not _is_empty(c)),
         subjects=(*subjects, *soups),
         texts=(*texts, *of_items),

@@ -17,11 +17,10 @@ from qaudit.checkpoints.safetensors import INDEX, weight_map
 from qaudit.core.sizes import size
 from qaudit.errors import QauditError
 from qaudit.formats.weights import quantization_of
-from qaudit.types import Checkpoint, Subject, WeightFile
+from qaudit.types import Checkpoint, Resolved, Subject, WeightFile
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
-    from qaudit.planning.resolve import Resolved
 
 _Key = tuple[str | None, tuple[tuple[str, str], ...]]
 

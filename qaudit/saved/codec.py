@@ -38,10 +38,18 @@ def text_of(document: Any) -> str:
 
 def decode(kind: type[T], document: Any, where: str) -> T:
     """Return a JSON document as a dataclass; AuditError names what is wrong by its path."""
+    try:
+        text = json.dumps(document, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise AuditError(f"`{where}` cannot be read: {error}", hint=EDITED) from error
+    return decode_text(kind, text, where)
+
+
+def decode_text(kind: type[T], text: str, where: str) -> T:
+    """Return the dataclass that JSON text holds, in which numbers may be infinite."""
     from pydantic import ValidationError
 
     try:
-        text = json.dumps(document, allow_nan=False)
         value: T = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         path, reason = _refusal(error.errors(include_url=False)[0], where)
@@ -59,6 +67,12 @@ def parse(text: str) -> Any:
     except RecursionError as error:
         raise ValueError("it nests without end") from error
     return document
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name with slashes, as a stranger may write it, stays below its folder."""
+    odd = "\\" in name or not name.isprintable() or len(name) > 1000
+    return not odd and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def schema_of(kind: Any, title: str, description: str) -> dict[str, Any]:

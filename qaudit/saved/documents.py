@@ -27,10 +27,11 @@ from qaudit.types import (
     Pins,
     Plan,
     PooledRow,
+    Recipe,
+    Resolved,
     Signature,
     Skipped,
     TaskRow,
-    TextFile,
     Verdict,
 )
 
@@ -112,53 +113,12 @@ class AuditDocument:
     signature: Signature | None = None
 
 
-@dataclass(frozen=True)
-class TextSources:
-    """Where texts are read from, once a recipe is resolved."""
-
-    calibration: str | None
-    evaluation: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """A resolved recipe, pinned: `subjects` point into `checkpoints`."""
-
-    recipe: dict[str, Any]
-    read: TextSources
-    checkpoints: tuple[Checkpoint, ...]
-    subjects: tuple[SubjectDocument, ...]
-    texts: tuple[TextFile, ...]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
-    local: str | None
-    shipped: tuple[Checkpoint, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockDocument(Resolution):
-    """`plan.lock.json`, as older versions wrote it."""
-
-    lock: Literal["qaudit plan"] = "qaudit plan"
-    schema: str = "1"
-    qaudit: str
-    digest: str = ""  # of everything else; the locks of the first version have none
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassDocument(Pass):
-    """A pass; `subject` is an index into the list of subjects beside it."""
-
-    subject: int  # type: ignore[assignment]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoundDocument:
-    """Passes that are measured together; `subjects` point into the checkpoints of the plan."""
+    """`parts/round-2.json`: passes that became due when those before were judged."""
 
     round: int
-    subjects: tuple[SubjectDocument, ...]
-    passes: tuple[PassDocument, ...]
+    passes: tuple[Pass, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +126,11 @@ class RunDocument:
     """`plan.json`: what a recipe means, the work, and what every process must agree on."""
 
     run: Literal["qaudit run"] = "qaudit run"
-    schema: str = "2"
+    schema: Literal["1"] = "1"
     qaudit: str
-    resolution: Resolution
-    plan: PlanDocument
-    passes: RoundDocument
+    requested: Recipe  # as it was written
+    resolved: Resolved
+    plan: Plan
     pins: Pins | None  # None until the text is read
     digest: str = ""  # of everything else
 
@@ -208,7 +168,7 @@ class Failure:
 class UnitDocument:
     """`parts/units/*.json`: what came of one subject in one round."""
 
-    schema: Literal["2"] = "2"
+    schema: Literal["1"] = "1"
     run: str  # the identity of the run
     unit: str  # the content of the unit
     label: str
@@ -217,7 +177,7 @@ class UnitDocument:
     results: tuple[ResultDocument, ...] = ()
     search: GreedySearch | None = None
     findings: tuple[Finding, ...] = ()
-    difference: dict[str, str] | None = None  # of a release
+    difference: str | None = None  # of a release; JSON with infinite numbers
     error: Failure | None = None
     exit_code: Literal[2, 4] = 4  # of the error, where nothing else was measured
     failed_schemes: dict[str, Failure] = field(default_factory=dict)

@@ -16,57 +16,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError, UnfinishedError, UsageError
-from qaudit.saved.codec import decode, encode, parse, text_of
-from qaudit.saved.documents import (
-    PassDocument,
-    Resolution,
-    RoundDocument,
-    RunDocument,
-    UnitDocument,
-)
-from qaudit.saved.plans import (
-    FILE,
-    LARGEST_NBYTES,
-    checkpoints_of,
-    plan_document,
-    plan_of,
-    pointers,
-)
-from qaudit.saved.plans import subjects_in as subjects_of
+from qaudit.saved.codec import decode, encode, is_inside, parse, text_of
+from qaudit.saved.documents import RoundDocument, RunDocument, UnitDocument
+from qaudit.saved.plans import FILE, LARGEST_NBYTES
 from qaudit.saved.results import slug_of
-from qaudit.types import Checkpoint, Pass, Pins, Plan, Run, WorkUnit, digest, units_of, work_of
+from qaudit.types import (
+    Pass,
+    Pins,
+    Plan,
+    Recipe,
+    Resolved,
+    Run,
+    WorkUnit,
+    digest,
+    units_of,
+    work_of,
+)
 from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
 
 FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
-OLD_LOCK = "plan.lock.json"
-"""The name of the plan in the folders of older versions."""
-
-RUN_SCHEMA = "2"
+SCHEMA = RunDocument.schema
 FIRST = 1
 """The round of the plan itself."""
 
+AGAIN = "delete it, or pass `--update`, to have the plan made anew"
 
-def write_plan(plan: Plan, resolution: Resolution, pins: Pins | None, out: Path) -> None:
+
+def write_plan(
+    plan: Plan, requested: Recipe, resolved: Resolved, pins: Pins | None, out: Path
+) -> None:
     """Write a plan for all processes; one that measures the same stays."""
     with suppress(UsageError):
-        before = _document(out)
-        same = before.resolution == resolution and pins in (None, before.pins)
-        if same and work_of(_plan(before)) == work_of(plan):
+        before = read_plan(out / PLAN)
+        same = (before.requested, before.resolved) == (requested, resolved)
+        if same and pins in (None, before.pins) and work_of(before.plan) == work_of(plan):
             return
-    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
     document = RunDocument(
-        qaudit=__version__,
-        resolution=resolution,
-        plan=plan_document(plan),
-        passes=_round(FIRST, plan.passes, checkpoints),
-        pins=pins,
+        qaudit=__version__, requested=requested, resolved=resolved, plan=plan, pins=pins
     )
     document = replace(document, digest=digest_of(encode(document)))
     write_whole(out / PLAN, text_of(encode(document)))
@@ -75,12 +68,43 @@ def write_plan(plan: Plan, resolution: Resolution, pins: Pins | None, out: Path)
         later.unlink(missing_ok=True)
 
 
+def read_plan(path: Path) -> RunDocument:
+    """Read a plan; UsageError for a damaged, foreign, future or edited one."""
+    try:
+        contents = _json(path)
+    except FileNotFoundError as error:
+        hint = f"make one: `qaudit plan TARGET --out {path.parent}`"
+        raise UsageError(f"`{path.parent}` has no plan `{path.name}`", hint=hint) from error
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UsageError(f"the plan `{path}` cannot be read: {reason}", hint=AGAIN) from error
+    if not isinstance(contents, dict) or contents.get("run") != "qaudit run":
+        hint = f"name the `{PLAN}` of an output folder"
+        raise UsageError(f"`{path}` is not a plan of qaudit", hint=hint)
+    if contents.get("schema") != SCHEMA:
+        version = str(contents.get("qaudit"))[:20]
+        raise UsageError(
+            f"the plan `{path}` has schema version {str(contents.get('schema'))[:20]}, this qaudit "
+            f"reads {SCHEMA}",
+            hint=f"install qaudit {version}, or {AGAIN}",
+        )
+    try:
+        document = decode(RunDocument, contents, "plan")
+    except AuditError as error:
+        raise UsageError(f"the plan `{path}` is damaged: {error.message}", hint=AGAIN) from error
+    if document.digest != digest_of(contents):
+        raise UsageError(
+            f"the plan `{path}` was edited: its digest is of other contents", hint=AGAIN
+        )
+    return document
+
+
 def read_run(out: Path) -> Run:
     """Read the plan of a folder and what its processes agree on."""
-    document = _document(out)
+    document = read_plan(out / PLAN)
     if document.pins is None:
         raise unfinished(out, 0, len(document.plan.subjects))
-    return Run(_plan(document), document.pins)
+    return Run(document.plan, document.pins)
 
 
 def is_unfinished(out: Path) -> bool:
@@ -109,48 +133,6 @@ def unfinished(out: Path, measured: int, subjects: int) -> UnfinishedError:
     )
 
 
-def _document(out: Path) -> RunDocument:
-    path = out / PLAN
-    again = "run the same `qaudit scan` or `qaudit plan` again"
-    refuse_older(out)
-    try:
-        contents = _json(path)
-        wrote = contents.get("qaudit") if isinstance(contents, dict) else None
-        document = decode(RunDocument, contents, "plan")
-        if document.schema != RUN_SCHEMA:
-            raise ValueError(f"it has schema {document.schema}, of qaudit {wrote}")
-        _passes(document.passes, document.plan.checkpoints)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"`{out}` has no plan", hint=f"make one: `qaudit plan TARGET --out {out}`"
-        ) from error
-    except (OSError, ValueError, AuditError) as error:
-        raise UsageError(f"`{path}` cannot be read: {error}", hint=again) from error
-    if document.digest != digest_of(contents):
-        raise UsageError(f"`{path}` was edited: its digest is of other contents", hint=again)
-    return document
-
-
-def _plan(document: RunDocument) -> Plan:
-    passes = _passes(document.passes, document.plan.checkpoints)
-    return replace(plan_of(document.plan), passes=passes)
-
-
-def refuse_older(out: Path) -> None:
-    """Refuse a folder that an older version began and did not finish."""
-    if (out / PLAN).exists() or (out / FILE).exists():
-        return
-    for path in (out / FOLDER / PLAN, out / OLD_LOCK):
-        with suppress(OSError, ValueError, AttributeError):
-            version = str(_json(path).get("qaudit"))[:20]
-            finish = f"finish it with `pip install qaudit-llm=={version}`, or "
-            raise UsageError(
-                f"`{out}` was begun by an earlier qaudit, {version}, which this one, "
-                f"{__version__}, cannot finish",
-                hint=f"{finish * (version != __version__)}name another folder with `--out`",
-            )
-
-
 def _json(path: Path) -> Any:
     return parse(read_regular(path, LARGEST_NBYTES).decode())
 
@@ -160,12 +142,11 @@ def digest_of(contents: Any) -> str:
     return digest({**contents, "digest": ""})
 
 
-def write_round(number: int, passes: Sequence[Pass], run: Run, out: Path) -> None:
+def write_round(number: int, passes: Sequence[Pass], out: Path) -> None:
     """Write the passes of a further round; an equal file is left alone."""
     if number == FIRST:
         return
-    checkpoints = checkpoints_of((*run.plan.subjects, *run.plan.releases))
-    text = text_of(encode(_round(number, passes, checkpoints)))
+    text = text_of(encode(RoundDocument(round=number, passes=tuple(passes))))
     path = _round_path(number, out)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_whole(path, text)
@@ -178,17 +159,13 @@ def read_round(run: Run, out: Path, number: int) -> tuple[Pass, ...]:
         return run.plan.passes
     path = _round_path(number, out)
     try:
-        document = decode(
-            RoundDocument, parse(read_regular(path, LARGEST_NBYTES).decode()), "round"
-        )
+        return decode(RoundDocument, _json(path), "round").passes
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, AuditError) as error:
         raise UsageError(
             f"`{path}` cannot be read: {error}", hint=f"delete it, then `qaudit collect {out}`"
         ) from error
-    checkpoints = checkpoints_of((*run.plan.subjects, *run.plan.releases))
-    return _passes(document, checkpoints)
 
 
 def last_round(out: Path) -> int:
@@ -198,34 +175,6 @@ def last_round(out: Path) -> int:
 
 def _round_path(number: int, out: Path) -> Path:
     return out / FOLDER / f"round-{number}.json"
-
-
-def _round(number: int, passes: Sequence[Pass], known: Sequence[Checkpoint]) -> RoundDocument:
-    subjects = tuple(dict.fromkeys(step.subject for step in passes))
-    places = {subject: place for place, subject in enumerate(subjects)}
-    values = [
-        {field.name: getattr(step, field.name) for field in fields(Pass)}
-        | {"subject": places[step.subject]}
-        for step in passes
-    ]
-    return RoundDocument(
-        round=number,
-        subjects=tuple(pointers(subject, known) for subject in subjects),
-        passes=tuple(PassDocument(**value) for value in values),
-    )
-
-
-def _passes(document: RoundDocument, known: Sequence[Checkpoint]) -> tuple[Pass, ...]:
-    subjects = subjects_of(document.subjects, known, "round.subjects")
-    for place, document_of_pass in enumerate(document.passes):
-        if not 0 <= document_of_pass.subject < len(subjects):
-            raise AuditError(
-                f"`round.passes[{place}].subject` points to no subject",
-                hint="run `qaudit plan` again",
-            )
-    return tuple(
-        Pass(**{**vars(step), "subject": subjects[step.subject]}) for step in document.passes
-    )
 
 
 def unit_path(run: Run, unit: WorkUnit, out: Path) -> Path:
@@ -240,11 +189,10 @@ def write_unit(document: UnitDocument, path: Path) -> None:
 
 def read_unit(run: Run, unit: WorkUnit, out: Path) -> UnitDocument | None:
     """Return the record of a unit; None where it is not measured, or is damaged."""
-    path = unit_path(run, unit, out)
     try:
-        document = decode(UnitDocument, _json(path), "unit")
-        is_sound = (document.run, document.unit) == (run.identity, unit.content)
-        return document if is_sound and _is_sound(document) else None
+        document = decode(UnitDocument, _json(unit_path(run, unit, out)), "unit")
+        is_own = (document.run, document.unit) == (run.identity, unit.content)
+        return document if is_own and _is_sound(document) else None
     except (OSError, ValueError, AuditError, LookupError, TypeError):
         return None
 
@@ -254,14 +202,14 @@ def _is_sound(document: UnitDocument) -> bool:
     environment, draws = document.environment, document.protocol.get("calibration_draws", 1)
     for name in ("began", "ended"):
         datetime.fromisoformat(environment[name])
-    used = [value for name, value in environment.items() if name.startswith(("hub_", "memory_"))]
-    numbers = (environment["memory_baseline_nbytes"], environment["memory_peak_nbytes"], *used)
+    numbers = [value for name, value in environment.items() if name.startswith(("hub_", "memory_"))]
     return (
         isinstance(environment["device"], str)
+        and {"memory_baseline_nbytes", "memory_peak_nbytes"} <= environment.keys()
         and all(type(number) in (int, float) for number in numbers)
         and type(draws) is int
         and 0 < draws < 1000
-        and all(map(_is_inside, evidence_of(document)))
+        and all(is_inside(n) and n.startswith("evidence/") for n in evidence_of(document))
     )
 
 
@@ -270,14 +218,3 @@ def evidence_of(document: UnitDocument) -> list[str]:
     names += [file.evidence for result in document.results for file in result.tasks]
     tables = document.diagnostics.rows.values()
     return names + [str(row["details"]) for rows in tables for row in rows if row.get("details")]
-
-
-def _is_inside(name: str) -> bool:
-    parts = name.split("/")
-    return (
-        name.isprintable()
-        and "\\" not in name
-        and parts[0] == "evidence"
-        and len(parts) > 1
-        and not any(part in ("", ".", "..") for part in parts)
-    )

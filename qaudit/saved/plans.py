@@ -20,12 +20,8 @@ LARGEST_NBYTES = 256 * 2**20
 
 
 def plan_to_json(plan: Plan) -> str:
-    return text_of(encode(plan_document(plan)))
-
-
-def plan_document(plan: Plan) -> PlanDocument:
     checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
-    return PlanDocument(**plan_fields(plan, checkpoints))
+    return text_of(encode(PlanDocument(**plan_fields(plan, checkpoints))))
 
 
 def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:

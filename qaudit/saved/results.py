@@ -39,6 +39,7 @@ from qaudit.types import (
     GreedySearch,
     Measurement,
     MeasurementRow,
+    Perturbation,
     Subject,
     TaskRow,
     digest,
@@ -109,6 +110,8 @@ class Filed:
     measurement: Measurement
     path: Path
     task_paths: tuple[tuple[str, Path], ...] = ()
+    perturbed: Perturbation | None = None  # how it was computed otherwise
+    device: str | None = None  # of another kind than that which measured the subject
 
 
 def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:

@@ -14,7 +14,6 @@ from qaudit.saved.documents import (
     AuditDocument,
     GateAnswer,
     GateFailure,
-    LockDocument,
     PlanDocument,
 )
 
@@ -29,7 +28,6 @@ DOCUMENTS: dict[str, tuple[Any, str, str]] = {
     "audit": (AuditDocument, "audit.json of qaudit", _NAMES_GROW),
     "plan": (PlanDocument, "the plan of qaudit scan --dry-run --json", _NAMES_GROW),
     "gate": (GateAnswer | GateFailure, "qaudit gate --format json", _NAMES_GROW),
-    "lock": (LockDocument, "plan.lock.json of qaudit", _NAMES_GROW),
 }
 
 

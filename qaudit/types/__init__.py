@@ -86,7 +86,7 @@ from qaudit.types.experiments import (
     Standing,
 )
 from qaudit.types.metrics import METRICS, NEAR_BASELINE, Metric, MetricRecord, Unit, typical_change
-from qaudit.types.parts import SILENT, Pins, Run, Watch, WorkUnit, units_of, work_of
+from qaudit.types.parts import SILENT, Pins, Resolved, Run, Watch, WorkUnit, units_of, work_of
 from qaudit.types.policies import (
     SELECTORS,
     Check,

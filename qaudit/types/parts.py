@@ -7,8 +7,24 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
+from qaudit.settings import Recipe
 from qaudit.types.audit import Pass, Plan
-from qaudit.types.subjects import Checkpoint, Subject, digest
+from qaudit.types.conclusions import Finding
+from qaudit.types.subjects import Checkpoint, Subject, TextFile, digest
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a recipe means today, exactly enough to be the same thing tomorrow."""
+
+    recipe: Recipe  # with the texts that are read by default
+    checkpoints: tuple[Checkpoint, ...]  # those that are read, with their files
+    subjects: tuple[Subject, ...]
+    texts: tuple[TextFile, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    local: str | None = None  # identifies what folders on this machine hold
+    shipped: tuple[Checkpoint, ...] = ()  # quantized already
 
 
 @dataclass(frozen=True)

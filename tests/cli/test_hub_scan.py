@@ -142,7 +142,7 @@ def test_the_second_run_goes_on_from_the_lock_and_asks_nothing(
 ) -> None:
     done = scan(REPO)
     assert done.code == 0, done.err
-    lock = json.loads((place / "out" / "plan.json").read_text(encoding="utf-8"))["resolution"]
+    lock = json.loads((place / "out" / "plan.json").read_text(encoding="utf-8"))["resolved"]
     pinned = {c["ref"]["revision"]: c["commit"] for c in lock["checkpoints"]}
     assert pinned["step200"] == commit_of(hub, "step200")
     hub.log.clear()
@@ -295,7 +295,7 @@ def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
     assert done.code == 0, done.err
     (fp, _) = audit_of(place / "out")["measurements"]
     assert fp["documents"] == 10
-    lock = json.loads((place / "out" / "plan.json").read_text(encoding="utf-8"))["resolution"]
+    lock = json.loads((place / "out" / "plan.json").read_text(encoding="utf-8"))["resolved"]
     assert sorted(t["path"] for t in lock["texts"]) == [
         "en/c4-train.00001-of-01024.json.gz",
         "en/c4-validation.00000-of-00008.json.gz",
@@ -426,7 +426,7 @@ def test_a_quantized_repository_is_fetched_verified_and_pinned(
         assert done.code == 0, done.err
         rows = audit_of(place / "out")["measurements"]
         assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-GPTQ"]
-        lock = json.loads((place / "out" / "plan.json").read_text())["resolution"]
+        lock = json.loads((place / "out" / "plan.json").read_text())["resolved"]
         (pinned,) = lock["shipped"]
         assert len(pinned["commit"]) == 40
         fetched = audit_of(place / "out")["plan"]["traffic"]["nbytes_to_fetch"]
@@ -460,7 +460,7 @@ def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
         assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-Q4_0"]
         assert "gguf" in rows[-1]["spec"]
         plan = json.loads((place / "out" / "plan.json").read_text())
-        (pinned,) = plan["resolution"]["shipped"]
+        (pinned,) = plan["resolved"]["shipped"]
         assert (pinned["files"][0]["nbytes"], len(pinned["commit"])) == (size, 40)
         assert not [one for one in asked_of(hub) if "Q8_0" in one]
         hub.log.clear()

@@ -353,7 +353,7 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
 def test_a_file_that_the_system_cuts_off_is_not_left_behind(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:
-    with files_of_at_most(20_000):  # enough for plan and evidence, not for the audit
+    with files_of_at_most(28_000):  # enough for plan and evidence, not for the audit
         done = scan("series")
     refused(done, 4, "audit.json` cannot be written: file too large", "same command again")
     assert not list(place.rglob("*.partial"))

@@ -88,7 +88,7 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_f
     assert {task for _, task in found} == {"piqa", "arc_easy", "pubmedqa", "mean"}
     assert found["rtn-3bit", "piqa"]["items"] == 6
     assert found["rtn-3bit", "mean"]["drop_low"] <= found["rtn-3bit", "mean"]["drop"]
-    lock = json.loads(Path("out/plan.json").read_text())["resolution"]
+    lock = json.loads(Path("out/plan.json").read_text())["resolved"]
     assert {len(text["commit"]) for text in lock["texts"]} == {40}
     hub.log.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -13,10 +13,9 @@ from qaudit.errors import MachineError
 from qaudit.families import Family
 from qaudit.families.tables import FamilySoup
 from qaudit.planning.plan import make_plan
-from qaudit.planning.resolve import Resolved
 from qaudit.report.plan import render_plan
 from qaudit.settings import RunOptions
-from qaudit.types import Checkpoint, Plan, Subject
+from qaudit.types import Checkpoint, Plan, Resolved, Subject
 from tests.support.series import find_checkpoints
 from tests.support.shelf import STEPS, Place, alone, place, plan_of, recipe, shelf
 
@@ -134,7 +133,7 @@ def test_a_plan_compares_what_its_disk_holds(place: Place) -> None:
     series = [replace(c, family="tiny") for c in three(place)]
     asked = recipe(context=32)
     subjects = tuple(map(alone, series))
-    resolved = Resolved(asked, tuple(series), tuple(series), subjects, plan_of([], place).texts)
+    resolved = Resolved(asked, tuple(series), subjects, plan_of([], place).texts)
     texts = sum(text.nbytes for text in resolved.texts)
     hub = place.hub()
 

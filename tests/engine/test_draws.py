@@ -18,7 +18,7 @@ from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tasks import Machine, Task
-from qaudit.executors.events import Measured
+from qaudit.executors.events import UnitOutcome
 from qaudit.judging import moved_by
 from qaudit.planning.cost import Load, flops
 from qaudit.planning.further import fits_rounding, price_otherwise
@@ -275,9 +275,8 @@ def test_another_dtype_has_no_floor_of_full_precision(
     task = Task.unplanned(subjects[1], corpus(1), SCHEMES[:2])
     other = task.changed(perturbed="bfloat16")
     first, again = (measure(one, MACHINE, store) for one in (task, other))
-    moved = moved_by(
-        "bfloat16", [Measured("step20", first, tuple(("bfloat16", one) for one in again))]
-    )
+    otherwise = (replace(one, perturbed="bfloat16") for one in again)
+    moved = moved_by("bfloat16", [UnitOutcome("step20", (*first, *otherwise))])
     assert {name: one.kl is None for (_, name), one in moved.items()} == {
         "fp": True,
         **{scheme.short: False for scheme in SCHEMES[:2]},

@@ -19,9 +19,6 @@ from hypothesis import strategies as st
 from qaudit.errors import MachineError, UsageError
 from qaudit.hub.answers import HubFile
 from qaudit.planning import lock
-from qaudit.planning.resolve import Resolved
-from qaudit.saved.codec import encode, text_of
-from qaudit.saved.documents import LockDocument
 from qaudit.saved.parts import digest_of, write_plan
 from qaudit.types import (
     Checkpoint,
@@ -29,6 +26,7 @@ from qaudit.types import (
     Interval,
     Recipe,
     Ref,
+    Resolved,
     Subject,
     TextFile,
     WeightFile,
@@ -75,7 +73,6 @@ def resolved(**changes: Any) -> Resolved:
     text = TextFile("hf://datasets/a/b/c.txt", "a/b", COMMIT, "c.txt", 9, 64 * "c")
     found = Resolved(
         recipe=replace(RECIPE, evaluation=text.source),
-        series=(first, second),
         checkpoints=(first, second),
         subjects=(
             Subject("step1", ((first, 1.0),)),
@@ -93,22 +90,20 @@ def resolved(**changes: Any) -> Resolved:
 
 
 def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
-    """Write a lock as older versions did."""
-    document = LockDocument(qaudit="0.2.0", **vars(lock.resolution_of(resolved, recipe)))
-    document = replace(document, digest=digest_of(encode(document)))
-    write_whole(path, text_of(encode(document)))
+    plan = replace(EMPTY, recipe=recipe, subjects=resolved.subjects)
+    write_plan(plan, recipe, resolved, None, path.parent)
 
 
 @pytest.fixture(scope="module")
 def whole_lock(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("lock") / "plan.lock.json"
+    path = tmp_path_factory.mktemp("lock") / "plan.json"
     write_lock(resolved(), RECIPE, path)
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    path = tmp_path / "out" / "plan.lock.json"
+    path = tmp_path / "out" / "plan.json"
     write_lock(resolved(), RECIPE, path)
     return path
 
@@ -119,7 +114,7 @@ def test_a_lock_comes_back_as_it_was(written: Path) -> None:
 
 def test_a_lock_that_lacks_what_a_later_version_added_was_not_edited(written: Path) -> None:
     contents = json.loads(written.read_text(encoding="utf-8"))
-    del contents["shipped"]  # has a default, as every field has that is added
+    del contents["resolved"]["shipped"]  # has a default, as every field has that is added
     contents["digest"] = digest_of(contents)
     write_whole(written, json.dumps(contents))
     assert lock.read_lock(written) == (RECIPE, resolved(shipped=()))
@@ -145,7 +140,7 @@ def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
 ) -> None:
     out = tmp_path / "out"
     plan = replace(EMPTY, recipe=RECIPE, subjects=resolved().subjects)
-    write_plan(plan, lock.resolution_of(resolved(), RECIPE), None, out)
+    write_plan(plan, RECIPE, resolved(), None, out)
     before = (out / "plan.json").read_bytes()
     assert lock.read_lock(out / "plan.json") == (RECIPE, resolved())
 
@@ -153,9 +148,9 @@ def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    other = lock.resolution_of(resolved(notes=("other",)), RECIPE)
+    other = resolved(notes=("other",))
     with pytest.raises(MachineError, match="no space left"):
-        write_plan(plan, other, None, out)
+        write_plan(plan, RECIPE, other, None, out)
     assert (out / "plan.json").read_bytes() == before
     assert sorted(path.name for path in out.iterdir()) == ["parts", "plan.json"]
 
@@ -203,12 +198,15 @@ def test_many_moves_are_counted() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
-def edited(path: Path, *keys: Any, value: Any) -> Path:
+def edited(path: Path, *keys: Any, value: Any, renewed: bool = True) -> Path:
+    """Edit a plan, and renew its digest as a forger would."""
     document = json.loads(path.read_text(encoding="utf-8"))
     inner = document
     for key in keys[:-1]:
         inner = inner[key]
     inner[keys[-1]] = value
+    if renewed:
+        document["digest"] = digest_of(document)
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
@@ -225,13 +223,13 @@ def test_a_truncated_lock_is_refused(written: Path, share: float) -> None:
 @pytest.mark.parametrize("text", ["{}", "[]", "3", "null", '{"schema": "1", "qaudit": "1"}'])
 def test_a_foreign_file_is_refused(written: Path, text: str) -> None:
     written.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match="is not a lock of qaudit"):
+    with pytest.raises(UsageError, match="is not a plan of qaudit"):
         lock.read_lock(written)
 
 
 def test_a_lock_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no lock"):
-        lock.read_lock(tmp_path / "plan.lock.json")
+    with pytest.raises(UsageError, match="has no plan"):
+        lock.read_lock(tmp_path / "plan.json")
 
 
 def test_a_lock_from_the_future_is_refused_with_the_version_to_install(written: Path) -> None:
@@ -247,7 +245,7 @@ ODD = [None, True, -1, 0.5, 2**70, 10**400, "", "x\x00", "../x", "\ud800", [], {
 @given(st.data())
 def test_any_lock_is_read_or_refused_in_words(whole_lock: str, data: st.DataObject) -> None:
     document = json.loads(whole_lock)
-    holder, key = document, "recipe"
+    holder, key = document, "requested"
     while True:
         keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         key = data.draw(st.sampled_from(keys))
@@ -256,7 +254,7 @@ def test_any_lock_is_read_or_refused_in_words(whole_lock: str, data: st.DataObje
         holder = holder[key]
     holder[key] = data.draw(st.sampled_from(ODD))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.lock.json"
+        path = Path(folder) / "plan.json"
         path.write_text(json.dumps(document), encoding="utf-8")
         with suppress(UsageError):
             lock.read_lock(path)
@@ -280,9 +278,9 @@ OUTSIDE = [
 @pytest.mark.parametrize(
     "keys",
     [
-        ("checkpoints", 0, "files", 0, "name"),
-        ("checkpoints", 0, "ref", "subfolder"),
-        ("texts", 0, "path"),
+        ("resolved", "checkpoints", 0, "files", 0, "name"),
+        ("resolved", "checkpoints", 0, "ref", "subfolder"),
+        ("resolved", "texts", 0, "path"),
     ],
     ids=["file", "folder", "text"],
 )
@@ -295,16 +293,20 @@ def test_a_name_that_leads_outside_is_refused(written: Path, keys: Any, name: st
 
 @pytest.mark.parametrize("repo", ["..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", ""])
 @pytest.mark.parametrize(
-    "keys", [("checkpoints", 1, "ref", "location"), ("texts", 0, "repo")], ids=["model", "text"]
+    "keys",
+    [("resolved", "checkpoints", 1, "ref", "location"), ("resolved", "texts", 0, "repo")],
+    ids=["model", "text"],
 )
 def test_a_repository_that_cannot_be_one_is_refused(written: Path, keys: Any, repo: str) -> None:
-    with pytest.raises(UsageError, match="is no repository"):
+    with pytest.raises(UsageError, match="no repository"):
         lock.read_lock(edited(written, *keys, value=repo))
 
 
 @pytest.mark.parametrize("commit", ["main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13])
 @pytest.mark.parametrize(
-    "keys", [("checkpoints", 1, "commit"), ("texts", 0, "commit")], ids=["model", "text"]
+    "keys",
+    [("resolved", "checkpoints", 1, "commit"), ("resolved", "texts", 0, "commit")],
+    ids=["model", "text"],
 )
 def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit: str) -> None:
     with pytest.raises(UsageError, match="no full commit hash"):
@@ -314,50 +316,67 @@ def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit:
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
-        (("checkpoints", 0, "files", 0, "sha256"), "git:../x"),
-        (("checkpoints", 0, "files", 0, "sha256"), "abc"),
-        (("checkpoints", 0, "files", 0, "nbytes"), -1),
-        (("checkpoints", 0, "files", 0, "nbytes"), "many"),
-        (("checkpoints", 0, "files"), []),
-        (("checkpoints", 0), None),
-        (("checkpoints",), {}),
-        (("texts", 0, "sha256"), "abc"),
-        (("texts", 0, "nbytes"), -1),
-        (("subjects",), []),
-        (("subjects", 0, "members", 0, "checkpoint"), 99),
-        (("subjects", 0, "members", 0, "checkpoint"), -1),
-        (("subjects", 0, "members", 0, "weight"), 0.5),
-        (("subjects", 1, "members", 0, "weight"), None),
-        (("subjects", 1, "label"), "step1"),
-        (("subjects", 1, "merge"), "magic"),
-        (("recipe", "context"), -5),
-        (("recipe", "targets"), []),
-        (("recipe", "surprise"), 1),
-        (("recipe",), None),
-        (("read",), {}),
-        (("notes",), "no list"),
-        (("findings", 0, "level"), "splendid"),
+        (("resolved", "checkpoints", 0, "files", 0, "sha256"), "git:../x"),
+        (("resolved", "checkpoints", 0, "files", 0, "sha256"), "abc"),
+        (("resolved", "checkpoints", 0, "files", 0, "nbytes"), -1),
+        (("resolved", "checkpoints", 0, "files", 0, "nbytes"), "many"),
+        (("resolved", "checkpoints", 0, "files"), []),
+        (("resolved", "checkpoints", 0), None),
+        (
+            (
+                "resolved",
+                "checkpoints",
+            ),
+            {},
+        ),
+        (("resolved", "texts", 0, "sha256"), "abc"),
+        (("resolved", "texts", 0, "nbytes"), -1),
+        (
+            (
+                "resolved",
+                "subjects",
+            ),
+            [],
+        ),
+        (("resolved", "subjects", 0, "members", 0, 1), 0.5),
+        (("resolved", "subjects", 1, "members", 0, 1), None),
+        (("resolved", "subjects", 1, "members", 0, 0, "commit"), "main"),
+        (("resolved", "subjects", 1, "label"), "step1"),
+        (("resolved", "subjects", 1, "merge"), "magic"),
+        (("requested", "context"), -5),
+        (("requested", "targets"), []),
+        (("requested",), None),
+        (
+            (
+                "resolved",
+                "notes",
+            ),
+            "no list",
+        ),
+        (("resolved", "findings", 0, "level"), "splendid"),
         (("schema",), None),
         (("schema",), "one"),
     ],
 )
 def test_a_lock_edited_by_hand_is_refused_by_name(written: Path, keys: Any, value: Any) -> None:
-    with pytest.raises(UsageError, match=r"plan\.lock\.json") as refusal:
+    with pytest.raises(UsageError, match=r"plan\.json") as refusal:
         lock.read_lock(edited(written, *keys, value=value))
     assert refusal.value.hint
 
 
 def test_what_a_lock_says_of_a_folder_on_this_machine_may_lie_anywhere(written: Path) -> None:
-    edited(written, "checkpoints", 1, "commit", value=None)
-    edited(written, "checkpoints", 1, "ref", "location", value="/models/../models/step2")
-    edited(written, "digest", value="")
+    path = ("resolved", "checkpoints", 1)
+    edited(written, *path, "commit", value=None)
+    edited(written, *path, "ref", "location", value="/models/../models/step2")
     _, found = lock.read_lock(written)
     assert found.checkpoints[1].ref.location == "/models/../models/step2"
 
 
 def test_an_edit_that_leaves_the_digest_is_refused(written: Path) -> None:
     with pytest.raises(UsageError, match="was edited") as refusal:
-        lock.read_lock(edited(written, "checkpoints", 0, "step", value=7))
+        lock.read_lock(
+            edited(written, "resolved", "checkpoints", 0, "step", value=7, renewed=False)
+        )
     assert "--update" in refusal.value.hint
 
 
@@ -375,7 +394,7 @@ class Listed:
 
 def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit() -> None:
     one = replace(checkpoint("step1"), files=(WeightFile("model.safetensors", 7, digest("step1")),))
-    resolved = Resolved(RECIPE, (one,), (one,), ())
+    resolved = Resolved(RECIPE, (one,), ())
     commit = str(one.commit)
     lock.check_pins(resolved, Listed({commit: digest("step1")}))
     lock.check_pins(resolved, Listed({}))  # nothing is known: the download checks it

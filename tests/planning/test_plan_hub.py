@@ -21,13 +21,13 @@ from qaudit.errors import HubError, MachineError, SourceError, UsageError
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.planning.lock import pinned_or_resolved, read_lock, resolution_of
+from qaudit.planning.lock import pinned_or_resolved, read_lock
 from qaudit.planning.plan import make_plan
-from qaudit.planning.resolve import Resolved, needs_hub, resolve
+from qaudit.planning.resolve import needs_hub, resolve
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.settings import RunOptions
 from qaudit.text.hub_texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
-from qaudit.types import Plan, Recipe
+from qaudit.types import Plan, Recipe, Resolved
 from tests.support.hub import Hub, write_headers
 from tests.support.names import names_of
 
@@ -326,7 +326,7 @@ def locked(world: World, asked: Recipe, out: Path, **settings: Any) -> tuple[Res
     hub = world.opened()
     found = pinned_or_resolved(asked, out / PLAN, hub, **settings)
     plan = make_plan(asked, hub=hub, resolved=found)
-    write_plan(plan, resolution_of(found, asked), None, out)
+    write_plan(plan, asked, found, None, out)
     return found, hub.client.calls
 
 

@@ -91,15 +91,6 @@ def test_scored_choices_travel_with_the_evidence(tmp_path):
         assert arrays["choice_answers"].tolist() == [1, 1]
 
 
-def test_choices_of_the_first_version_are_a_task_with_one_right_option(tmp_path):
-    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
-    nll, items, answers = np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1]), np.array([1, 0])
-    older = without_seal(path)
-    swapped(path, choice_nll=nll, choice_items=items, choice_answers=answers, about=older)
-    (found,) = read_measurement(path).evidence.tasks
-    assert (found.task, found.right.tolist()) == ("choices", [False, True, True])
-
-
 def compared():
     """Return the sums of two documents of 3 and 4 tokens."""
     kl_N, document_N = np.array([0.1, 0.2, 0.3, 0, 0, 0.5, 1e-3]), np.array([0, 0, 0, 1, 1, 1, 1])
@@ -253,7 +244,7 @@ def test_rollouts_travel_with_the_evidence(tmp_path, changes):
 def test_rollouts_that_cannot_be_are_damage(tmp_path, changes):
     rollouts = written(**changes)
     path = ResultStore(tmp_path).write(measurement(rollouts=rollouts), IDENTITY.key).path
-    with pytest.raises(ValueError, match=r"columns|`rollout_|its marks|its `role_|its `position_"):
+    with pytest.raises(ValueError, match="`rollout_"):
         read_measurement(path)
 
 
@@ -325,14 +316,14 @@ def swapped(path, **columns):
         ({"nll_sum": np.array(1.0)}, "`nll_sum` is no column"),
         ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
         ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
-        ({"split": np.array(["selection"])}, "columns of different lengths"),
+        ({"split": np.array(["selection"])}, "`split` is no column"),
         ({"split": None}, "it lacks `split`"),
         ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
         ({"about": np.array("[1]")}, "`about` is not an object"),
         ({"about": np.array("{}")}, "`about.key` is missing"),
         ({"about": np.array("{")}, "property name"),
         ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
-         "choices are not those of its items"),
+         "it lacks `choice_task`"),
     ],
     ids=range(12),
 )  # fmt: skip
@@ -357,22 +348,22 @@ COUNTS = np.zeros((2, BINS), dtype=np.uint8)
         ({"position_kl_sum": None}, "position_kl_sum"),
         ({"kl_sum": np.array([0.1, np.nan])}, "`kl_sum` is not finite, or below zero"),
         ({"kl_sum": np.array([0.1, -1e-9])}, "`kl_sum` is not finite, or below zero"),
-        ({"kl_sum": np.ones(3)}, "`kl_sum` is no array of such values"),
-        ({"kl_max": np.array(["a", "b"])}, "`kl_max` is no array of such values"),
-        ({"kl_max": np.array([np.inf, 1.0])}, "`kl_max` is not finite"),
-        ({"squared_dp_sum": np.ones((2, 2))}, "`squared_dp_sum` is no array of such values"),
+        ({"kl_sum": np.ones(3)}, "`kl_sum` is no column of such values"),
+        ({"kl_max": np.array(["a", "b"])}, "`kl_max` is no column of such values"),
+        ({"kl_max": np.array([np.inf, 1.0])}, "`kl_max` is not finite, or below zero"),
+        ({"squared_dp_sum": np.ones((2, 2))}, "`squared_dp_sum` is no column of such values"),
         ({"kl_counts": COUNTS}, "`kl_counts` are not of its tokens"),
-        ({"kl_counts": COUNTS[:, :5]}, "`kl_counts` is no array of counts"),
-        ({"kl_counts": COUNTS.astype(float)}, "`kl_counts` is no array of counts"),
+        ({"kl_counts": COUNTS[:, :5]}, "`kl_counts` is no column of such values"),
+        ({"kl_counts": COUNTS.astype(float)}, "`kl_counts` is no column of such values"),
         ({"kl_counts": COUNTS.astype(np.int8) - 1}, "`kl_counts` are below zero"),
         ({"same_top": np.array([4, 0])}, "`same_top` are more than its tokens"),
         ({"same_top": np.array([-1, 0])}, "`same_top` are below zero"),
-        ({"position_edges": np.array([0])}, "`position_edges` are no bins"),
-        ({"position_edges": np.arange(100)}, "`position_edges` are no bins"),
-        ({"position_edges": np.array([1, 16, 20])}, "`position_edges` do not rise from 0"),
-        ({"position_edges": np.array([0, 16, 16])}, "`position_edges` do not rise from 0"),
-        ({"position_tokens": np.array([[1, 0], [2, 2]])}, "`position_tokens` are not those"),
-        ({"position_nll_sum": np.ones(2)}, "`position_nll_sum` is no array of such values"),
+        ({"position_edges": np.array([0])}, "`position_"),
+        ({"position_edges": np.arange(100)}, "`position_"),
+        ({"position_edges": np.array([1, 16, 20])}, "`position_edges` are no bins"),
+        ({"position_edges": np.array([0, 16, 16])}, "`position_edges` are no bins"),
+        ({"position_tokens": np.array([[1, 0], [2, 2]])}, "`position_tokens` are not"),
+        ({"position_nll_sum": np.ones(2)}, "`position_nll_sum` is no column of such values"),
         ({"position_kl_sum": -np.ones((2, 2))}, "`position_kl_sum` is not finite, or below"),
     ],
     ids=range(22),

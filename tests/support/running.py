@@ -14,7 +14,7 @@ from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
-from qaudit.executors.events import Failed, Measured
+from qaudit.executors.events import UnitOutcome
 from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
@@ -22,7 +22,6 @@ from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by
 from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
-from qaudit.planning.resolve import Resolved
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.plans import checkpoints_of
@@ -36,6 +35,7 @@ from qaudit.types import (
     Pass,
     Plan,
     Price,
+    Resolved,
     Subject,
     Traffic,
     Watch,
@@ -64,7 +64,7 @@ def prepared(
         budget = disk_budget_nbytes + missing_nbytes(plan.texts)
         plan = replace(plan, traffic=Traffic(0, 0, 0, 0, budget))
     checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
-    resolved = Resolved(plan.recipe, (), checkpoints, plan.subjects)
+    resolved = Resolved(plan.recipe, checkpoints, plan.subjects)
     return Prepared(plan, RunOptions(**options), out, hub, plan.recipe, resolved)
 
 
@@ -106,11 +106,8 @@ def floor_of(
     events = []
     for some in tasks:
         results = [(task, look_up(task, machine, store).results) for task in some]
-        first = tuple(one for task, found in results if not task.perturbed for one in found)
-        again = tuple(
-            (task.perturbed, one) for task, found in results if task.perturbed for one in found
-        )
-        events.append(Measured(some[0].subject.label, first, again))
+        filed = [replace(one, perturbed=task.perturbed) for task, found in results for one in found]
+        events.append(UnitOutcome(some[0].subject.label, tuple(filed)))
     return moved_by("rounding", events)
 
 
@@ -136,10 +133,10 @@ def measure_tasks(
     measuring = Measuring(plan, folder, None, machine, SILENT, results)
     labels = {subject.label for subject in subjects}
     events = {event.label: event for event in measuring.visit(tasks, diagnosed=labels)}
-    done = [e for s in subjects if isinstance(e := events[s.label], Measured)]
+    done = [e for s in subjects if (e := events[s.label]).error is None]
     return Outcome(
         tuple(one for event in done for one in event.results),
-        {s.label: e.error for s in subjects if isinstance(e := events[s.label], Failed)},
+        {s.label: e.error for s in subjects if (e := events[s.label]).error is not None},
         measuring.diagnoses.tables([event.label for event in done]),
     )
 
