@@ -187,7 +187,6 @@ def capture_inputs(
     block: Block,
     batches: Iterable[tuple[Tensor, Tensor]],
     keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
-    forward: Callable[[Tensor], Tensor] | None = None,
     beside: Beside = alone,
 ) -> Captured:
     """Pass batches through a block as it is and `keep` what comes out; return what groups read."""
@@ -201,7 +200,7 @@ def capture_inputs(
     with visited(block, add) as restart:
         for k, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
             restart()
-            keep(k, (forward or block.forward)(hidden_BTD))
+            keep(k, block.forward(hidden_BTD))
     return captured
 
 

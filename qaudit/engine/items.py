@@ -184,17 +184,6 @@ def fed_tokens(windows: Sequence[Window], *, branches: bool) -> int:
     return sum(len(tree.tokens) for tree in _trees(windows, branches=branches))
 
 
-def option_sums(
-    batches: Sequence[ItemBatch], nll: Sequence[Tensor], greedy: Sequence[Tensor], count: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return the loss of each option, and whether each of its tokens is the likeliest."""
-    sums, likeliest = np.zeros(count), np.ones(count, dtype=np.bool_)
-    for batch, nll_Q, greedy_Q in zip(batches, nll, greedy, strict=True):
-        np.add.at(sums, batch.options_Q, nll_Q.double().numpy())
-        np.logical_and.at(likeliest, batch.options_Q, greedy_Q.numpy())
-    return sums, likeliest
-
-
 class ItemStream:
     """Batches of items and where their hidden states are."""
 
@@ -244,7 +233,11 @@ class ItemStream:
             nll.append(nll_Q)
             greedy.append(greedy_Q)
         self._states.drop(f"items/{stream}")
-        tally.options = option_sums(self.batches, nll, greedy, self._count)
+        sums, likeliest = np.zeros(self._count), np.ones(self._count, dtype=np.bool_)
+        for batch, nll_Q, greedy_Q in zip(self.batches, nll, greedy, strict=True):
+            np.add.at(sums, batch.options_Q, nll_Q.double().numpy())
+            np.logical_and.at(likeliest, batch.options_Q, greedy_Q.numpy())
+        tally.options = sums, likeliest
 
     def _arguments(self, k: int, batch: ItemBatch) -> dict[int, Arguments]:
         return self._called.get(k) or self._branched(k, batch)[1]

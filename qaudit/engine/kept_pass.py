@@ -9,8 +9,8 @@ clock decides when to write and nothing else: a pass that goes on has the number
 never stopped. A file of another pass, or a damaged one, is as none; a full disk ends the keeping,
 not the audit.
 
-Given up: passes whose items go through in several rounds, those whose quantized weights a
-diagnostic sees, and models that run whole. They begin again.
+Given up: passes whose items go through in several rounds, and those whose quantized weights a
+diagnostic sees. They begin again.
 """
 
 from __future__ import annotations

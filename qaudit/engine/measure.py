@@ -212,8 +212,6 @@ def _measurements(
             full.note(*weights.decoded_notes)
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     reference, beside = tallies.get(REFERENCE, full), tallies.get(BESIDE)
-    if task.pass_.reference is not None and beside is None:
-        full.note(f"`{task.pass_.reference.label}` is not compared with: the model runs whole")
     return {
         spec: _measurement(task, scheme, feed, (tallies[spec], reference, beside), sizes)
         for spec, scheme in task.streams.items()

@@ -39,11 +39,10 @@ REPLAYED = "experts are chosen as in full precision (`--routing reference`)"
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """A batch of a part of the text, or one window of it."""
+    """A batch of a part of the text."""
 
     part: str
     batch: int
-    row: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,15 +176,14 @@ class RoutingWatch:
         count = experts.count + int(getattr(experts.source, "zero_expert_num", 0) or 0)
         (were_NE, full_NE), (are_NE, own_NE) = full.shares(count), own.shares(count)
         batch = self._batches[place.batch]
-        rows = slice(None) if place.row is None else slice(place.row, place.row + 1)
-        scored_BT = batch.scored_BT()[rows].to(own_NE.device)
+        scored_BT = batch.scored_BT().to(own_NE.device)
         same_BT = (were_NE == are_NE).all(1).view(scored_BT.shape)
         moved_BT = ((full_NE - own_NE).abs().sum(1) / 2).view(scored_BT.shape)
         sums_2B = torch.stack([
             torch.where(scored_BT, values_BT.double(), 0.0).sum(1)
             for values_BT in (same_BT, moved_BT)
         ])  # fmt: skip
-        self._tally.routing.setdefault(layer, []).append((batch.windows[rows], sums_2B))
+        self._tally.routing.setdefault(layer, []).append((batch.windows, sums_2B))
 
 
 def _cannot_replay(experts: Experts) -> ModelError:

@@ -33,7 +33,6 @@ from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import ExportChoice
 from qaudit.export.runtimes import Loaded, Program, loaded, without_bars
-from qaudit.model.beside import LinkedBlocksError
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
 
 _LOGITS = 2**27  # of one call of a model
@@ -91,10 +90,8 @@ def _mean_kl(evidence: Evidence) -> float | None:
 
 
 @contextmanager
-def _reference(
-    choice: ExportChoice, ready: Ready, feed: Feed, watch: Watch
-) -> Iterator[Tokens | None]:
-    """Send the documents through full precision, block by block; None where it runs whole."""
+def _reference(choice: ExportChoice, ready: Ready, feed: Feed, watch: Watch) -> Iterator[Tokens]:
+    """Send the documents through full precision, block by block."""
     machine, subject = ready.machine, choice.subject
     with (
         opened_states(machine) as states,
@@ -105,46 +102,39 @@ def _reference(
             subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         route = Route(folder_of(subject.first), weights, machine.dtype, machine.device)
-        try:
-            model, _ = route.streamed(check=False)
-        except LinkedBlocksError:
-            tokens = None
-        else:
-            routes = RoutingWatch(feed.evaluation)
-            items = ItemStream(model, (), states, routes)
-            tokens = Tokens(model, feed, states, items, routes)
-            with torch.no_grad():
-                tokens.embed(calibration=False)
-                for block in model.blocks():
-                    watch.block(block.index, model.num_blocks, "full precision")
-                    tokens.evaluate(FULL_PRECISION, block)
-                    tokens.drop_embedded(block.index)
-                watch.block(model.num_blocks, model.num_blocks, "full precision")
+        model, _ = route.streamed(check=False)
+        routes = RoutingWatch(feed.evaluation)
+        tokens = Tokens(model, feed, states, ItemStream(model, (), states, routes), routes)
+        with torch.no_grad():
+            tokens.embed(calibration=False)
+            for block in model.blocks():
+                watch.block(block.index, model.num_blocks, "full precision")
+                tokens.evaluate(FULL_PRECISION, block)
+                tokens.drop_embedded(block.index)
+            watch.block(model.num_blocks, model.num_blocks, "full precision")
         yield tokens
 
 
 @torch.no_grad()
 def _evidence(
-    model: Loaded, reference: Tokens | None, corpus: Corpus, feed: Feed, watch: Watch
+    model: Loaded, reference: Tokens, corpus: Corpus, feed: Feed, watch: Watch
 ) -> Evidence:
     tally, full = Tally(), Tally()
     for number, batch in enumerate(feed.evaluation):
         watch.count("batches", number, len(feed.evaluation))
         count, length = batch.tokens_BT.shape
-        hidden_BTD = None
-        if reference is not None:
-            hidden_BTD = reference.states.get(f"evaluation/{FULL_PRECISION}", number)[:, :-1]
+        hidden_BTD = reference.states.get(f"evaluation/{FULL_PRECISION}", number)[:, :-1]
         rows = list(_compared(model, reference, batch.tokens_BT, hidden_BTD, tally))
         tally.read((count, length), [own for own, _ in rows])
         full.read((count, length), [theirs for _, theirs in rows if theirs is not None])
-    return evidence_of(corpus, feed, tally, full if reference else None)
+    return evidence_of(corpus, feed, tally, full)
 
 
 def _compared(
     model: Loaded,
-    reference: Tokens | None,
+    reference: Tokens,
     tokens_BT: Tensor,
-    hidden_BTD: Tensor | None,
+    hidden_BTD: Tensor,
     tally: Tally,
 ) -> Iterator[tuple[ComparedRows, ComparedRows | None]]:
     step = max(1, _LOGITS // (tokens_BT.shape[1] * model.vocabulary))
@@ -155,9 +145,6 @@ def _compared(
             yield ComparedRows(model.losses(some_BT).reshape(-1).float()), None
             continue
         logits_NV = model.logits(some_BT).flatten(0, 1)
-        if reference is None or hidden_BTD is None:
-            yield rows_of(tally, None, logits_NV, targets_N), None
-            continue
         hidden_ND = hidden_BTD[start : start + step].flatten(0, 1)
         yield from _chunks(reference, hidden_ND, logits_NV, targets_N, tally)
 

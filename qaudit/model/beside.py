@@ -31,10 +31,6 @@ _NONE = (0,)
 _table: Any = WeakIdKeyDictionary()
 
 
-class LinkedBlocksError(ModelError):
-    """Blocks are linked by more than tensors between them."""
-
-
 def beside(hidden_BTD: Tensor) -> Beside:
     return dict(_table.get(hidden_BTD, {}))
 
@@ -54,7 +50,7 @@ def packed(value: object, what: str) -> Tensor:
         return torch.zeros(_NONE, dtype=torch.bool)
     if isinstance(value, Tensor):
         return value
-    raise LinkedBlocksError(
+    raise ModelError(
         f"{what} is a `{type(value).__name__}`, which cannot be kept between blocks",
         hint="only tensors are kept for later blocks",
     )
@@ -99,7 +95,7 @@ def _path(key: object, name: str) -> str:
         return key
     if isinstance(key, int):
         return f"#{key}"
-    raise LinkedBlocksError(
+    raise ModelError(
         f"blocks share a value under a `{type(key).__name__}`",
         hint="only tensors are kept for later blocks",
     )

@@ -40,7 +40,7 @@ def compute_buffers(
             tensor._is_hf_initialized = True
         for buffer in unstored:
             part._buffers[buffer] = _unwritten(part.get_buffer(buffer))
-            waiting[f"{prefix}{name}.{buffer}"] = part, buffer
+            waiting[".".join(filter(None, [prefix.rstrip("."), name, buffer]))] = part, buffer
         with initialization.guard_torch_init_functions():
             models_around(model, prefix + name)[0]._init_weights(part)
     _compute_by_outer_models(model, module, waiting)
@@ -65,7 +65,9 @@ def _compute_by_outer_models(
     waiting = [n for n in waiting if _is_unwritten(buffers[n][0].get_buffer(buffers[n][1]))]
     if waiting:
         raise ModelError(
-            f"nothing computes {some(waiting)}", hint="please report this model family"
+            f"nothing computes {some(waiting)} of a `{model.config.model_type}` where its blocks "
+            "are loaded one at a time",
+            hint="only models that run block by block can be audited",
         )
 
 

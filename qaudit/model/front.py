@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.errors import ModelError, is_out_of_memory
-from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError, beside, leave
+from qaudit.model.beside import GIVEN, Beside, beside, leave
 from qaudit.model.inspector import PROBE
 from qaudit.model.links import Links, Recorded
 from qaudit.model.skeleton import Skeleton
@@ -67,7 +67,7 @@ class Front:
             if self._left[0]:
                 self._must_end_in_hidden_states(hidden_BTD[:, :1])
             return hidden_BTD.shape[-1]
-        raise LinkedBlocksError(
+        raise ModelError(
             f"the blocks of a `{self._model_type}` cannot stand alone: {failures[0]}", hint=_HINT
         ) from failures[0]
 
@@ -158,7 +158,7 @@ class Front:
         """Refuse a head that reads tokens, or hidden states of earlier blocks."""
         first, other = (self.logits(hidden_B1D, token=token) for token in (0, 1))
         if not torch.equal(first, other):
-            raise LinkedBlocksError(
+            raise ModelError(
                 f"the head of a `{self._model_type}` reads more than the last block returns",
                 hint=_HINT,
             )

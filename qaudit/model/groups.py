@@ -206,9 +206,8 @@ class Block:
         self._inputs.clear()
 
     @contextmanager
-    def as_it_was(self, names: Collection[str] | None = None) -> Iterator[None]:
-        """Put full-precision weights, of all linears or of some, in place for a `with` body."""
-        names = tuple(self._originals) if names is None else names
+    def as_it_was(self, names: Collection[str]) -> Iterator[None]:
+        """Put full-precision weights of some linears in place for a `with` body."""
         changed = {n: self._originals.pop(n) for n in names if n in self._originals}
         forwards = {n: self._forwards.pop(n) for n in changed if n in self._forwards}
         inputs = {n: self._inputs.pop(n) for n in changed if n in self._inputs}

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qaudit.model.beside import GIVEN, Beside, LinkedBlocksError
+from qaudit.errors import ModelError
+from qaudit.model.beside import GIVEN, Beside
 from qaudit.model.tape import HINT, Arguments, Carried, Form, Returned, Store
 
 _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
@@ -53,7 +54,7 @@ class Links:
                     name = stores.setdefault(id(leaf), f"store{len(stores)}")
                     reads[index][place] = Store(name, type(leaf))
                 elif not isinstance(leaf, _PLAIN):
-                    raise LinkedBlocksError(
+                    raise ModelError(
                         f"block {index} is given a `{type(leaf).__name__}`, "
                         "which may carry state between blocks",
                         hint=HINT,
@@ -127,7 +128,7 @@ def _must_be_of_tokens(first: Recorded, moved: Recorded) -> None:
     """Refuse what a model makes of hidden states between blocks."""
     for index in first:
         if not all(map(_is_of_tokens, _leaves(first[index]), _leaves(moved[index]))):
-            raise LinkedBlocksError(
+            raise ModelError(
                 f"what block {index} is given is computed from hidden states between blocks",
                 hint=HINT,
             )
@@ -137,8 +138,8 @@ def _is_of_tokens(leaf: object, moved: object) -> bool:
     return not isinstance(leaf, Tensor) or _same(leaf, moved)
 
 
-def _of_tokens(index: int) -> LinkedBlocksError:
-    return LinkedBlocksError(f"what block {index} is given depends on the tokens", hint=HINT)
+def _of_tokens(index: int) -> ModelError:
+    return ModelError(f"what block {index} is given depends on the tokens", hint=HINT)
 
 
 def _leaves(arguments: Arguments) -> list[Any]:

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qaudit.errors import ModelError
 from qaudit.model.beside import (
     Beside,
-    LinkedBlocksError,
     fill,
     leave,
     left_in,
@@ -85,7 +85,7 @@ def form_of(hidden: Tensor, shape: Shape) -> Form | None:
     for place in range(hidden.dim() - 1):
         if sizes[place : place + 2] == shape:
             return Form(place, sizes[:place] + sizes[place + 2 :])
-    raise LinkedBlocksError(
+    raise ModelError(
         f"hidden states of {list(shape)} tokens are {list(sizes)}, not some for each token",
         hint=HINT,
     )
@@ -175,9 +175,7 @@ class Tape:
         if index == 0:
             self.first_BTD = hidden_BTD
         elif not _is_all_of(hidden_BTD, self._linked):
-            raise LinkedBlocksError(
-                f"the model changes the hidden states before block {index}", hint=HINT
-            )
+            raise ModelError(f"the model changes the hidden states before block {index}", hint=HINT)
         self._linked = hidden_BTD + 1 if self.moves else hidden_BTD
         self.arguments[index] = arguments
         return self._linked
@@ -185,7 +183,7 @@ class Tape:
     def rewind(self) -> tuple[Tensor, dict[int, Arguments]]:
         """Return the recorded calls, and forget them."""
         if self.first_BTD is None or len(self.arguments) != self.count:
-            raise LinkedBlocksError("the model does not run all of its blocks", hint=HINT)
+            raise ModelError("the model does not run all of its blocks", hint=HINT)
         recorded = self.first_BTD, dict(self.arguments)
         self.first_BTD, self._linked = None, None
         self.arguments.clear()

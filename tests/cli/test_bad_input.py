@@ -679,7 +679,7 @@ def test_every_error_says_what_to_do() -> None:
         for module in modules()
         for call in ast.walk(module.tree)
         if isinstance(call, ast.Call)
-        and getattr(call.func, "id", "") in ERRORS | {"LinkedBlocksError"}
+        and getattr(call.func, "id", "") in ERRORS
         and not any(
             keyword.arg == "hint" and ast.unparse(keyword.value) not in ("''", "None")
             for keyword in call.keywords

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,11 +11,8 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.resident import run_resident
 from qaudit.model.blocks import BlockModel
-from qaudit.model.skeleton import load_whole
-from qaudit.types import FULL_PRECISION
-from tests.support.passes import CALIBRATION, CPU, feed, losses, run
+from tests.support.passes import CALIBRATION, CPU, feed
 
 SPEC = "gptaq-3bit:group=32"
 
@@ -85,26 +81,3 @@ def test_only_schemes_that_ask_get_a_drift(checkpoint, tmp_path):
     for spec in ("gptq-3bit:group=32", "awq-4bit:group=32"):
         seen = observed(checkpoint, tmp_path, spec)
         assert all(inputs.drift_CC is None for inputs, _ in seen.values())
-
-
-def test_a_resident_model_gives_the_drift_of_its_blocks(checkpoint, tmp_path):
-    text = f"{SPEC},qronos-3bit:group=32,gptq-3bit:group=32"
-    model = load_whole(checkpoint, WeightFolder(checkpoint), torch.float32)
-    seen = {}
-
-    def observe(scheme, linears, quantized):
-        seen[scheme.name, linears.block, next(iter(linears.weights))] = linears.inputs
-
-    tallies = run_resident(
-        model, list(model.model.layers), feed(), parse_schemes([text]), observe=observe
-    )
-    streamed, _ = run(checkpoint, text, tmp_path)
-    for (name, block, _), inputs in seen.items():
-        assert (inputs.drift_CC is None) == (name == "gptq")
-        if name != "gptq":
-            # Groups of a block are calibrated together: before the first is quantized.
-            assert bool(inputs.drift_CC.any()) == (block > 0)
-    hurt = {spec: np.abs(losses(feed(), one)).sum() for spec, one in tallies.items()}
-    for spec, one in hurt.items():
-        if spec != FULL_PRECISION:
-            assert one == pytest.approx(np.abs(streamed[spec]).sum(), rel=0.05)

@@ -19,12 +19,10 @@ from qaudit.core.rows import head_rows
 from qaudit.core.schemes.duquant import greedy_rotation
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.resident import run_resident
 from qaudit.errors import is_out_of_memory
 from qaudit.executors.ready import _free_for_streams
 from qaudit.model.blocks import BlockModel
 from qaudit.model.device import free_nbytes
-from qaudit.model.skeleton import load_whole
 from qaudit.planning.cost import Load
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.sizes import Sizes, TextSize
@@ -103,19 +101,6 @@ def test_spilled_states_have_the_cpus_numbers_and_come_back_pinned(limit, plain,
         read = on("cuda", plain, "rtn-4bit,gptq-4bit", tmp_path, device_limit=0, limit=limit)
     must_be_equal(read, expected)
     assert not [line for line in device.uploads if "hidden_states" in line]
-
-
-@pytest.mark.slow
-def test_the_resident_route_has_the_cpus_numbers(plain):
-    def resident(place):
-        model = load_whole(plain, WeightFolder(plain), torch.float32).to(place)
-        schemes = parse_schemes(["rtn-4bit,gptq-4bit,awq-4bit,bnb-int8"])
-        tallies = run_resident(model, list(model.model.layers), feed(), schemes)
-        return {name: losses(feed(), tally) for name, tally in tallies.items()}
-
-    expected = resident("cpu")
-    with pretended():
-        must_be_equal(resident("cuda"), expected)
 
 
 def test_all_is_computed_on_the_second_device_where_it_is_named(plain, tmp_path):

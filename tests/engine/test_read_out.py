@@ -18,12 +18,10 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.resident import run_resident
 from qaudit.engine.rollout_evidence import position_edges
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, Corpus, EvaluationDocument, Protocol
 from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama
 
@@ -40,11 +38,6 @@ def blocks(folder, tmp_path, given, limit=10**9):
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     with HiddenStates(tmp_path, limit, CPU) as states:
         return run_blocks(model, given, parse_schemes([SCHEMES]), states)
-
-
-def resident(folder, given):
-    model = load_whole(folder, WeightFolder(folder), torch.float32)
-    return run_resident(model, list(model.model.layers), given, parse_schemes([SCHEMES]))
 
 
 def evidence(given, tallies):
@@ -70,12 +63,9 @@ def log_probabilities(folder, scheme=None):
     return found
 
 
-@pytest.mark.parametrize("way", ["blocks", "resident"])
-def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path, way):
+def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path):
     given = feed()
-    tallies = (
-        blocks(checkpoint, tmp_path, given) if way == "blocks" else resident(checkpoint, given)
-    )
+    tallies = blocks(checkpoint, tmp_path, given)
     full = log_probabilities(checkpoint)
     for scheme in parse_schemes([SCHEMES]):
         stored = evidence(given, tallies)[scheme.spec].fidelity
@@ -106,10 +96,9 @@ def sharpened(folder, target):
 
 
 @on_llama
-@pytest.mark.parametrize("way", ["blocks", "resident"])
-def test_sums_by_confidence_are_those_of_whole_models_in_float64(checkpoint, tmp_path, way):
+def test_sums_by_confidence_are_those_of_whole_models_in_float64(checkpoint, tmp_path):
     given, folder = feed(), sharpened(checkpoint, tmp_path / "sharp")
-    tallies = blocks(folder, tmp_path, given) if way == "blocks" else resident(folder, given)
+    tallies = blocks(folder, tmp_path, given)
     full, reached = log_probabilities(folder), np.zeros(4, dtype=int)
     for scheme in parse_schemes([SCHEMES]):
         stored = evidence(given, tallies)[scheme.spec].fidelity.by_confidence
@@ -143,13 +132,10 @@ def in_conversations() -> Corpus:
 
 
 @on_llama
-@pytest.mark.parametrize("way", ["blocks", "resident"])
-def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path, way):
+def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path):
     corpus = in_conversations()
     given = replace(feed(), evaluation=make_batches(corpus.evaluation, CONTEXT, 160))
-    tallies = (
-        blocks(checkpoint, tmp_path, given) if way == "blocks" else resident(checkpoint, given)
-    )
+    tallies = blocks(checkpoint, tmp_path, given)
     (scheme, _) = parse_schemes([SCHEMES])
     stored = evidence_of(corpus, given, tallies[scheme.spec], tallies[FULL_PRECISION])
     whole = zip(log_probabilities(checkpoint), log_probabilities(checkpoint, scheme), strict=True)
@@ -202,18 +188,6 @@ def test_the_error_of_the_last_block_s_output_is_that_of_whole_models(checkpoint
         ]
         # Two float32 computations of states of size 1: differences of 1e-7 beside errors of 1e-2.
         np.testing.assert_allclose(stored[scheme.spec].output_error, expected, rtol=1e-4)
-
-
-def test_the_resident_way_has_the_evidence_of_the_stream(checkpoint, tmp_path):
-    given = feed()
-    one = evidence(given, blocks(checkpoint, tmp_path, given))
-    other = evidence(given, resident(checkpoint, given))
-    assert one[FULL_PRECISION].fidelity is other[FULL_PRECISION].fidelity is None
-    for spec in list(one)[1:]:
-        np.testing.assert_allclose(
-            one[spec].fidelity.kl_sum, other[spec].fidelity.kl_sum, rtol=1e-3
-        )
-        np.testing.assert_array_equal(one[spec].positions.tokens, other[spec].positions.tokens)
 
 
 @on_llama

@@ -22,11 +22,9 @@ from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.resident import run_resident
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.model.skeleton import load_whole
 from qaudit.types import (
     FULL_PRECISION,
     ROLES,
@@ -113,26 +111,21 @@ def corpus_of(rows_BT: torch.Tensor) -> Corpus:
     return Corpus(protocol, (), tuple(EVALUATION), documents, rollouts=rollouts)
 
 
-def tallies_of(folder: Path, place: Path, given: Feed, way: str) -> dict[str, Tally]:
-    if way == "resident":
-        model = load_whole(folder, WeightFolder(folder), torch.float32)
-        return dict(run_resident(model, list(model.model.layers), given, [SCHEME]))
+def tallies_of(folder: Path, place: Path, given: Feed) -> dict[str, Tally]:
     streamed = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     with HiddenStates(place, 10**9, CPU) as states:
         return dict(run_blocks(streamed, given, [SCHEME], states))
 
 
-@pytest.fixture(scope="module", params=["blocks", "resident"])
-def scored(
-    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Scored:
+@pytest.fixture(scope="module")
+def scored(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Scored:
     model = whole(checkpoint)
     rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
     corpus = corpus_of(rows_BT)
     documents = make_batches(EVALUATION, CONTEXT, 160)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), documents)
     given = replace(given, evaluation=(*documents, *make_rollout_batches(corpus)))
-    tallies = tallies_of(checkpoint, tmp_path_factory.mktemp("states"), given, request.param)
+    tallies = tallies_of(checkpoint, tmp_path_factory.mktemp("states"), given)
     full = tallies[FULL_PRECISION]
     evidence = {s: evidence_of(corpus, given, tally, full) for s, tally in tallies.items()}
     return Scored(rows_BT, evidence)
@@ -248,12 +241,11 @@ def test_full_precision_never_leaves_its_own_greedy_rollouts(scored: Scored) -> 
 
 
 def test_documents_are_measured_as_without_rollouts(
-    checkpoint: Path, scored: Scored, tmp_path: Path, request: pytest.FixtureRequest
+    checkpoint: Path, scored: Scored, tmp_path: Path
 ) -> None:
     corpus = replace(corpus_of(scored.rows), rollouts=None)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), make_batches(EVALUATION, CONTEXT, 160))
-    way = request.node.callspec.params["scored"]
-    tallies = tallies_of(checkpoint, tmp_path, given, way)
+    tallies = tallies_of(checkpoint, tmp_path, given)
     for spec, tally in tallies.items():
         alone = evidence_of(corpus, given, tally, tallies[FULL_PRECISION])
         beside = scored.evidence[spec]

@@ -19,12 +19,10 @@ from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.resident import run_resident
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import REFERENCE
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel, ExpertOptions
-from qaudit.model.skeleton import load_whole
 from qaudit.types import Corpus, EvaluationDocument, Protocol, Routing
 from tests.support import released
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION, feed, losses
@@ -107,17 +105,6 @@ def test_full_precision_and_models_without_experts_have_no_routing(
     assert routing_in(tallies_of(checkpoint, "rtn-4bit", tmp_path)[RTN]) is None
 
 
-def test_a_model_that_runs_whole_has_the_same_routing(tmp_path: Path) -> None:
-    folder = released.save(tmp_path / "model", "olmoe", **WIDE)
-    streamed = routing_in(tallies_of(folder, "rtn-4bit", tmp_path)[RTN])
-    model = load_whole(folder, WeightFolder(folder), torch.float32)
-    whole = run_resident(model, list(model.model.layers), feed(), parse_schemes(["rtn-4bit"]))
-    routing = routing_in(whole[RTN])
-    assert streamed is not None and routing is not None
-    np.testing.assert_array_equal(routing.same, streamed.same)
-    np.testing.assert_allclose(routing.moved, streamed.moved, rtol=1e-4)
-
-
 def test_tokens_that_are_scaled_by_their_router_have_a_routing_too(tmp_path: Path) -> None:
     folder = released.save(tmp_path / "model", "llama4_text", **WIDE)
     routing = routing_in(tallies_of(folder, "rtn-2bit", tmp_path)[parse_scheme("rtn-2bit").spec])
@@ -176,11 +163,6 @@ def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     folder = released.save(tmp_path / "llama4", "llama4_text", **WIDE)
     with pytest.raises(ModelError, match="`Llama4TextExperts` scales tokens"):
         tallies_of(folder, "rtn-4bit", tmp_path, replays=True)
-    folder = released.save(tmp_path / "olmoe", "olmoe", **WIDE)
-    model = load_whole(folder, WeightFolder(folder), torch.float32)
-    given = replace(feed(), experts=ExpertOptions(replays=True))
-    with pytest.raises(ModelError, match="this model runs whole"):
-        run_resident(model, list(model.model.layers), given, parse_schemes(["rtn-4bit"]))
 
 
 def test_a_replayed_routing_is_part_of_a_results_identity() -> None:

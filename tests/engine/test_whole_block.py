@@ -20,9 +20,7 @@ from qaudit.core.whole_block import alone
 from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.resident import NOTE_GROUPS, run_resident
 from qaudit.model.blocks import BlockModel
-from qaudit.model.skeleton import load_whole
 from tests.support import tiny
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed, run
 from tests.support.schemes import example
@@ -201,17 +199,6 @@ def test_a_group_alone_is_a_block_of_its_products():
     torch.testing.assert_close(block.run(hidden, ())[0], expected)
     halved = Quantized({n: w / 2 for n, w in linears.weights.items()}, 0, inputs=lambda x: 2 * x)
     torch.testing.assert_close(block.run(hidden, [halved])[0], expected)
-
-
-def test_a_model_that_runs_whole_learns_by_groups_and_says_so(checkpoint):
-    model, scheme = (
-        load_whole(checkpoint, WeightFolder(checkpoint), torch.float32),
-        Watching(bits=3),
-    )
-    tallies = run_resident(model, list(model.model.layers), feed(), [scheme])
-    assert NOTE_GROUPS in tallies[scheme.spec].notes
-    assert scheme.weights
-    assert np.isfinite(torch.cat([n.flatten() for n in tallies[scheme.spec].nll]).numpy()).all()
 
 
 @pytest.mark.slow

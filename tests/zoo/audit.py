@@ -92,8 +92,6 @@ def _compared(
     spec, gptq = (scheme.spec for scheme in parse_schemes(_SCHEMES))
     linears = tallies[spec].linears
     result: dict[str, Any] = {"runs": "in blocks"}
-    if any("run whole" in note for tally in tallies.values() for note in tally.notes):
-        result = {"runs": "whole", "reason": tallies[FULL_PRECISION].notes[-1]}
     result["fp"] = _difference(tallies[FULL_PRECISION], wanted)
     result["left"] = sorted({_short(name) for name in reference.left(plain, linears)})
     result["quantized"], unknown = reference.round_in_place(plain, linears)

@@ -19,7 +19,7 @@ KL divergence of `gptq-4bit`, calibrated on 2,560 random tokens, over that of `r
 it is better. The page says nothing about other schemes, real checkpoints, other dtypes and GPUs,
 and nothing about a type that was not tried.
 
-A type runs **in blocks**, one after another, or **whole**, with the memory of the whole model.
+A type runs **in blocks**, one after another, or is refused.
 Differences are relative, of the worst of three documents; above 1e-5 a type is **wrong**.
 **Left** are linear layers of blocks that stay in full precision; embeddings, heads and towers
 always do. A refusal for the share of a block that is not linear may be one of these tiny sizes
@@ -38,7 +38,7 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _counts(kinds: Mapping[str, list[str]], types: Mapping[str, Any]) -> str:
-    columns = ("in blocks", "whole", "refused", "wrong", "not tried")
+    columns = ("in blocks", "refused", "wrong", "not tried")
     lines = [f"| | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for title, names in kinds.items():
         counts = Counter(types[n]["runs"] for n in names if n in types)
@@ -52,7 +52,7 @@ def _right(rows: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in rows.items():
-        if row["runs"] in ("in blocks", "whole"):
+        if row["runs"] == "in blocks":
             left = ", ".join(f"`{n}`" for n in row["left"]) or "none"
             numbers = (f"{row['fp']:.1e}", f"{row['rtn']:.1e}", _ratio(row))
             cells = (*numbers, str(row["quantized"]), left)
@@ -66,7 +66,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
 
 def _reasons(rows: Mapping[str, Any]) -> str:
     lines = ["| type | | reason |", "| --- | --- | --- |"]
-    for outcome in ("whole", "wrong", "refused", "not tried"):
+    for outcome in ("wrong", "refused", "not tried"):
         for name, row in rows.items():
             if row["runs"] == outcome:
                 lines.append(f"| {name} | {outcome} | {row['reason'].replace('|', '/')} |")

@@ -138,7 +138,6 @@ def test_what_was_read_is_forgotten_block_by_block_unless_it_is_kept() -> None:
 
 
 def test_a_block_stays_until_it_is_read() -> None:
-    # A model that is run whole is quantized to its end before anything else is done with it.
     anchor = Anchor(inner=RTN, keeps=False)
     weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     for block in (0, 1, 2):
