@@ -2,7 +2,7 @@
 
     Recipe -> Plan (passes) -> executor -> measurements -> Audit -> report
 
-`scan` goes through the whole sentence; the commands, searches and the laboratory call what is
+`scan` goes through the whole sentence; the commands, searches and experiments call what is
 here. Importing this module reads no model library.
 """
 

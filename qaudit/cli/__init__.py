@@ -14,28 +14,34 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
+
+Commands = Callable[[list[str]], int]
 
 _LAST_MESSAGE_NBYTES = 1 << 20
 """Memory set aside for the message that ends a process whose memory ran out."""
 
 
-def main() -> NoReturn:
+def main(commands: Commands | None = None) -> NoReturn:
+    """Run a command of qaudit, or of other commands that end as these do."""
     reserve = bytearray(_LAST_MESSAGE_NBYTES)
     try:
-        code = _run()
+        code = _run(commands)
     except BaseException as error:  # noqa: BLE001 - nothing may end with Python's own 1
         del reserve
         code = _end(error)
     sys.exit(code)
 
 
-def _run() -> int:
+def _run(commands: Commands | None) -> int:
     _stop_at_signals()
     # Threads that spin while they wait take the core from other work. Torch reads this when it
     # starts its threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _open_closed_streams()
+    if commands is not None:
+        return commands(sys.argv)
     from qaudit.cli.app import run
 
     return run(sys.argv)

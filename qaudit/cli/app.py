@@ -20,7 +20,6 @@ from qaudit.cli.gallery import gallery
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.import_ import import_
-from qaudit.cli.lab import lab
 from qaudit.cli.list import list_
 from qaudit.cli.parts import collect, fetch, part, plan, status
 from qaudit.cli.pick import pick
@@ -68,7 +67,6 @@ for command in _COMMANDS:
 app.command("import")(import_)
 app.command("list")(list_)
 app.add_typer(cache, name="cache")
-app.add_typer(lab, name="lab")
 group_options(app)
 
 
@@ -84,8 +82,13 @@ def run(argv: list[str]) -> int:
         group(argv[1:], prog_name=name)  # a shell asks for completions
     if "--out=" in argv or ("--out", "") in pairwise(argv):  # as a path it would be this folder
         raise UsageError("`--out` is empty", hint="name a folder; `.` is the one you are in")
+    return invoke(group, name, argv[1:])
+
+
+def invoke(group: typer.core.TyperGroup, name: str, arguments: list[str]) -> int:
+    """Run a command of a group; one that does not parse is a usage error with a hint."""
     try:
-        with group.make_context(name, argv[1:]) as context:
+        with group.make_context(name, arguments) as context:
             group.invoke(context)
     except typer.Exit as end:
         return end.exit_code

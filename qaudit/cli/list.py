@@ -22,7 +22,7 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="schemes, sets, merges, diagnostics, families, recipes, experiments, policies, "
+            help="schemes, sets, merges, diagnostics, families, recipes, policies, "
             "tasks, lm-eval (all of its tasks) or rules."
         ),
     ] = "schemes",
@@ -104,7 +104,6 @@ _KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "diagnostics": lambda: _classes("qaudit.diagnostics.registry:diagnostics"),
     "families": _families,
     "recipes": _shipped("qaudit.recipe.table:shipped_recipes"),
-    "experiments": _shipped("qaudit.lab.experiments.table:shipped_experiments"),
     "policies": _shipped("qaudit.policy:descriptions"),
     "tasks": _shipped("qaudit.items.names:descriptions"),
     "lm-eval": _shipped("qaudit.items.harness:all_tasks"),

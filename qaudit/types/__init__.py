@@ -74,17 +74,6 @@ from qaudit.types.evidence import (
     Routing,
     TaskEvidence,
 )
-from qaudit.types.experiments import (
-    Claim,
-    Contrast,
-    ContrastResult,
-    Expectation,
-    ExperimentSummary,
-    Measure,
-    SeedEstimate,
-    SeedPoint,
-    Standing,
-)
 from qaudit.types.metrics import METRICS, NEAR_BASELINE, Metric, MetricRecord, Unit, typical_change
 from qaudit.types.parts import SILENT, Pins, Resolved, Run, Watch, WorkUnit, units_of, work_of
 from qaudit.types.policies import (

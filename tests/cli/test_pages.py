@@ -60,14 +60,14 @@ def is_run(words: list[str]) -> bool:
     absent = any(
         re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
     )
-    alone = words[:2] in (["cache", "rm"], ["lab", "train"], ["lab", "demo"])
+    alone = words[:2] == ["cache", "rm"]
     signed = "--sign" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
     return not (elsewhere or absent or alone or signed)
 
 
 def planned(words: list[str]) -> list[str]:
     """Let what measures, or opens a pull request, only say what it would do."""
-    costly = words[0] in ("scan", "publish") or words[:2] == ["lab", "run"]
+    costly = words[0] in ("scan", "publish")
     return [*words, "--dry-run"] if costly and "--dry-run" not in words else words
 
 

@@ -37,7 +37,7 @@ def test_a_folder_as_a_policy_is_called_one(place: Path, qaudit: Run) -> None:
 
 
 def test_help_cuts_no_sentence(qaudit: Run) -> None:
-    for words in ((), ("lab",), ("cache",)):
+    for words in ((), ("cache",)):
         shown = qaudit(*words, "--help").out
         assert "..." not in shown.partition("Commands:")[2]
         assert max(map(len, shown.splitlines())) <= 80

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from experiments.expected import fitted, rounded
 from qaudit.core.expected import FILE, UNIT, ExpectedError, expectations, fit, signals
-from tests.house.expected import fitted, rounded
 
 
 def drawn(seed: int, runs: int = 12, between: float = 0.3) -> tuple[np.ndarray, ...]:
@@ -49,7 +49,7 @@ def test_an_error_is_expected_between_its_bounds_and_grows_with_what_it_was_fitt
 
 def test_what_ships_is_the_fit_of_what_is_published() -> None:
     shipped = json.loads(FILE.read_text(encoding="utf-8"))
-    assert shipped == rounded(asdict(fitted())), "run `python -m tests.house.expected`"
+    assert shipped == rounded(asdict(fitted())), "run `python -m experiments.expected`"
 
 
 def test_what_ships_covered_runs_that_were_left_out() -> None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from experiments.demo import INGREDIENTS, STAGE1, split
 from qaudit.checkpoints.folder import find_all, shipped_series
 from qaudit.core.schedules import Linear
-from qaudit.lab.demo import INGREDIENTS, STAGE1, split
 from qaudit.planning.plan import make_plan
 from qaudit.recipe.table import recipe_of
 from qaudit.text.python_text import part_of, python_documents

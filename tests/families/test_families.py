@@ -110,7 +110,7 @@ def test_what_is_inferred_is_found_in_the_files() -> None:
 
 
 def test_the_demo_s_learning_rate_is_that_of_its_trainer() -> None:
-    from qaudit.lab.demo import BATCH, DECAY, HELD, INGREDIENTS, SHAPE, STAGE1
+    from experiments.demo import BATCH, DECAY, HELD, INGREDIENTS, SHAPE, STAGE1
 
     for run, before in ((STAGE1, 0), *((run, HELD) for run in INGREDIENTS)):
         for step in run.save_at:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from experiments.table import read_experiment
 from qaudit.core.linears import Linears
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import AuditError
 from qaudit.families import load_file
-from qaudit.lab.experiments.table import read_experiment
 from qaudit.policy import read_policy
 from tests.house.source import ROOT
 from tests.support import gate_sample, sample

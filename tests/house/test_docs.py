@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from experiments.__main__ import app as experiments
 from qaudit.cli.app import app
 from qaudit.recipe.table import find_recipe, is_recipe, read_recipe
 from tests.house.commands import PAGE as OPTIONS
@@ -23,6 +24,11 @@ MOST_WORDS = 30_000
 GENERATED = re.compile(r"<!-- (science[\w:-]*) -->.*?<!-- /\1 -->", re.S)
 GROUP = typer.main.get_command(app)
 COMMANDS_BY_NAME = dict(commands(GROUP))
+OF_EXPERIMENTS = [
+    parameter.opts
+    for command in typer.main.get_group(experiments).commands.values()
+    for parameter in command.params
+]
 
 
 def shown(page: Path) -> list[str]:
@@ -45,7 +51,7 @@ def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
     with GROUP.make_context("qaudit", [words[0], "--help"], resilient_parsing=True) as group:
         COMMANDS_BY_NAME[tuple(words[:depth])].make_context(words[depth - 1], rest, parent=group)
     for word in rest:
-        if is_recipe(word) and words[0] != "lab":
+        if is_recipe(word):
             read_recipe(find_recipe(word))
 
 
@@ -60,6 +66,7 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
+    known |= {option for options in OF_EXPERIMENTS for option in options}
     known |= {"--revision", "--no-deps", "--index-url"}  # of `hf download` and of pip
     known |= {"--log_samples"}  # of lm-eval
     known |= {"--pure", "--imatrix"}  # of llama-quantize

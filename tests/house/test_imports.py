@@ -21,7 +21,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
     for floor in (
         "__main__",
         "cli light",
-        "lab gallery",
+        "gallery",
         "audit",
         "judging",
         "export rollouts",
@@ -86,7 +86,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.downloads.*",
         "qaudit.export.*",
         "qaudit.rollouts.generate",
-        "qaudit.lab.*",
         "qaudit.planning.devices",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
@@ -112,13 +111,11 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.text.tokenizer",
         "qaudit.export.runtimes",
         "qaudit.rollouts.generate",
-        "qaudit.lab.*",
     ),
     "tokenizers": (
         "qaudit.sandbox.tokenizer",
         "qaudit.text.tokenizer",
         "qaudit.planning.sizes",
-        "qaudit.lab.*",
     ),
     "safetensors": (
         "qaudit.checkpoints.safetensors",
@@ -126,7 +123,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.export.parts",
         "qaudit.engine.stored_weights",
         "qaudit.engine.kept_weights",
-        "qaudit.lab.*",
     ),
     "gguf": ("qaudit.formats.gguf.reading",),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
@@ -152,12 +148,10 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.recipe.table",
         "qaudit.policy.*",
         "qaudit.families*",
-        "qaudit.lab.*",
     ),
     "yaml": (
         "qaudit.core.foreign",  # the one place where files of others are read
         "qaudit.policy.table",  # where their nodes become lines
-        "qaudit.lab.*",  # writes families and series
         "qaudit.hub.publishing.*",  # where the metadata of a README is written
     ),
     "pandas": ("qaudit.tables",),  # where it is installed

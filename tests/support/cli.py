@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qaudit.cli import Commands
+
 STEPS = (10, 200, 1000)  # as text they sort otherwise
 TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
 QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
@@ -39,7 +41,7 @@ class Outcome:
 Run = Callable[..., Outcome]
 
 
-def run_in(folder: Path, *arguments: object) -> int:
+def run_in(folder: Path, *arguments: object, commands: Commands | None = None) -> int:
     """Run the command line in a folder without pictures, for audits that tests share."""
     from qaudit.cli import main
     from tests.support.saved_audits import stub_pictures
@@ -50,7 +52,7 @@ def run_in(folder: Path, *arguments: object) -> int:
         patch.setattr("qaudit.report.folder.write", stub_pictures)
         patch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            main()
+            main(commands)
     return int(end.value.code or 0)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from experiments.folder import LOG
+from experiments.run import TrainingRun
+from experiments.shapes import ModelShape
 from qaudit.core.schedules import Constant, Linear
-from qaudit.lab.folder import LOG
-from qaudit.lab.run import TrainingRun
-from qaudit.lab.shapes import ModelShape
 
 SHAPE = ModelShape(hidden=16, ffn=32, layers=1, heads=2, kv_heads=1, vocabulary=64, context=8)
 HELD = TrainingRun(

@@ -1,0 +1,244 @@
+"""The folder of runs: checkpoints, records, states, and the training log.
+
+    OUT/RUN-stepN/            a checkpoint that `transformers` and `qaudit scan` read, in bf16
+    OUT/states/RUN.json       what a run is
+    OUT/states/RUN.pt         its latest state: weights, optimizer, averages, step
+    OUT/states/RUN-stepN.pt   a state kept to fork from
+    OUT/training.jsonl        one line for every tenth step and every step that is saved
+
+`states/` holds no checkpoint, so that a scan of OUT passes it by. Files are replaced whole: a run
+that is killed while it writes resumes from the state before. A state carries the run it belongs
+to and the keys of its text; resuming with other settings is refused by the name of each, because
+the result would be neither run.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers.utils import logging as hf_logging
+
+from experiments.run import TrainingRun, differences
+from qaudit.errors import SourceError, UsageError, not_written
+from qaudit.whole import write_whole
+
+if TYPE_CHECKING:
+    from experiments.text import TokenStream
+
+FOLDER = "states"
+LOG = "training.jsonl"
+
+
+def write_record(
+    out: Path, run: TrainingRun, text_key: str, environment: Mapping[str, Any]
+) -> None:
+    record = {
+        "run": run.table(),
+        "key": run.key,
+        "text": text_key,
+        "environment": dict(environment),
+    }
+    write_whole(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
+
+
+def must_not_replace(run: TrainingRun, out: Path) -> None:
+    """Refuse checkpoints under the names of a run that was never begun here."""
+    if (out / FOLDER / f"{run.name}.json").exists():
+        return
+    for label in (run.label(s, name) for s in run.save_at for name in ("", *run.averages)):
+        for path in (out / label, _partial(out / label)):
+            if path.exists() or path.is_symlink():
+                raise UsageError(
+                    f"`{path}` exists, and run `{run.name}`, which did not write it, would "
+                    "replace it",
+                    hint="choose another name or folder for the run",
+                )
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def runs_in(out: Path) -> Iterator[TrainingRun]:
+    for path in sorted((out / FOLDER).glob("*.json")):
+        try:
+            yield TrainingRun(**json.loads(path.read_text(encoding="utf-8"))["run"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise SourceError(
+                f"`{path}` is not the record of a run", hint="remove it, and train the run again"
+            ) from error
+
+
+def write_checkpoint(
+    run: TrainingRun, weights: Mapping[str, Tensor], text: TokenStream, folder: Path
+) -> None:
+    """Write weights as a checkpoint, in place of one that exists: beside it, and moved whole."""
+    with torch.random.fork_rng(devices=[]):
+        model = run.shape.uninitialized()
+    missing, unexpected = model.load_state_dict(dict(weights), strict=False)
+    assert not unexpected, unexpected
+    assert run.shape.tied or not missing, missing  # a tied weight has one name of two
+    text.tokenizer.model_max_length = run.context
+    partial = _partial(folder)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        with _without_progress_bar():
+            model.bfloat16().save_pretrained(partial)
+        text.tokenizer.save_pretrained(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise not_written(folder, _os_error(error)) from error
+
+
+def _os_error(error: Exception) -> OSError:
+    """Return the system's error; safetensors writes its number into a sentence."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]) if number else errno.EIO, str(error))
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            hf_logging.enable_progress_bar()
+
+
+def latest_path(out: Path, run: TrainingRun) -> Path:
+    return out / FOLDER / f"{run.name}.pt"
+
+
+def kept_path(out: Path, run: TrainingRun, step: int) -> Path:
+    """Return the path of a state that was kept to fork from."""
+    return out / FOLDER / f"{run.name}-step{step}.pt"
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state whole or not at all."""
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save(dict(state), file)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a state; a damaged one is refused by its path."""
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise SourceError(
+            f"the state `{path}` cannot be read", hint="remove it: the run then starts again"
+        ) from error
+    return state
+
+
+def own_state(run: TrainingRun, text: TokenStream, out: Path) -> dict[str, Any] | None:
+    """Return the latest state of this very run, or None."""
+    path = latest_path(out, run)
+    if not path.exists():
+        return None
+    state = read_state(path)
+    wrong = differences(TrainingRun(**state["run"]), run)
+    if state["text"] != text.key:
+        wrong.append(f"`text` was {state['text'][:12]} and is {text.key[:12]}")
+    if wrong:
+        raise UsageError(
+            f"run `{run.name}` in `{out}` was begun with other settings: {'; '.join(wrong)}",
+            hint="restore those settings, or choose another name or folder",
+        )
+    _refuse_missing(run, out, int(state["step"]))
+    return state
+
+
+def _refuse_missing(run: TrainingRun, out: Path, step: int) -> None:
+    wanted = {at: out / run.label(at) for at in run.save_at}
+    wanted |= {at: kept_path(out, run, at) for at in run.keep_at}
+    for at, path in sorted(wanted.items()):
+        if at <= step and not path.exists():
+            raise UsageError(
+                f"run `{run.name}` is at step {step}, and `{path}` of step {at} does not exist",
+                hint="leave that step out, or train the run under another name",
+            )
+
+
+def parent_state(run: TrainingRun, text: TokenStream, place: Path) -> dict[str, Any]:
+    """Return the state that a run forks from; `place` is a folder of runs or the state itself."""
+    assert run.parent is not None
+    path = place if place.is_file() else _parent_path(run.parent, run.fork_at, place)
+    state = read_state(path)
+    wrong = differences(TrainingRun(**state["run"]), run.parent)
+    if int(state["step"]) != run.fork_at:
+        wrong.append(f"`fork_at` was {state['step']} and is {run.fork_at}")
+    if state["tokenizer"] != text.tokenizer_key:
+        wrong.append("`tokenizer` is another")
+    if wrong:
+        raise UsageError(
+            f"`{path}` is not the state that run `{run.name}` forks from: {'; '.join(wrong)}",
+            hint="fork from a checkpoint of the parent run",
+        )
+    return state
+
+
+def _parent_path(parent: TrainingRun, step: int, place: Path) -> Path:
+    path, latest = kept_path(place, parent, step), latest_path(place, parent)
+    if path.exists():
+        return path
+    if latest.exists() and int(read_state(latest)["step"]) == step:
+        return latest
+    steps = sorted(
+        int(p.stem.rpartition("-step")[2]) for p in path.parent.glob(f"{parent.name}-step*.pt")
+    )
+    raise UsageError(
+        f"no state of run `{parent.name}` at step {step} is kept in `{place}`",
+        hint=f"kept are {', '.join(map(str, steps)) or 'none'}, and the last of a finished run; "
+        f"train it with `--set keep_states=[{step}]`",
+    )
+
+
+def log_line(out: Path, line: Mapping[str, Any]) -> None:
+    try:
+        with (out / LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(dict(line)) + "\n")
+    except OSError as error:
+        raise not_written(out / LOG, error) from error
+
+
+def truncate_log(out: Path, run: str, step: int) -> None:
+    """Drop the lines of a run past a step: it is about to take those steps again."""
+    if not (out / LOG).exists():
+        return
+    lines = (out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
+    remaining = [line for line in lines if not _is_after(line, run, step)]
+    if len(remaining) < len(lines):
+        write_whole(out / LOG, "".join(remaining))
+
+
+def _is_after(line: str, run: str, step: int) -> bool:
+    try:
+        entry = json.loads(line)
+        return bool(entry["run"] == run and entry["step"] > step)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return True  # cut off when the machine stopped, or not written by `log_line`

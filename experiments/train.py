@@ -1,0 +1,278 @@
+"""Train one small causal model along one schedule and write ordinary Hugging Face checkpoints.
+
+The loop is plain on purpose: AdamW with decoupled weight decay, gradient clipping, bf16 autocast
+over fp32 master weights, and a learning rate read from `core/schedules.py` at every step. The
+batch of step `s` is a function of (seed, s) alone, so that a run that was killed resumes from its
+last state, sees the batches it would have seen, and reaches the same bits.
+
+A run may fork from a step of another whose state was kept: weights and optimizer state go on, the
+schedule and the data order are its own. Three forks of one held run are the ingredients of a soup.
+
+A loss or gradient that is not finite stops the run before anything of it is written. Losses are
+read every ten steps and before every file, so that a GPU need not wait at each step.
+
+Not supported: several devices, and batches of more than one text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+
+from experiments.family import write_family
+from experiments.folder import (
+    FOLDER,
+    kept_path,
+    latest_path,
+    log_line,
+    must_not_replace,
+    own_state,
+    parent_state,
+    truncate_log,
+    write_checkpoint,
+    write_record,
+    write_state,
+)
+from experiments.optimizers import Average, adamw, ascend, averages_of, load_moments
+from experiments.run import TrainingRun
+from experiments.text import TokenStream
+from qaudit.engine.machine import open_device
+from qaudit.errors import TrainingError, UsageError
+from qaudit.planning.devices import choose_device
+from qaudit.whole import locked
+
+LOG_EVERY = 10
+
+Progress = Callable[[int, float, float], None]
+"""Receives the step, its loss, and the tokens per second since the start."""
+
+
+def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to watch
+    run: TrainingRun,
+    text: TokenStream,
+    out: Path,
+    *,
+    fork: Path | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    compiled: bool = False,
+    state_every: int = 250,
+    progress: Progress = lambda step, loss, rate: None,
+) -> Path:
+    """Run `run` over `text`, writing checkpoints under `out`; return the path of the last state.
+
+    `fork` is a folder of runs that has the parent's state, or the state itself; by default `out`.
+    The same call again resumes from the latest state of this run; where another process trains
+    it, this one waits.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    target = open_device(*choose_device(device, "float32"))[0]
+    _refuse_misfits(run, text, fork)
+    with locked(out / FOLDER / f".{run.name}.lock"), deterministic(target):
+        saved = own_state(run, text, out)
+        if saved is None and run.parent is not None:
+            saved = parent_state(run, text, fork or out)
+        state = begin(run, saved, target)
+        environment = {
+            "torch": torch.__version__,
+            "device": target.type,
+            "threads": torch.get_num_threads(),
+            "compiled": compiled,
+        }
+        must_not_replace(run, out)
+        write_record(out, run, text.key, environment)
+        write_family(out)
+        truncate_log(out, run.name, state.step)
+        forward = torch.compile(state.model) if compiled else state.model
+        began, first = time.monotonic(), state.step
+        for step in range(state.step + 1, run.steps + 1):
+            advance(state, forward, run, text, target)
+            if step % LOG_EVERY == 0 or _is_saved(run, step, state_every):
+                loss = state.read_loss(run)
+                rate = (step - first) * run.tokens_per_step / (time.monotonic() - began)
+                _log(out, run, step, loss, state)
+                progress(step, loss, rate)
+                _save(state, run, text, out, state_every)
+    return latest_path(out, run)
+
+
+@contextlib.contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Make a GPU compute the same bits each time; CPUs do so for one number of threads."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        # The memory-efficient kernel adds up in whatever order its blocks come.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@dataclass
+class State:
+    """What changes from step to step."""
+
+    model: PreTrainedModel
+    optimizer: torch.optim.AdamW
+    averages: tuple[Average, ...]
+    step: int = 0
+    norm: float = 0.0  # of the gradient, when it was last read
+    unread: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)  # step, loss, norm
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by name, shared ones once."""
+        return dict(self.model.named_parameters())
+
+    def read_loss(self, run: TrainingRun) -> float:
+        """Return the latest loss; refuse losses and gradients that are not finite."""
+        for step, loss, norm in self.unread:
+            for what, value in (("loss", loss), ("gradient's norm", norm)):
+                if not torch.isfinite(value):
+                    raise TrainingError(
+                        f"run `{run.name}`: the {what} is {value.item()} at step {step}",
+                        hint="everything up to the last checkpoint is kept; lower the peak, "
+                        "lengthen the warm-up, or clip lower, under another name",
+                    )
+        latest = float(self.unread[-1][1].item())
+        self.norm = float(self.unread[-1][2].item())
+        self.unread.clear()
+        return latest
+
+
+def _refuse_misfits(run: TrainingRun, text: TokenStream, fork: Path | None) -> None:
+    entries = len(text.tokenizer)
+    if entries > run.shape.vocabulary:
+        raise UsageError(
+            f"the tokenizer has {entries} entries, and run `{run.name}` a vocabulary "
+            f"of {run.shape.vocabulary}",
+            hint=f"set `model.vocabulary` to {entries} or more",
+        )
+    if len(text.tokens) <= run.context:
+        raise UsageError(
+            f"the text has {len(text.tokens)} tokens, and a window is {run.context}",
+            hint="give more text, or a smaller `model.context`",
+        )
+    if fork is not None and run.parent is None:
+        raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
+
+
+def begin(run: TrainingRun, saved: dict[str, Any] | None, device: torch.device) -> State:
+    """Return the run at a saved state of its own, at its parent's, or at its first weights."""
+    model = run.shape.build(run.seed, run.attention)
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+    nn.Module.to(model, device)  # the method of transformers has no types
+    state = State(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
+    if saved is not None:
+        load_moments(state.optimizer, saved["optimizer"], run)
+    if saved is not None and saved["run"]["name"] == run.name:
+        state.step = int(saved["step"])
+        for average in state.averages:
+            average.load(saved["averages"][average.name], device)
+    return state
+
+
+def advance(
+    state: State,
+    forward: Callable[..., Any],
+    run: TrainingRun,
+    text: TokenStream,
+    device: torch.device,
+) -> None:
+    state.step += 1
+    for group in state.optimizer.param_groups:
+        group["lr"] = run.schedule.at(state.step)
+    tokens_BT = batch_of(run, text, state.step).to(device)
+    parameters = list(state.model.parameters())
+
+    def gradients() -> Tensor:
+        return _gradients(forward, run, tokens_BT)
+
+    loss = ascend(parameters, run.sam_rho, gradients) if run.sam_rho else gradients()
+    norm = nn.utils.clip_grad_norm_(parameters, run.clip)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.unread.append((state.step, loss, norm))
+    for average in state.averages:
+        average.add(state.step, state.weights)
+
+
+def batch_of(run: TrainingRun, text: TokenStream, step: int) -> Tensor:
+    """Return the windows of a step: a function of the data seed and the step alone."""
+    generator = np.random.default_rng([run.data_seed, step])
+    starts = generator.integers(0, len(text.tokens) - run.context, size=run.batch)
+    windows = np.stack([text.tokens[s : s + run.context] for s in starts])
+    return torch.from_numpy(windows.astype(np.int64))
+
+
+def _gradients(forward: Callable[..., Any], run: TrainingRun, tokens_BT: Tensor) -> Tensor:
+    """Add up the gradients of the batch, part by part; return its mean loss."""
+    total = torch.zeros((), device=tokens_BT.device)
+    for part_BT in tokens_BT.chunk(run.accumulation):
+        with torch.autocast(
+            tokens_BT.device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"
+        ):
+            loss = forward(input_ids=part_BT, labels=part_BT, use_cache=False).loss
+        loss = loss / run.accumulation
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _is_saved(run: TrainingRun, step: int, state_every: int) -> bool:
+    return step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
+
+
+def _save(state: State, run: TrainingRun, text: TokenStream, out: Path, state_every: int) -> None:
+    step = state.step
+    if step in run.save_at:
+        write_checkpoint(run, state.weights, text, out / run.label(step))
+        for average in state.averages:
+            if (mean := average.mean(step)) is not None:
+                write_checkpoint(run, mean, text, out / run.label(step, average.name))
+    if step in run.keep_at:
+        write_state(kept_path(out, run, step), _saved(state, run, text))
+    if step % state_every == 0 or step == run.steps:
+        write_state(latest_path(out, run), _saved(state, run, text))
+
+
+def _saved(state: State, run: TrainingRun, text: TokenStream) -> dict[str, Any]:
+    return {
+        "run": run.table(),
+        "text": text.key,
+        "tokenizer": text.tokenizer_key,
+        "step": state.step,
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "averages": {average.name: average.state() for average in state.averages},
+    }
+
+
+def _log(out: Path, run: TrainingRun, step: int, loss: float, state: State) -> None:
+    line = {
+        "run": run.name,
+        "step": step,
+        "tokens": step * run.tokens_per_step,
+        "loss": round(loss, 4),
+        "learning_rate": state.optimizer.param_groups[0]["lr"],
+        "gradient_norm": round(state.norm, 4),
+    }
+    log_line(out, line)

@@ -1,0 +1,102 @@
+"""`python -m experiments train` from the command line: a run, its fork, and what is refused."""
+
+import json
+
+import pytest
+
+from tests.support.cli import refused
+from tests.support.models import write_documents
+
+CONFIG = """
+model: {hidden: 16, ffn: 32, layers: 1, heads: 2, kv_heads: 1, vocabulary: 300, context: 16}
+batch: 4
+text: text.jsonl
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, experiments):
+    """Return a function that trains a small model with `--set` of its arguments."""
+    monkeypatch.chdir(tmp_path)
+    write_documents(tmp_path / "text.jsonl", range(40))
+    (tmp_path / "small.yaml").write_text(CONFIG, encoding="utf-8")
+
+    def run(*settings, out="out", config="small.yaml", options=()):
+        given = [part for setting in settings for part in ("--set", setting)]
+        files = [config] if config else []
+        return experiments("train", *files, "--out", out, *given, *options)
+
+    return run
+
+
+def test_a_run_and_its_fork_are_a_series_with_learning_rates(train, qaudit):
+    done = train(
+        "steps=20", "save_every=10", "schedule=constant", "lawa=[2, 5]", "keep_states=[10]"
+    )
+    assert done.code == 0, done.err
+    assert done.out.strip() == "out"
+    assert "held out" in done.err
+    assert "constant-step10: loss" in done.err
+    done = train(
+        "fork=out/constant-step10", "schedule=linear", "steps=10", "save_at=[5, 10]",
+        "text=text.jsonl", config=None,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    series = json.loads(qaudit("series", "out", "--json").out)["checkpoints"]
+    rates = {c["label"]: c["learning_rate"] for c in series}
+    assert rates["constant-lawa-step20"] == 3e-3
+    assert (rates["linear-step5"], rates["linear-step10"]) == (pytest.approx(1.5e-3), 0)
+
+
+def test_a_fork_into_another_folder_uses_its_parents_tokens(train, tmp_path):
+    assert train("steps=4", out="one").code == 0
+    fork = ("steps=4", "text=text.jsonl", "fork=one/wsd-step4", "schedule=linear")
+    done = train(*fork, out="two", config=None)
+    assert done.code == 0, done.err
+    a, b = (tmp_path / name / "text/tokens.bin" for name in ("one", "two"))
+    assert a.read_bytes() == b.read_bytes()
+    assert train(*fork, out="two", config=None).code == 0
+
+
+def test_resuming_with_other_settings_is_refused(train):
+    assert train("steps=4").code == 0
+    done = train("steps=4", "weight_decay=0.3")
+    refused(done, 2, "`weight_decay` was 0.1 and is 0.3", "another name or folder")
+
+
+def test_a_run_is_trained_with_as_many_threads_as_configured(train, tmp_path):
+    assert train("steps=2", "threads=1").code == 0
+    record = json.loads((tmp_path / "out/states/wsd.json").read_text(encoding="utf-8"))
+    assert record["environment"]["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence", "hint"),
+    [
+        ("lawa=5", "`--set lawa=5`: `lawa` is `5`", "it must be a list"),
+        ("save_at=ten", "`save_at` is `ten`", "it must be a list"),
+        ("precision=fp8", "`precision` is `fp8`", "'bf16' or 'fp32'"),
+        ("model.layer=2", "there is no key `model.layer`", "did you mean `layers`?"),
+        ("tokenizer=none", "there is no `tokenizer.json` in `none`", "give the folder"),
+        ("text=nowhere.txt", "there is no text file", ""),
+    ],
+)
+def test_bad_input_is_refused_in_words(train, setting, sentence, hint):
+    refused(train("model={}" if "tokenizer" in setting else "steps=4", setting), 2, sentence, hint)
+
+
+def test_a_device_that_does_not_exist_is_refused(train):
+    done = train(options=("--device", "tpu"))
+    refused(done, 2, "there is no device `tpu`", "auto, cpu")
+
+
+def test_a_file_that_does_not_exist_is_refused(train):
+    refused(train(config="none.yaml"), 2, "`none.yaml` cannot be read", "write it as YAML")
+
+
+def test_an_interruption_says_how_to_resume(train, monkeypatch):
+    def stop(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.train.advance", stop)
+    refused(train("steps=4"), 130, "run `wsd` was interrupted", "the same command again")

@@ -1,0 +1,315 @@
+"""A run: what it leaves, that it resumes to the same bits, and how it stops."""
+
+import fcntl
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.optimizers import WeightLawa
+from experiments.train import batch_of, train
+from qaudit.core.schedules import Constant
+from qaudit.errors import MachineError, TrainingError, UsageError
+from tests.support.training import DECAY, HELD, SHAPE, equal, read_log, state, weights
+
+EVERYTHING = replace(HELD, ema_decay=0.8, lawa=(2, 5), sam_rho=0.05, accumulation=2, keep_at=(10,))
+
+
+def test_a_run_leaves_checkpoints_that_transformers_reads(tmp_path, text):
+    train(HELD, text, tmp_path)
+    folders = sorted(p.parent.name for p in tmp_path.glob("*/config.json"))
+    assert folders == ["stage1-step10", "stage1-step20"]
+    assert all(w.dtype is torch.bfloat16 for w in weights(tmp_path / "stage1-step20").values())
+    assert not equal(weights(tmp_path / "stage1-step10"), weights(tmp_path / "stage1-step20"))
+
+
+def test_checkpoints_of_others_are_not_replaced(tmp_path, text):
+    (tmp_path / "stage1-step20").mkdir()
+    (tmp_path / "stage1-step20" / "thesis.txt").write_text("keep")
+    with pytest.raises(UsageError, match=r"stage1-step20` exists, and run `stage1`"):
+        train(HELD, text, tmp_path)
+    assert [p.name for p in tmp_path.rglob("*.txt")] == ["thesis.txt"]
+
+
+def test_training_learns(tmp_path, text):
+    train(replace(HELD, steps=60), text, tmp_path)
+    losses = [line["loss"] for line in read_log(tmp_path)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("run", [HELD, EVERYTHING], ids=["plain", "with everything"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, text, run, device):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(run, text, whole, device=device)
+
+    def stop(step, loss, rate):
+        if step == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, text, parts, device=device, state_every=5, progress=stop)
+    assert state(parts / "states/stage1.pt")["step"] == 5
+    train(run, text, parts, device=device)
+    names = [p.parent.name for p in whole.glob("*/config.json")]
+    assert len(names) == 2 + 2 * len(run.averages)
+    for name in names:
+        assert equal(weights(whole / name), weights(parts / name)), name
+    logs = [[(line["step"], line["loss"]) for line in read_log(out)] for out in (whole, parts)]
+    assert [line for line in logs[1] if line[0] != 5] == logs[0]  # no step twice
+
+
+def test_a_run_is_the_plain_loop_to_the_bit(tmp_path, text):
+    # Written out again, as the series that ships with the package was first trained.
+    model = SHAPE.build(HELD.seed)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
+    for step in range(1, 21):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * min(1, step / 2)
+        tokens_BT = batch_of(HELD, text, step)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert equal(state(train(HELD, text, tmp_path))["model"], model.state_dict())
+
+
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
+    # Sums of the same terms in another order, in fp32; Adam's first steps divide small numbers.
+    run = replace(HELD, steps=3, save_at=(3,), precision="fp32")
+    whole = state(train(run, text, tmp_path / "whole"))["model"]
+    parts = state(train(replace(run, accumulation=4), text, tmp_path / "parts"))["model"]
+    for name, weight in whole.items():
+        torch.testing.assert_close(parts[name], weight, atol=2e-5, rtol=1e-4)
+    a, b = (read_log(tmp_path / name)[0] for name in ("whole", "parts"))
+    for what in ("loss", "gradient_norm"):  # to which neither clipping nor Adam is blind
+        assert b[what] == pytest.approx(a[what], abs=2e-4)  # logged with four digits
+
+
+def test_another_order_of_the_data_starts_from_the_same_weights(text):
+    other = replace(HELD, order=7)
+    assert not torch.equal(batch_of(HELD, text, 1), batch_of(other, text, 1))
+    assert torch.equal(batch_of(replace(HELD, seed=7), text, 1), batch_of(other, text, 1))
+    assert equal(SHAPE.build(HELD.seed).state_dict(), SHAPE.build(other.seed).state_dict())
+
+
+# -------------------------------------------------------------------------------------- averages
+
+
+def test_averages_are_those_of_the_weights_along_the_run(tmp_path, text):
+    # Every step's fp32 weights are kept, so that both means can be formed again, in float64.
+    run = replace(EVERYTHING, lawa=(3, 5), keep_at=tuple(range(1, 21)))
+    train(run, text, tmp_path)
+    steps = [state(tmp_path / f"states/stage1-step{n}.pt")["model"] for n in range(1, 21)]
+    for name in steps[0]:
+        lawa = sum(steps[n - 1][name].double() for n in (10, 15, 20)) / 3
+        ema = steps[0][name].double()
+        for step in steps[1:]:
+            ema = 0.8 * ema + 0.2 * step[name].double()
+        for average, expected in (("lawa", lawa), ("ema", ema)):
+            found = weights(tmp_path / run.label(20, average))[name]
+            # bf16 keeps 8 bits: half a unit in the last place is 2**-9 of a number.
+            torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_averages_change_nothing_in_the_run(tmp_path, text):
+    bare = train(HELD, text, tmp_path / "bare")
+    averaged = train(replace(HELD, ema_decay=0.9, lawa=(2, 10)), text, tmp_path / "averaged")
+    assert equal(state(bare)["model"], state(averaged)["model"])
+
+
+def test_a_window_that_is_not_full_is_no_average():
+    lawa = WeightLawa(3, 2)
+    for step in range(1, 9):
+        lawa.add(step, {"w": torch.tensor([float(step)])})
+        mean = lawa.mean(step)
+        expected = {6: 4.0, 8: 6.0}.get(step)  # of 2, 4, 6 and of 4, 6, 8
+        assert (mean["w"].item() if mean else None) == expected
+
+
+# ----------------------------------------------------------------------------------------- forks
+
+
+def test_a_fork_starts_from_the_held_weights_and_leaves_them_alone(tmp_path, text):
+    held = train(HELD, text, tmp_path)
+    before = held.read_bytes()
+    train(DECAY, text, tmp_path)
+    assert held.read_bytes() == before
+    train(replace(DECAY, name="stage2-ingredient2", seed=3), text, tmp_path)
+    a, b = (weights(tmp_path / f"stage2-ingredient{k}-step10") for k in (1, 2))
+    assert not equal(a, b)
+
+
+def test_a_fork_goes_on_as_its_parent_would_have(tmp_path, text):
+    # The optimizer's moments go with it: with the parent's data and rates it is the parent.
+    def as_parent(run, step):
+        return batch_of(HELD, text, step + 10 if run.parent else step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.train.batch_of", lambda run, text, step: as_parent(run, step))
+        parent = replace(HELD, keep_at=(10,))
+        whole = state(train(parent, text, tmp_path))["model"]
+        schedule = Constant(peak=1e-2)
+        fork = replace(DECAY, name="again", schedule=schedule, parent=parent, fork_at=10)
+        assert equal(state(train(fork, text, tmp_path))["model"], whole)
+
+
+def test_a_fork_has_its_own_weight_decay(tmp_path, text):
+    train(HELD, text, tmp_path)
+    found = state(train(replace(DECAY, weight_decay=0.7, betas=(0.8, 0.9)), text, tmp_path))
+    matrices, vectors = found["optimizer"]["param_groups"]
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.7, 0.0)
+    assert matrices["betas"] == (0.8, 0.9)
+
+
+def test_a_fork_from_another_folder_takes_its_state_there(tmp_path, text):
+    train(HELD, text, tmp_path / "one")
+    path = train(DECAY, text, tmp_path / "two", fork=tmp_path / "one")
+    assert path == tmp_path / "two/states/stage2-ingredient1.pt"
+
+
+def test_a_step_whose_state_was_not_kept_is_no_fork(tmp_path, text):
+    train(replace(HELD, keep_at=(5, 12)), text, tmp_path)
+    with pytest.raises(UsageError, match="no state of run `stage1` at step 10") as refusal:
+        train(replace(DECAY, fork_at=10), text, tmp_path)
+    assert "kept are 5, 12" in refusal.value.hint
+
+
+def test_a_fork_from_what_is_not_its_parent_is_refused(tmp_path, text):
+    train(HELD, text, tmp_path)
+    other = replace(HELD, weight_decay=0.3)
+    with pytest.raises(UsageError, match=r"`weight_decay` was 0.1 and is 0.3"):
+        train(replace(DECAY, parent=other), text, tmp_path)
+    with pytest.raises(UsageError, match="`tokenizer` is another"):
+        train(DECAY, replace(text, tokenizer_key="other"), tmp_path)
+    with pytest.raises(UsageError, match="`fork_at` was 20 and is 10"):
+        train(replace(DECAY, fork_at=10), text, tmp_path, fork=tmp_path / "states/stage1.pt")
+
+
+# --------------------------------------------------------------------------------- going on
+
+
+def test_going_on_otherwise_is_refused_by_the_name_of_each_setting(tmp_path, text):
+    train(HELD, text, tmp_path)
+    other = replace(HELD, batch=8, clip=0.5, schedule=Constant(peak=2e-2, warmup=2))
+    with pytest.raises(UsageError) as refusal:
+        train(other, replace(text, key="u" * 64), tmp_path)
+    for words in (
+        "`batch` was 4 and is 8",
+        "`clip` was 1.0 and is 0.5",
+        "`schedule.peak` was 0.01 and is 0.02",
+        "`text` was tttttttttttt and is uuuuuuuuuuuu",
+    ):
+        assert words in str(refusal.value)
+    assert "warmup" not in str(refusal.value)
+
+
+def test_a_run_may_go_further_than_was_said_first(tmp_path, text):
+    train(HELD, text, tmp_path / "parts")
+    longer = replace(HELD, steps=30, save_at=(10, 20, 30))
+    a, b = train(longer, text, tmp_path / "parts"), train(longer, text, tmp_path / "whole")
+    assert equal(state(a)["model"], state(b)["model"])
+
+
+def test_a_checkpoint_asked_for_too_late_is_named(tmp_path, text):
+    train(HELD, text, tmp_path)
+    with pytest.raises(UsageError, match=r"is at step 20.*stage1-step15.* of step 15"):
+        train(replace(HELD, save_at=(10, 15, 20)), text, tmp_path)
+
+
+def test_a_damaged_state_is_named(tmp_path, text):
+    path = train(HELD, text, tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(Exception, match=r"states/stage1.pt` cannot be read"):
+        train(HELD, text, tmp_path)
+
+
+def test_two_processes_that_want_one_run_take_turns(tmp_path, text):
+    def others_may_begin():
+        with (tmp_path / "states/.stage1.lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    while_it_trains = []
+    train(HELD, text, tmp_path, progress=lambda *_: while_it_trains.append(others_may_begin()))
+    assert while_it_trains == [False, False]
+    assert others_may_begin()
+
+
+# --------------------------------------------------------------------------------- how it stops
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_last_checkpoint_kept(
+    tmp_path, text, monkeypatch
+):
+    def poisoned(run, text, step):
+        if step == 15:
+            for weight in models[0].parameters():
+                weight.data.fill_(float("nan"))
+        return batch_of(run, text, step)
+
+    models, build = [], type(SHAPE).build
+    monkeypatch.setattr(
+        type(SHAPE), "build", lambda self, *a: models.append(build(self, *a)) or models[-1]
+    )
+    monkeypatch.setattr("experiments.train.batch_of", poisoned)
+    with pytest.raises(TrainingError, match="run `stage1`: the loss is nan at step 15"):
+        train(HELD, text, tmp_path, state_every=5)
+    assert [p.parent.name for p in tmp_path.glob("*/config.json")] == ["stage1-step10"]
+    assert all(w.isfinite().all() for w in weights(tmp_path / "stage1-step10").values())
+    assert state(tmp_path / "states/stage1.pt")["step"] == 10
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_written(tmp_path, text):
+    wild = replace(HELD, schedule=Constant(peak=1e30))
+    with pytest.raises(TrainingError, match=r"run `stage1`: the (loss|gradient's norm) is"):
+        train(wild, text, tmp_path)
+    assert not list(tmp_path.glob("*/config.json"))
+
+
+def test_a_full_disk_is_named_and_the_last_state_kept(tmp_path, text):
+    (tmp_path / "states").mkdir()
+    kept = train(HELD, text, tmp_path).read_bytes()
+    (tmp_path / "states/stage1.partial").symlink_to("/dev/full")
+    longer = replace(HELD, steps=30, save_at=(10, 20, 30))
+    with pytest.raises(MachineError, match="no space left on device while writing"):
+        train(longer, text, tmp_path)
+    assert (tmp_path / "states/stage1.pt").read_bytes() == kept
+
+
+def test_a_checkpoint_that_the_disk_does_not_take_leaves_nothing(tmp_path, text, monkeypatch):
+    from safetensors import SafetensorError
+    from transformers import PreTrainedModel
+
+    def full(self, folder, **more):  # as safetensors says it, on a file system that is full
+        folder.mkdir()
+        raise SafetensorError("Error while serializing: I/O error: ... (os error 28)")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(MachineError, match="no space left on device while writing"):
+        train(HELD, text, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["states"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"vocabulary": 63}, "has 64 entries"), ({"context": 2000}, "the text has 1280 tokens")],
+)
+def test_a_text_that_does_not_fit_the_model_is_refused(tmp_path, text, changed, words):
+    with pytest.raises(UsageError, match=words):
+        train(replace(HELD, shape=replace(SHAPE, **changed)), text, tmp_path)
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path, text):
+    with pytest.raises(UsageError, match="there is no device `tpu`"):
+        train(HELD, text, tmp_path, device="tpu")
