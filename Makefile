@@ -5,6 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 OUT ?= qaudit-out/demo
 JOBS ?= 2
+SEED ?= 1
 PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
@@ -12,7 +13,7 @@ QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs quick fuzz coverage check format readme slow zoo everything slurm gpu kernels peers bench lock build clean
+.PHONY: help demo test docs quick fuzz coverage check format readme slow zoo mutants everything slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -52,6 +53,10 @@ docs: .docs/.done ## the documentation site, in site/; every link is checked
 
 zoo: $(VENV)/.dev ## try every type of transformers, tiny; writes docs/models.md
 	$(PY) -m tests.zoo
+
+mutants: $(VENV)/.dev ## draw 300 wrong lines of the package, and count those that no test notices; SEED=1
+	$(PY) -m tests.mutants reach runs/mutants
+	$(PY) -m tests.mutants draw runs/mutants --count 300 --seed $(SEED)
 
 everything: test slow kernels ## every test that needs no GPU, no network and no peer; run nightly
 
