@@ -13,7 +13,6 @@ import typer.core
 import typer.main
 from typer.exceptions import TyperException
 
-from qaudit.cli.cache import cache
 from qaudit.cli.doctor import doctor
 from qaudit.cli.export import export, soup
 from qaudit.cli.gallery import gallery
@@ -66,7 +65,6 @@ for command in _COMMANDS:
     app.command()(command)
 app.command("import")(import_)
 app.command("list")(list_)
-app.add_typer(cache, name="cache")
 group_options(app)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache
 from qaudit.downloads.schedule import DownloadSchedule
-from qaudit.errors import HubError, MachineError, UnreachableError, UsageError, not_written
+from qaudit.errors import HubError, MachineError, UnreachableError, not_written
 from qaudit.host import shared_file_system
 from qaudit.types import Checkpoint, Ref, Subject
 from qaudit.whole import write_whole
@@ -35,8 +35,6 @@ class EvictionRecord:
     """
 
     def __init__(self, path: Path | None) -> None:
-        if path is not None:
-            _refuse_running_sums(path.parent)
         self._path = path
         self._contents = _recorded(path) if path else frozenset[str]()
 
@@ -71,16 +69,6 @@ def refuse_shared_cache() -> None:
             "not visible here",
             hint="set HF_HUB_CACHE to a folder on a disk of this host, or make room for all "
             "weights and leave out `--disk-budget`",
-        )
-
-
-def _refuse_running_sums(folder: Path) -> None:
-    """Refuse a folder in which a version that added soups up on the disk stopped halfway."""
-    if any(folder.glob("sums/*/sum.json")):
-        raise UsageError(
-            f"`{folder}` has the running sum of a soup, which this version does not finish",
-            hint=f"delete `{folder / 'sums'}` and run the same command again, or finish it with "
-            "the version that began it (a 0.1.0.dev0 from before 22 November 2026)",
         )
 
 

@@ -21,7 +21,6 @@ from qaudit.checkpoints.places import hub_cache, own_cache
 from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
-from qaudit.hub.holdings import holdings, nbytes_on_disk
 from qaudit.planning.devices import choose_device, why_auto
 from qaudit.planning.pins import libraries
 from qaudit.planning.traffic import free_disk_nbytes
@@ -214,12 +213,7 @@ def _reached(client: Client) -> Fact:
 
 
 def _disk() -> Iterator[Fact]:
-    held = holdings()
-    downloaded = sum(holding.nbytes_downloaded for holding in held)
-    yield Fact(
-        "disk", "shared cache",
-        f"{hub_cache()}: {size(nbytes_on_disk(held))}, of which {size(downloaded)} by qaudit, "
-        f"{size(free_disk_nbytes(hub_cache()))} free",
-    )  # fmt: skip
+    free = size(free_disk_nbytes(hub_cache()))
+    yield Fact("disk", "shared cache", f"{hub_cache()}: {free} free; `hf cache ls` lists it")
     yield Fact("disk", "own cache", f"{own_cache()}")
     yield Fact("disk", "here", f"{Path.cwd()}: {size(free_disk_nbytes(Path.cwd()))} free")

@@ -5,9 +5,9 @@
     .locks/models--org--name/<blob>.lock              held while a blob is fetched
 
 What is written here is what the client itself would have written, so that it finds the files,
-and the other way round. Three names are ours: an unfinished blob ends in `.qaudit.incomplete`
-(the client's own are random and never resumed; its `hf cache prune` removes both), an unfinished
-link in `.qaudit.link`, and a commit in use is locked under `<commit>.qaudit.lock`.
+and the other way round. An unfinished blob is `<blob>.incomplete`, as older clients had it (newer
+ones put a random part before that and resume none): `hf cache prune` removes all of them. A commit
+in use is locked under `<commit>.qaudit.lock`.
 Names of branches and tags (`refs/`) are not written: a checkpoint is known by its commit.
 
 Paths come from a listing, and a listing from a stranger. A path must be plain, and no folder
@@ -23,14 +23,18 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from qaudit.checkpoints.places import repo_folder
+from qaudit.checkpoints.places import hub_cache, repo_folder
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
 from qaudit.hub.answers import Kind, is_commit
 from qaudit.hub.failures import RESUME
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
 
 BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LOCK_MODE = 0o664  # the client's: several users may share a cache
@@ -59,7 +63,7 @@ class RepoCache:
 
     def partial(self, name: str) -> Path:
         """Return the path of an unfinished blob, where the next process finds it."""
-        return self.blob(name).with_name(f"{name}.qaudit.incomplete")
+        return self.blob(name).with_name(f"{name}.incomplete")
 
     def pointer(self, commit: str, path: str) -> Path:
         """Return the path of a file of a commit, if it stays in the snapshot."""
@@ -88,7 +92,7 @@ class RepoCache:
         is noted by inode is true from the moment on at which the link is there.
         """
         pointer = self.pointer(commit, path)
-        passing = self.blob(blob).with_name(f"{blob}.{secrets.token_hex(8)}.qaudit.link")
+        passing = self.blob(blob).with_name(f"{blob}.{secrets.token_hex(8)}.incomplete")
         self._must_stay_inside(pointer)
         try:
             pointer.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +112,28 @@ class RepoCache:
                     f"`{step}` is not a folder of its own, so `{pointer.name}` is not put there",
                     hint="remove it from the cache; it was not made by a tool of the Hub",
                 )
+
+
+def cached_repo(repo: str, kind: Kind) -> CachedRepoInfo | None:
+    """Return what the client finds of a repository in the shared cache; refuse a damaged one."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        scan = scan_cache_dir(hub_cache())
+    except (CacheNotFound, ValueError):
+        return None
+    except OSError as error:
+        raise not_read(hub_cache(), error) from error
+    folder = repo_folder(repo, kind)
+    held = next((r for r in scan.repos if r.repo_path.name == folder.name), None)
+    if held is None and (folder / "snapshots").is_dir():
+        why = next((str(w) for w in scan.warnings if folder.name in str(w)), "it cannot be read")
+        raise HubError(
+            f"what the cache has of `{repo}` is damaged: {' '.join(why.split())}",
+            hint=f"fetch it once more while online, or remove `{folder}`",
+        )
+    return held
 
 
 @contextmanager

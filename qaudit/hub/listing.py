@@ -5,7 +5,8 @@ says, so the header of a file of weights is read once, whichever revisions and n
 under. Only names move. They are fetched once in every process, and those on disk are for work
 without a network alone, with a message that says how old they are. What is on disk passes the
 same checks as an answer of the Hub, and what fails them is fetched again. Without a network,
-where nothing is kept, the shared cache is read in place of the Hub (`offline`).
+where nothing is kept, what the client itself finds in the shared cache stands for the Hub: its
+names, and the files that came. What never came is not known then.
 
 Headers come by byte ranges: one request has most of them whole, because the first one is for more
 than eight bytes. No range carries a checksum, so shapes price a plan; what is measured is read
@@ -22,10 +23,9 @@ from threading import Lock
 from typing import Any
 
 from qaudit.checkpoints.header import header_nbytes, tensors_in
-from qaudit.checkpoints.places import own_cache, repo_folder, snapshot
+from qaudit.checkpoints.places import own_cache, repo_folder
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
-from qaudit.hub import offline
 from qaudit.hub.answers import (
     GarbledError,
     HubFile,
@@ -33,10 +33,12 @@ from qaudit.hub.answers import (
     Revision,
     files_in,
     is_commit,
+    plain_path,
     revisions_in,
     shapes_in,
     tree_entry,
 )
+from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
 from qaudit.hub.client import Client
 from qaudit.hub.failures import Request, no_revision, not_known_offline
 from qaudit.hub.records import AnswerStore
@@ -150,10 +152,14 @@ class Listing:
         """Return a range of a file's bytes, offline from the shared cache if they are there."""
         if stop <= start:
             return b""
-        if self.client.offline:
-            data = offline.bytes_of(repo, file, start, stop)
-            if data is not None:
-                return data
+        blob = RepoCache.of(repo).blob(file.blob)
+        if self.client.offline and file_size(blob) == file.nbytes:
+            try:
+                with blob.open("rb") as handle:
+                    handle.seek(start)
+                    return handle.read(stop - start)
+            except OSError as error:
+                raise not_read(blob, error) from error
         return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
     def _current_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
@@ -177,15 +183,19 @@ class Listing:
 
     def _revisions_in_cache(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
         request = Request(f"the revisions of `{repo}`", repo, kind)
+        held = cached_repo(repo, kind)
+        commits = {r.commit_hash: r.refs for r in held.revisions} if held else {}
+        names = sorted((name, commit) for commit, refs in commits.items() for name in refs)
+        branches = [{"name": name, "targetCommit": commit} for name, commit in names]
         try:
-            revisions = offline.revisions_of(repo, kind)
+            revisions = revisions_in({"branches": branches, "tags": []})
         except GarbledError as error:
             raise HubError(
                 f"{request.call} in the shared cache cannot be believed: {error}",
                 hint=f"remove what is wrong in `{repo_folder(repo, kind) / 'refs'}`",
             ) from error
         if not revisions:
-            commit = next(iter(offline.commits_of(repo, kind)), None)
+            commit = min(filter(is_commit, commits), default=None)
             hint = f"it was downloaded without a name: write `{repo}@{commit}`" if commit else ""
             raise not_known_offline(request, hint)
         self.client.say(f"offline: the revisions of `{repo}` are those that were downloaded")
@@ -193,13 +203,22 @@ class Listing:
         return revisions
 
     def _files_in_cache(self, repo: str, commit: str, kind: Kind) -> tuple[HubFile, ...]:
-        tree = offline.tree_of(repo, commit, kind)
-        if tree is not None:
-            return tree
+        """Return the files of a commit whose links lead to blobs of the repository."""
+        held = cached_repo(repo, kind)
+        revisions = held.revisions if held is not None else frozenset()
+        revision = next((r for r in revisions if r.commit_hash == commit), None)
+        if revision is None:
+            return ()
+        blobs, files = repo_folder(repo, kind).resolve() / "blobs", []
         try:
-            files = offline.files_of(repo, commit, kind)
+            for file in revision.files:
+                blob, path = file.blob_path, file.file_path.relative_to(revision.snapshot_path)
+                if blob.parent == blobs and BLOB.fullmatch(blob.name):
+                    identity = blob.name if len(blob.name) == 64 else f"git:{blob.name}"
+                    name = plain_path(path.as_posix(), "the path of a file")
+                    files.append(HubFile.identified(name, file.size_on_disk, identity))
         except GarbledError as error:
-            where = snapshot(repo, commit, kind)
+            where = revision.snapshot_path
             self.client.say(f"offline: `{where}` is left out, it cannot be believed: {error}")
             return ()
         if files:
@@ -207,7 +226,7 @@ class Listing:
                 f"offline: of `{repo}` at `{commit}` only the files on this machine are known"
             )
             self._incomplete.add((repo, commit, kind))
-        return files
+        return tuple(sorted(files, key=lambda file: file.path))
 
     def _known_shapes(self, file: HubFile) -> Shapes | None:
         if file.identity not in self._shapes:

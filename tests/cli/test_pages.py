@@ -60,9 +60,8 @@ def is_run(words: list[str]) -> bool:
     absent = any(
         re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
     )
-    alone = words[:2] == ["cache", "rm"]
     signed = "--sign" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
-    return not (elsewhere or absent or alone or signed)
+    return not (elsewhere or absent or signed)
 
 
 def planned(words: list[str]) -> list[str]:

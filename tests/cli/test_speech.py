@@ -392,7 +392,6 @@ HOSTILE = "x\n::error::y\n##[error]z"
         ["report", "out", "--format", HOSTILE],
         ["publish", "out", HOSTILE],
         ["list", HOSTILE],
-        ["cache", "rm", HOSTILE],
         [HOSTILE],
     ],
     ids=lambda arguments: " ".join(arguments).replace(HOSTILE, "HOSTILE"),
@@ -485,7 +484,6 @@ def test_a_terminal_of_ascii_alone_gets_every_command(tmp_path: Path) -> None:
         *lists,
         "--help",
         "scan --help",
-        "cache ls",
         "series m\u00f6del",
         "nop\u00e9",
     ]

@@ -125,12 +125,11 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.kept_weights",
     ),
     "gguf": ("qaudit.formats.gguf.reading",),
-    "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
+    "huggingface_hub": ("qaudit.hub.*",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.wire", "qaudit.hub.bodies", "qaudit.hub.environment"),
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
-    "huggingface_hub.errors": ("qaudit.hub.environment",),
     "pyarrow": ("qaudit.text.*", "qaudit.items.files", "qaudit.gallery"),
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.

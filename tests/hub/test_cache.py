@@ -129,7 +129,7 @@ def test_a_transfer_in_the_making_is_known_to_the_client(desk: Desk, cache: Path
         desk.fetcher.weights(checkpoint)
     (left,) = scan_cache_dir(cache).incomplete_files
     assert left.size_on_disk == 5000
-    assert left.file_path.name == f"{sha256(STEP1)}.qaudit.incomplete"
+    assert left.file_path.name == f"{sha256(STEP1)}.incomplete"
 
 
 def test_links_are_relative_so_that_a_cache_can_be_moved(
@@ -419,7 +419,7 @@ def test_a_kill_before_the_rename_leaves_nothing_of_others_to_be_evicted(
         patch.setattr(Path, "replace", die)
         desk.fetcher.weights(checkpoint)
     desk.fetcher._claims.release(_claim(checkpoint))
-    assert blobs(cache) == {f"{sha256(STEP1)}.qaudit.incomplete"}
+    assert blobs(cache) == {f"{sha256(STEP1)}.incomplete"}
     theirs(desk.hub, cache, checkpoint)
     desk.fetcher.weights(checkpoint)
     assert desk.fetcher.evict(checkpoint) == NBYTES  # what the killed run had left

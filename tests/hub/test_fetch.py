@@ -173,7 +173,7 @@ def test_what_stays_broken_is_an_error_and_no_file(hub: Hub, cache: Path, case: 
         desk.fetcher.weights(checkpoint)
     assert type(raised.value) is kind
     assert not folder_of(checkpoint).exists()
-    assert blobs(cache) <= {f"{sha256(STEP1)}.qaudit.incomplete"}
+    assert blobs(cache) <= {f"{sha256(STEP1)}.incomplete"}
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES
 
     desk.hub.faults.clear()  # and the next time all is well
@@ -258,7 +258,7 @@ def test_no_transfer_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_killed_process_is_gone_on_with(hub: Hub, desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step1")
     hub.faults.append({"match": CDN, "stall": 200_000, "times": 1})
-    name = f"{sha256(STEP1)}.qaudit.incomplete"
+    name = f"{sha256(STEP1)}.incomplete"
     partial = cache / "models--alice--tiny" / "blobs" / name
     process = subprocess.Popen(
         [sys.executable, "-c", _FETCH, hub.url, str(checkpoint.commit), sha256(STEP1)],
@@ -326,7 +326,7 @@ def test_what_another_run_left_is_believed_only_by_its_hash(
         "all bytes": (STEP1, []),
         "none": (b"", [None]),
     }[left]
-    partial = cache / "models--alice--tiny" / "blobs" / f"{sha256(STEP1)}.qaudit.incomplete"
+    partial = cache / "models--alice--tiny" / "blobs" / f"{sha256(STEP1)}.incomplete"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(data)
     checkpoint = desk.checkpoint("step1")

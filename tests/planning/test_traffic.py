@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.sizes import typed_size
-from qaudit.errors import MachineError, UsageError
+from qaudit.errors import MachineError
 from qaudit.planning.traffic import (
     PlannedDownloads,
     default_budget,
@@ -219,17 +219,3 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
         assert traffic.nbytes_to_fetch >= sum(
             {c.label: c.nbytes for m in members for c in m}.values()
         )
-
-
-# --------------------------------------------------------------------------- earlier versions
-
-
-def test_a_folder_with_a_running_sum_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    record = tmp_path / "out" / "fetched.json"
-    (tmp_path / "out" / "sums" / "0a1b").mkdir(parents=True)
-    price_traffic(downloads(SERIES, record=record), None, 500 * GB)  # not one of ours
-    (tmp_path / "out" / "sums" / "0a1b" / "sum.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UsageError, match="running sum of a soup") as refused:
-        downloads(SERIES, record=record)
-    assert f"delete `{tmp_path}/out/sums`" in refused.value.hint
-    assert "0.1.0.dev0" in refused.value.hint
