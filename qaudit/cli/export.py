@@ -91,7 +91,7 @@ def export(
     with resumable(out), Progress(quiet=quiet) as progress:
         if repo is not None:
             hub = open_hub(progress)
-            must_take(repo, hub, shard_nbytes)
+            must_take(repo, hub)
         choice = _choice(target, (bits, subject, scheme), given, progress)
         if repo is None or not holds(out, choice, form):
             from qaudit.export.quantized import export_quantized
@@ -101,9 +101,7 @@ def export(
             )
         lines = [str(out)]
         if repo is not None:
-            pushed = push_folder(
-                out, repo, hub, lambda *count: progress.count("large files", *count)
-            )
+            pushed = push_folder(out, repo, hub, lambda *count: progress.count("files", *count))
             lines.append(f"{pushed.state}: {pushed.url}")
     print_result("\n".join(lines))
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +22,7 @@ from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
-    from qaudit.hub.publishing.plan import PublishPlan
-    from qaudit.hub.publishing.publish import Proposal
+    from qaudit.hub.publishing.publish import PublishPlan
 
 _WRITE = "What to write"
 MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
@@ -60,27 +60,27 @@ def publish(
     """
     from qaudit.cli.progress import Progress
     from qaudit.hub import open_hub
-    from qaudit.hub.publishing.plan import read_for_publishing
-    from qaudit.hub.publishing.publish import description_of, propose, submit, title_of
+    from qaudit.hub.publishing.publish import (
+        description_of,
+        propose,
+        read_for_publishing,
+        submit,
+        title_of,
+    )
     from qaudit.hub.publishing.published import audit_folder
 
     repo, title = repository(repo), title_of(message)
     with Progress(quiet=quiet) as progress:
         folder = read_for_publishing(audit_folder(audit, progress))
         hub = open_hub(progress)
-        proposal = propose(folder, repo, hub, subject)
+        plan = propose(folder, repo, hub, subject)
         if dry_run:
-            print_result(_preview_json(proposal) if as_json else "\n".join(_preview(proposal, hub)))
+            print_result(_preview_json(plan) if as_json else "\n".join(_preview(plan, hub)))
             return 0
-        for text in proposal.plan.notes:
+        for text in plan.notes:
             progress.note(text)
-        submitted = submit(
-            proposal,
-            description_of(folder),
-            hub,
-            title,
-            lambda *count: progress.count("large files", *count),
-        )
+        count = partial(progress.count, "files")
+        submitted = submit(plan, description_of(folder), hub, title, count)
     if as_json:
         rows = {"state": submitted.state, "url": submitted.url, **_rows(submitted.plan)}
         print_result(json.dumps(rows, indent=2))
@@ -101,14 +101,13 @@ def repository(text: str) -> str:
     return repo
 
 
-def _preview(proposal: Proposal, hub: Hub) -> Iterator[str]:
+def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
     from tabulate import tabulate
 
     from qaudit.core.sizes import size
     from qaudit.report.format import plural, printable
 
-    plan = proposal.plan
-    yield _where(proposal, hub)
+    yield _where(plan, hub)
     yield ""
     files = [(a.path, a.nbytes, state) for a, state in plan.files]
     rows = [(name, f"{nbytes:,}", state) for name, nbytes, state in _summed_up(files)]
@@ -139,10 +138,10 @@ def _summed_up(files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[str, int
             yield from rows
 
 
-def _where(proposal: Proposal, hub: Hub) -> str:
-    plan, page = proposal.plan, f"{hub.client.endpoint}/{proposal.plan.repo}"
-    if proposal.onto is not None:
-        return f"{'already open' if plan.is_done else 'would update'}: {proposal.onto.url}"
+def _where(plan: PublishPlan, hub: Hub) -> str:
+    page = f"{hub.client.endpoint}/{plan.repo}"
+    if plan.onto is not None:
+        return f"{'already open' if plan.is_done else 'would update'}: {plan.onto.url}"
     if plan.is_done:
         return f"already published: {page}"
     opened = f"would open a pull request at {page}/discussions"
@@ -151,20 +150,17 @@ def _where(proposal: Proposal, hub: Hub) -> str:
 
 
 def _difference(plan: PublishPlan) -> list[str]:
-    from qaudit.hub.publishing.plan import README
+    from qaudit.hub.publishing.publish import README
 
     before, after = (text.splitlines() for text in plan.readme)
     names = (README if plan.readme[0] else "/dev/null", README)
     return list(difflib.unified_diff(before, after, *names, lineterm=""))
 
 
-def _preview_json(proposal: Proposal) -> str:
-    rows = {
-        "state": "dry run",
-        "url": proposal.onto.url if proposal.onto else None,
-        **_rows(proposal.plan),
-        "readme_diff": "\n".join(_difference(proposal.plan)),
-    }
+def _preview_json(plan: PublishPlan) -> str:
+    url = plan.onto.url if plan.onto else None
+    difference = "\n".join(_difference(plan))
+    rows = {"state": "dry run", "url": url, **_rows(plan), "readme_diff": difference}
     return json.dumps(rows, indent=2)
 
 

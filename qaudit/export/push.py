@@ -3,8 +3,6 @@
 The repository is read before anything is computed, so that one that is not there costs nothing.
 Files are compared by their hashes: the same command sends what is missing, and finds its own pull
 request. Weights of an earlier export that this one does not have are removed by it.
-
-Given up: uploads in parts. The Hub takes up to 5 GB in one piece, and one piece is in memory.
 """
 
 from __future__ import annotations
@@ -13,30 +11,29 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from qaudit.errors import HubError, UsageError
+from qaudit.errors import UsageError
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import changed_files
 from qaudit.hub import Hub
-from qaudit.hub.publishing.commit import Publisher
-from qaudit.hub.publishing.plan import README, PublishPlan, state_of
-from qaudit.hub.publishing.publish import Outcome, Proposal, submit, there, title_of
-from qaudit.hub.publishing.upload import Addition, UploadProgress
+from qaudit.hub.publishing.publish import (
+    README,
+    Addition,
+    Count,
+    Outcome,
+    plan_of,
+    require_account,
+    submit,
+    there,
+    title_of,
+)
 from qaudit.saved.exports import FILE, read_export
 
-MOST_NBYTES = 5 * 10**9
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 
 
-def must_take(repo: str, hub: Hub, shard_nbytes: int) -> None:
+def must_take(repo: str, hub: Hub) -> None:
     """Refuse a repository that is not there, and an account that is none, before any work."""
-    if shard_nbytes > MOST_NBYTES:
-        raise UsageError(
-            f"files of {shard_nbytes / 1e9:.3g} GB are pushed in one piece, which may have 5 GB",
-            hint="add `--shard-size 2GB`",
-        )
-    publisher = Publisher(hub.client)
-    publisher.require_account()
-    publisher.account()
+    require_account(hub)
     _, _, listed = there(repo, hub)
     refuse_other_weights(repo, listed)
 
@@ -60,11 +57,11 @@ def holds(folder: Path, choice: ExportChoice, form: str) -> bool:
     return (record.format, record.content, record.spec, record.audit_sha256) == wanted
 
 
-def push(folder: Path, repo: str, hub: Hub, progress: UploadProgress) -> Outcome:
+def push(folder: Path, repo: str, hub: Hub, progress: Count) -> Outcome:
     """Open a pull request with an exported folder, or add to the one that is open."""
     record = read_export(folder)
-    onto, commit, listed = there(repo, hub)
-    refuse_other_weights(repo, listed)
+    place = there(repo, hub)
+    refuse_other_weights(repo, place[2])
     for _, sentence in changed_files(folder, record):
         raise UsageError(
             f"`{folder}` is not as it was exported: {sentence}",
@@ -72,24 +69,11 @@ def push(folder: Path, repo: str, hub: Hub, progress: UploadProgress) -> Outcome
         )
     names = sorted({*record.files, FILE, README})  # and nothing else that is in the folder
     additions = [Addition(name, folder / name) for name in names]
-    large = [one for one in additions if one.nbytes > MOST_NBYTES]
-    if large:
-        raise HubError(
-            f"`{large[0].path}` has {large[0].nbytes / 1e9:.3g} GB, and one piece may have 5 GB",
-            hint="export to a new folder with `--shard-size 2GB`",
-        )
-    paths = {one.path for one in additions}
-    plan = PublishPlan(
-        repo=repo,
-        commit=commit,
-        files=tuple((one, state_of(one, listed)) for one in additions),
-        removed=tuple(sorted(p for p in listed if _WEIGHTS.fullmatch(p) and p not in paths)),
-        readme=("", (folder / README).read_text(encoding="utf-8")),
-        notes=(),
-    )
+    readme = ("", (folder / README).read_text(encoding="utf-8"))
+    plan = plan_of(repo, place, additions, _WEIGHTS, readme)
     what = f"{record.subject} at {record.scheme}, {record.format}"[:100]
     description = (
         f"`{record.subject}` under `{record.spec}`, as {record.format} files, written by qaudit "
         f"{record.qaudit}. `qaudit verify` compares them with the weights that were measured.\n"
     )
-    return submit(Proposal(plan, onto), description, hub, title_of(f"Add {what}"), progress)
+    return submit(plan, description, hub, title_of(f"Add {what}"), progress)

@@ -134,12 +134,13 @@ class Wire:
         hub_headers: dict[str, str] = {}
         for _ in range(_MOST_HOPS):
             with self._opened(url, payload) as response:
-                ours, headers = origin_of(url) == self.origin, response.headers
-                if ours:
+                headers = response.headers
+                if origin_of(url) == self.origin:
                     hub_headers |= {name: headers[name] for name in _HUB_HEADERS if name in headers}
                 location = headers.get("location")
                 if response.status_code not in payload.redirects or not location:
-                    self._check_status(response, request, payload, ours=ours)
+                    if response.status_code not in payload.statuses:
+                        raise self.failure(response, request)
                     yield Answer(response, hub_headers, partial(self.garbled, request))
                     return
                 _drain(response)
@@ -168,20 +169,17 @@ class Wire:
             with self._counting:
                 self._sockets.add(values["return_value"].get_extra_info("socket"))
 
-    def _check_status(
-        self, response: httpx2.Response, request: Request, payload: Payload, *, ours: bool
-    ) -> None:
+    def failure(self, response: httpx2.Response, request: Request) -> DroppedError | HubError:
+        """Return what the status of a response means: to be asked again, or a refusal."""
         status, headers = response.status_code, response.headers
-        if status in payload.statuses:
-            return
         if status in (408, 429) or status >= 500:
             wait = requested_wait_seconds(status, headers, time.time())
-            raise DroppedError(f"it answers {status}", wait, status=status)
+            return DroppedError(f"it answers {status}", wait, status=status)
         if status == 416:
-            raise self.garbled(request, "it has fewer bytes than it listed")
-        if not ours:  # a signed link that has expired; the Hub signs a fresh one when asked again
-            raise DroppedError(f"the link it gave answers {status}", status=status)
-        raise refusal(status, headers, request, self.credentials)
+            return self.garbled(request, "it has fewer bytes than it listed")
+        if origin_of(str(response.url)) != self.origin:  # a signed link that has expired
+            return DroppedError(f"the link it gave answers {status}", status=status)
+        return refusal(status, headers, request, self.credentials)
 
 
 class _TokenForOneOrigin(httpx2.Auth):

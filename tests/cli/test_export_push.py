@@ -89,7 +89,6 @@ def test_what_cannot_be_pushed_is_refused_before_any_work(
     refuses("alice", 2, "no name of a repository", "org/name")
     refuses("alice/m@main", 2, "names a revision", "org/name")
     refuses("alice/none", 4, "alice/none", "")
-    refuses("alice/m", 2, "in one piece", "--shard-size 2GB", "--shard-size", "6GB")
     monkeypatch.delenv("HF_TOKEN")
     refuses("alice/m", 4, "not logged in", "hf auth login")
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from qaudit.errors import QauditError
 from qaudit.hub import answers
 from qaudit.hub.answers import GarbledError
-from qaudit.hub.publishing import commit, upload
 from qaudit.text.choices import read_choices
 from qaudit.text.cutting import Cutter
 from qaudit.text.tokenizer import load_tokenizer
@@ -32,11 +31,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5),
     max_leaves=12,
 )
-PARSERS = [
-    answers.revisions_in, answers.commit_in, answers.shapes_in, commit.account_in,
-    commit.discussions_in, commit.complaints_in, upload.modes_in,
-    upload.links_in, commit.number_in,
-]  # fmt: skip
+PARSERS = [answers.revisions_in, answers.commit_in, answers.shapes_in]
 
 
 @given(rows=st.lists(JSON, max_size=4))

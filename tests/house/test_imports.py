@@ -126,8 +126,9 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "gguf": ("qaudit.formats.gguf.reading",),
     "huggingface_hub": ("qaudit.hub.*",),
+    "huggingface_hub.utils.tqdm": ("qaudit.hub.publishing.publish",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
-    "httpx2": ("qaudit.hub.wire", "qaudit.hub.bodies", "qaudit.hub.environment"),
+    "httpx2": ("qaudit.hub.*",),
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "pyarrow": ("qaudit.text.*", "qaudit.items.files", "qaudit.gallery"),

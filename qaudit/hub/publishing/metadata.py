@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qaudit.core.keys import nearest
@@ -22,7 +22,7 @@ from qaudit.errors import UsageError
 from qaudit.hub.publishing.front_matter import SOURCE, Metadata
 from qaudit.report.format import percent, printable
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, AuditRecord, Interval, MeasurementRow, Subject, TextFile
+from qaudit.types import FULL_PRECISION, AuditRecord, MeasurementRow, Subject, TextFile
 
 TAG = "qaudit"
 NO_EVAL_RESULTS = (
@@ -44,19 +44,21 @@ def metadata_of(
     audit: AuditRecord, repository: Repository, label: str | None
 ) -> tuple[Metadata, tuple[str, ...]]:
     subject, notes = _subject_of(audit, repository, label)
-    bases, model = _bases(subject, repository), repository.name.rpartition("/")[2]
+    wanted = Metadata((TAG,), model=repository.name.rpartition("/")[2])
     if subject is None:
-        return Metadata((TAG,), model=model), (*notes, NO_EVAL_RESULTS)
+        return wanted, (*notes, NO_EVAL_RESULTS)
+    if subject.merge is not None:
+        bases = tuple(repo for repo in _repos(subject) if repo != repository.name)
+        wanted = replace(wanted, base_models=bases)
     text = next((t for t in audit.plan.texts if t.source == audit.plan.recipe.evaluation), None)
-    if text is None:
-        note = (
-            "nothing is written to `model-index`: a result names a data set of the Hub, "
-            "and this was measured on other text"
-        )
-        notes = [*(notes if bases else ()), note]
-        return Metadata((TAG,), bases, model), (*notes, NO_EVAL_RESULTS)
-    result = _result(View(audit), subject, text, repository.audit_url)
-    return Metadata((TAG,), bases, model, result), (*notes, NO_EVAL_RESULTS)
+    if text is not None:
+        results = _results(View(audit), subject, text, repository.audit_url)
+        return replace(wanted, results=results), (*notes, NO_EVAL_RESULTS)
+    note = (
+        "nothing is written to `model-index`: a result names a data set of the Hub, "
+        "and this was measured on other text"
+    )
+    return wanted, (*(notes if wanted.base_models else ()), note, NO_EVAL_RESULTS)
 
 
 def _subject_of(
@@ -94,58 +96,31 @@ def _repos(subject: Subject) -> list[str]:
     return list(dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit))
 
 
-def _bases(subject: Subject | None, repository: Repository) -> tuple[str, ...]:
-    if subject is None or subject.merge is None:
-        return ()
-    return tuple(repo for repo in _repos(subject) if repo != repository.name)
-
-
-def _result(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dict[str, Any], ...]:
+def _results(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dict[str, Any], ...]:
     scores = [view.score(subject.label, scheme) for scheme in (FULL_PRECISION, *view.schemes)]
     metrics = [_metric(view, s) for s in scores if s is not None and math.isfinite(s.perplexity)]
-    if not metrics:
-        return ()
+    name = printable(f"{text.repo}: {text.path}")
     entry = {
         "task": {"type": "text-generation"},
-        "dataset": {
-            "name": printable(f"{text.repo}: {text.path}"),
-            "type": text.repo,
-            "revision": text.commit,
-        },
+        "dataset": {"name": name, "type": text.repo, "revision": text.commit},
         "metrics": metrics,
         "source": {"url": url, "name": SOURCE},
     }
-    return (entry,)
+    return (entry,) if metrics else ()
 
 
 def _metric(view: View, score: MeasurementRow) -> dict[str, Any]:
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    low, high = (_exp(score.ce.low), _exp(score.ce.high))
-    name = f"perplexity in full precision, {level} interval [{low:.4g}, {high:.4g}]"
-    if score.scheme != FULL_PRECISION:
-        name = f"perplexity at {score.scheme}, {level} interval [{low:.4g}, {high:.4g}]"
+    low, high = (math.exp(x) if x < 700 else math.inf for x in (score.ce.low, score.ce.high))
+    what = "in full precision" if score.scheme == FULL_PRECISION else f"at {score.scheme}"
+    name = f"perplexity {what}, {level} interval [{low:.4g}, {high:.4g}]"
     if score.relative_error is not None:
         name += f"; quantization adds {percent(score.relative_error)} % to the loss"
-    arguments = {
-        "scheme": score.scheme,
-        "spec": score.spec,
-        **_values("ce", score.ce),
-        **(_values("relative_error", score.relative_error) if score.relative_error else {}),
-        "documents": score.documents,
-        "tokens": score.tokens,
-    }
-    return {
-        "type": "perplexity",
-        "value": score.perplexity,
-        "name": printable(name),
-        "args": arguments,
-    }
-
-
-def _values(name: str, interval: Interval) -> dict[str, float]:
-    values = {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return {key: value for key, value in values.items() if math.isfinite(value)}
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    arguments: dict[str, Any] = {"scheme": score.scheme, "spec": score.spec}
+    for key, interval in (("ce", score.ce), ("relative_error", score.relative_error)):
+        for end, value in () if interval is None else vars(interval).items():
+            if math.isfinite(value):
+                arguments[key if end == "estimate" else f"{key}_{end}"] = value
+    arguments |= {"documents": score.documents, "tokens": score.tokens}
+    value, name = score.perplexity, printable(name)
+    return {"type": "perplexity", "value": value, "name": name, "args": arguments}

@@ -1,48 +1,130 @@
-"""An audit into a repository of the Hub: where it would go, and carrying that out.
+"""Files into a repository of the Hub as one pull request: an audit's, or those of an export.
 
-First the open pull requests are searched for one of ours: of the same account, with our mark in
-its title. If it holds all of this audit by the hashes of its files, there is nothing to do. If it
-holds an older one, the change goes on top of its branch, so that there is one pull request to
-read and not two. Only where there is none is one opened, against `main`.
+    README.md                the verdict, a link to the card, metadata; every other byte as it was
+    qaudit/audit.json        the audit, as it is
+    qaudit/card.md           its card, and `report.html` if there was one, rendered anew
+    qaudit/evidence/*.npz    per-document sums, each checked against its hash in the audit
+    qaudit/plots/*.svg       the pictures that the card shows
 
-So the same command may be run any number of times. Where the reply to a commit was lost, the
-search is the same; if it finds nothing, nothing is sent again, because a server that answers late
-may still be at work. The next run searches first, too.
+Nothing else of an audit's folder is taken, no link is followed, and what an older audit left in the
+repository is removed. First the open pull requests are searched for one of ours: of this account,
+with our mark in its title. If it holds all files by their hashes, there is nothing to do; if it
+holds older ones, the change goes onto its branch; only where there is none is one opened.
+
+So the same command may be run any number of times. Requests are those of `HfApi`, repeated as the
+client's own are, but for the commit: where its reply is lost, the search is the same, and nothing
+is sent again, because a server that answers late may still be at work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from qaudit.errors import HubError, UnreachableError, UsageError
+from qaudit.errors import (
+    AuditError,
+    HubError,
+    MachineError,
+    SourceError,
+    UnreachableError,
+    UsageError,
+)
 from qaudit.hub import Hub
-from qaudit.hub.answers import HubFile
-from qaudit.hub.publishing.commit import LostReplyError, Publisher
-from qaudit.hub.publishing.metadata import Repository
-from qaudit.hub.publishing.plan import README, Folder, PublishPlan, plan_of
-from qaudit.hub.publishing.published import AUDIT
-from qaudit.hub.publishing.upload import Change, PullRequest, UploadProgress
+from qaudit.hub.answers import HubFile, git_id_of
+from qaudit.hub.client import checked
+from qaudit.hub.failures import LOG_IN, DroppedError, Request
+from qaudit.hub.publishing.front_matter import with_metadata
+from qaudit.hub.publishing.metadata import Repository, metadata_of
+from qaudit.hub.publishing.published import AUDIT, FOLDER
 from qaudit.report import document as doc
+from qaudit.report.block import put_block
+from qaudit.report.card import PICTURES, render, render_block, render_page
+from qaudit.report.figures import figures, svg_files
+from qaudit.report.html import FILE as PAGE
 from qaudit.report.markdown import render_blocks
+from qaudit.report.series import pictures
 from qaudit.report.verdict import banner, headline
 from qaudit.report.views import View
+from qaudit.saved.evidence import read_saved
+from qaudit.types import AuditRecord, MeasurementRow, TaskRow
+
+if TYPE_CHECKING:
+    from huggingface_hub import Discussion, HfApi
+
+T = TypeVar("T")
+State = Literal["new", "changed", "unchanged"]
+Count = Callable[[int, int], object]
+"""Called with how many of how many files are sent."""
 
 MARK = "[qaudit]"
 """Ends the title of every pull request of ours."""
 
-LARGEST_README_NBYTES = 5_000_000
-_LONGEST_MESSAGE = 120
+README = "README.md"
+_EVIDENCE = re.compile(r"evidence/(tasks/[A-Za-z0-9_=-][A-Za-z0-9._=-]*/)?[A-Za-z0-9._=-]+\.npz")
+_STALE = re.compile(rf"{FOLDER}/(evidence/(tasks/[^/]+/)?[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
+_LARGEST_README_NBYTES, _LONGEST_MESSAGE, _AT_A_TIME = 5_000_000, 120, 20
 _WAITS_SECONDS = (0.0, 2.0, 5.0)  # before each search for a commit whose reply was lost
 
 
-@dataclass(frozen=True, eq=False)
-class Proposal:
-    """What is to be written, and onto which pull request; without one, a new one is opened."""
+class LostReplyError(Exception):
+    """A commit was sent, and whether it was taken is not known."""
 
-    plan: PublishPlan
-    onto: PullRequest | None
+
+@dataclass(frozen=True)
+class Addition:
+    """A file that a commit adds or replaces, in memory or on the disk."""
+
+    path: str
+    content: bytes | Path = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        content = self.content
+        return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+    @cached_property
+    def sha256(self) -> str:
+        content = self.content
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def state(self, listed: Mapping[str, HubFile]) -> State:
+        """Compare the bytes with those in a commit, by the hash that names them there."""
+        if (file := listed.get(self.path)) is None:
+            return "new"
+        data = self.content
+        if file.sha256 is not None or file.nbytes != self.nbytes:
+            return "unchanged" if file.sha256 == self.sha256 else "changed"
+        data = data if isinstance(data, bytes) else data.read_bytes()
+        return "unchanged" if file.git_id == git_id_of(data) else "changed"
+
+
+@dataclass(frozen=True, eq=False)
+class PublishPlan:
+    """What is written into a repository at one commit, and onto which pull request."""
+
+    repo: str
+    onto: Discussion | None  # None: opens one
+    commit: str  # what the files were compared with
+    files: tuple[tuple[Addition, State], ...]
+    removed: tuple[str, ...]
+    readme: tuple[str, str] = field(repr=False)  # before and after
+    notes: tuple[str, ...]
+
+    @property
+    def additions(self) -> tuple[Addition, ...]:
+        return tuple(addition for addition, state in self.files if state != "unchanged")
+
+    @property
+    def is_done(self) -> bool:
+        return not self.additions and not self.removed
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +134,227 @@ class Outcome:
     state: Literal["opened", "updated", "already open", "already published"]
     url: str
     plan: PublishPlan
+
+
+# ------------------------------------------------------------------------------ the repository
+
+
+def require_account(hub: Hub) -> None:
+    if hub.client.offline:
+        raise HubError(
+            "a pull request needs the network, and `HF_HUB_OFFLINE` keeps it away",
+            hint="unset `HF_HUB_OFFLINE` and run the command again",
+        )
+    if not hub.client.logged_in:
+        raise HubError(
+            "a pull request needs an account, and you are not logged in",
+            hint=f"{LOG_IN}, with a token that may write",
+        )
+
+
+def there(repo: str, hub: Hub) -> tuple[Discussion | None, str, dict[str, HubFile]]:
+    """Return our open pull request, and the commit and files that a change goes upon."""
+    ours = _own_pull_requests(repo, hub) if hub.client.logged_in else []
+    onto = ours[0] if ours else None
+    if onto is not None:
+        commit = hub.client.commit(repo, str(onto.git_reference))
+    else:
+        commit = hub.listing.commit(repo, "main")
+    return onto, commit, {file.path: file for file in hub.listing.files(repo, commit)}
+
+
+def plan_of(
+    repo: str,
+    place: tuple[Discussion | None, str, Mapping[str, HubFile]],
+    additions: Sequence[Addition],
+    stale: re.Pattern[str],
+    readme: tuple[str, str],
+    notes: Sequence[str] = (),
+) -> PublishPlan:
+    onto, commit, listed = place
+    paths = {addition.path for addition in additions}
+    removed = tuple(sorted(p for p in listed if stale.fullmatch(p) and p not in paths))
+    files = tuple((addition, addition.state(listed)) for addition in additions)
+    return PublishPlan(repo, onto, commit, files, removed, readme, tuple(notes))
+
+
+def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: Count) -> Outcome:
+    """Open the pull request, or add to the one that is open, unless it holds all of it."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    require_account(hub)
+    if plan.is_done:
+        if plan.onto:
+            return Outcome("already open", plan.onto.url, plan)
+        return Outcome("already published", f"{hub.client.endpoint}/{plan.repo}", plan)
+    branch = str(plan.onto.git_reference) if plan.onto else "main"
+    where: dict[str, Any] = {"revision": branch, "create_pr": plan.onto is None}
+    request = Request(
+        f"whether it takes the files for `{plan.repo}`", plan.repo, revision=branch, writes=True
+    )
+    additions = [CommitOperationAdd(a.path, a.content) for a in plan.additions]
+    for start in range(0, len(additions), _AT_A_TIME):
+        some = additions[start : start + _AT_A_TIME]
+        _asked(hub, request, partial(_upload, plan.repo, some, where))
+        if ignored := [a.path_in_repo for a in some if a._should_ignore]:
+            raise HubError(
+                f"`.gitignore` of `{plan.repo}` leaves out `{ignored[0]}`",
+                hint="let it take all files: an audit without its evidence cannot be checked",
+            )
+        progress(start + len(some), len(additions))
+    where |= {"commit_message": title, "commit_description": description}
+    operations: list[Any] = [*additions, *map(CommitOperationDelete, plan.removed)]
+    try:
+        commit = _asked(
+            hub,
+            request,
+            lambda api: api.create_commit(
+                plan.repo, operations, parent_commit=plan.commit, **where
+            ),
+            once=True,
+        )
+        url = plan.onto.url if plan.onto else str(commit.pr_url)
+    except LostReplyError as lost:
+        url = _search(plan, hub, lost).url
+    return Outcome("updated" if plan.onto else "opened", url, plan)
+
+
+def _upload(repo: str, some: Any, where: Mapping[str, Any], api: HfApi) -> None:
+    api.preupload_lfs_files(repo, some, **where)
+
+
+def _asked(hub: Hub, request: Request, call: Callable[[HfApi], T], *, once: bool = False) -> T:
+    """Call the library; what breaks off is repeated, but for a commit that may have been taken."""
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    from qaudit.hub.bodies import dropped_by
+
+    client = hub.client
+    api = HfApi(client.endpoint, token=client.wire.credentials.token or False)
+
+    def attempt() -> T:
+        try:
+            return call(api)
+        except (httpx2.HTTPError, RuntimeError, ValueError, LookupError, TypeError) as error:
+            failure = _failure(error.__cause__ if isinstance(error, RuntimeError) else error)
+            if once and not isinstance(failure, HubError) and not _is_surely_not_taken(failure):
+                raise LostReplyError(failure.reason) from error
+            raise failure from error
+
+    def _failure(error: BaseException | None) -> DroppedError | HubError:
+        if isinstance(error, HfHubHTTPError):
+            return client.wire.failure(error.response, request)
+        if isinstance(error, httpx2.HTTPError):
+            return dropped_by(error)
+        if "metadata in README" in str(error):
+            return HubError(
+                f"the Hub does not take the metadata of `{README}` in `{request.repo}`: "
+                f"{client.wire.credentials.cleaned(str(error).partition('- ')[2])}",
+                hint="fix the front matter of the README on the Hub, then run this again",
+            )
+        if once:
+            return DroppedError("its answer makes no sense")
+        return client.wire.garbled(request, "it lacks what the client needs")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        disable_progress_bars()
+        return client.with_retries(request, attempt)
+
+
+def _is_surely_not_taken(dropped: DroppedError) -> bool:
+    return dropped.unreached or dropped.status == 429
+
+
+def _own_pull_requests(repo: str, hub: Hub) -> list[Discussion]:
+    """Return the open pull requests that this account opened with qaudit, the latest first."""
+
+    def read(api: HfApi) -> list[Discussion]:
+        author = api.whoami()["name"]
+        ours = api.get_repo_discussions(repo, author=author, discussion_type="pull_request")
+        return [d for d in ours if d.is_pull_request and d.author == author]
+
+    ours = _asked(hub, Request(f"the pull requests of `{checked(repo)}`", repo), read)
+    ours = [d for d in ours if d.status in ("open", "draft") and d.title.endswith(MARK)]
+    return sorted(ours, key=lambda discussion: -discussion.num)
+
+
+def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> Discussion:
+    """Return the pull request of a commit whose reply was lost, if the commit was taken."""
+    hub.client.say(f"the reply was lost ({lost}); looking whether the commit was taken")
+    for seconds in _WAITS_SECONDS:
+        if seconds:
+            hub.client.pause(seconds)
+        for pull_request in _own_pull_requests(plan.repo, hub):
+            commit = hub.client.commit(plan.repo, str(pull_request.git_reference))
+            listed = {file.path: file for file in hub.listing.files(plan.repo, commit)}
+            has_all = all(a.state(listed) == "unchanged" for a in plan.additions)
+            if has_all and not any(path in listed for path in plan.removed):
+                return pull_request
+    raise UnreachableError(
+        f"the Hub did not say whether it took the commit for `{plan.repo}`, and it is not there "
+        f"now: {lost}",
+        hint=f"look at {hub.client.endpoint}/{plan.repo}/discussions, then run the same command "
+        "again: it looks there first, and opens no second pull request",
+    ) from lost
+
+
+# ------------------------------------------------------------------------------------ the audit
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """An audit's folder as it is published."""
+
+    audit: AuditRecord
+    files: Mapping[str, bytes] = field(repr=False)  # by their path in the repository
+    notes: tuple[str, ...] = ()
+
+
+def read_for_publishing(path: Path) -> Folder:
+    """Read an output folder with all of its evidence, and refuse what does not fit together."""
+    folder = path if path.is_dir() else path.parent
+    audit = read_saved(path).checked().audit
+    if not audit.measurements:
+        raise AuditError("the audit measured nothing", hint="there is nothing to publish")
+    files = {AUDIT: _bytes(folder / "audit.json"), f"{FOLDER}/card.md": render(audit).encode()}
+    rows: list[MeasurementRow | TaskRow] = [*audit.measurements, *audit.tasks]
+    for row in (row for row in rows if row.evidence):
+        files[f"{FOLDER}/{row.evidence}"] = _evidence(row, folder)
+    names = [f"{name}{kind}.svg" for name, _ in pictures(View(audit)) for kind in ("", "-dark")]
+    missing = [name for name in names if not _is_file(folder / PICTURES / name)]
+    notes = [f"`{PICTURES}/{m}` is not there, so the pictures are drawn anew" for m in missing[:1]]
+    if missing:
+        drawings = {name: svg.encode() for name, svg in svg_files(figures(audit)).items()}
+    else:
+        drawings = {name: _bytes(folder / PICTURES / name) for name in names}
+    files |= {f"{FOLDER}/{PICTURES}/{name}": data for name, data in drawings.items()}
+    if _is_file(folder / PAGE):
+        files[f"{FOLDER}/{PAGE}"] = render_page(audit).encode()
+    return Folder(audit, files, (*notes, *_private(audit)))
+
+
+def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> PublishPlan:
+    """Return the files and the place of a pull request; nothing is written."""
+    place = there(repo, hub)
+    _, commit, listed = place
+    weights = frozenset(file.identity for file in listed.values())
+    at = Repository(repo, weights, f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}")
+    metadata, notes = metadata_of(folder.audit, at, subject)
+    before = _readme(repo, commit, listed, hub)
+    after, edit_notes = with_metadata(before, metadata, repo)
+    has_page = f"{FOLDER}/{PAGE}" in folder.files
+    try:
+        after = put_block(after, render_block(folder.audit, FOLDER, has_page=has_page))
+    except UsageError as error:
+        raise HubError(f"in `{README}` of `{repo}`, {error.message}", hint=error.hint) from error
+    additions = [Addition(README, after.encode())]
+    additions += [Addition(path, data) for path, data in sorted(folder.files.items())]
+    notes = (*folder.notes, *notes, *edit_notes)
+    return plan_of(repo, place, additions, _STALE, (before, after), notes)
 
 
 def title_of(message: str) -> str:
@@ -64,60 +367,19 @@ def title_of(message: str) -> str:
     return f"{text} {MARK}"
 
 
-def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> Proposal:
-    """Return the files and the place of a pull request; nothing is written."""
-    onto, commit, listed = there(repo, hub)
-    audit_url = f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}"
-    repository = Repository(repo, frozenset(f.identity for f in listed.values()), audit_url)
-    readme = _readme(repo, commit, listed, hub)
-    return Proposal(plan_of(folder, repository, commit, listed, readme, subject), onto)
-
-
-def there(repo: str, hub: Hub) -> tuple[PullRequest | None, str, dict[str, HubFile]]:
-    """Return our open pull request, and the commit and files that a change goes upon."""
-    ours = _own_pull_requests(repo, hub) if hub.client.logged_in else ()
-    onto = ours[0] if ours else None
-    if onto is not None:
-        commit = hub.client.commit(repo, onto.revision)
-    else:
-        commit = hub.listing.commit(repo, "main")
-    return onto, commit, {file.path: file for file in hub.listing.files(repo, commit)}
-
-
-def submit(
-    proposal: Proposal, description: str, hub: Hub, title: str, progress: UploadProgress
-) -> Outcome:
-    """Open the pull request, or add to the one that is open, unless it holds all of it."""
-    plan, onto, publisher = proposal.plan, proposal.onto, Publisher(hub.client)
-    publisher.require_account()
-    if plan.is_done:
-        if onto:
-            return Outcome("already open", onto.url, plan)
-        return Outcome("already published", f"{hub.client.endpoint}/{plan.repo}", plan)
-    publisher.check_readme(plan.repo, plan.readme[1])
-    change = Change(
-        repo=plan.repo,
-        parent=plan.commit,
-        title=title,
-        description=description,
-        additions=plan.additions,
-        removed=plan.removed,
-        onto=onto,
-    )
-    try:
-        pull_request = publisher.send(change, progress)
-    except LostReplyError as lost:
-        pull_request = _search(plan, hub, lost)
-    return Outcome("updated" if onto else "opened", pull_request.url, plan)
-
-
-def _own_pull_requests(repo: str, hub: Hub) -> tuple[PullRequest, ...]:
-    """Return the open pull requests that this account opened with qaudit, the latest first."""
-    publisher = Publisher(hub.client)
-    pull_requests = publisher.open_pull_requests(publisher.account(), repo)
-    return tuple(
-        pull_request for pull_request in pull_requests if pull_request.title.endswith(MARK)
-    )
+def description_of(folder: Folder) -> str:
+    view = View(folder.audit)
+    sha256 = hashlib.sha256(folder.files[AUDIT]).hexdigest()
+    blocks: list[doc.Block] = [
+        doc.paragraph(headline(view)),
+        *(banner(view.verdict) if view.verdict else ()),
+        doc.paragraph(
+            f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
+            f"Written by qaudit {folder.audit.qaudit}.",
+        ),
+        doc.paragraph(f"`audit.json` has the sha256 `{sha256}`."),
+    ]
+    return f"{render_blocks(blocks)}\n"
 
 
 def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> str:
@@ -125,7 +387,7 @@ def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> 
     file = listed.get(README)
     if file is None:
         return ""
-    if file.nbytes > LARGEST_README_NBYTES:
+    if file.nbytes > _LARGEST_README_NBYTES:
         raise HubError(f"`{README}` of `{repo}` is too long", hint="shorten it on the Hub first")
     folder = hub.fetcher.files(repo, commit, README, [file], show=False)
     try:
@@ -136,35 +398,35 @@ def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> 
         ) from error
 
 
-def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
-    """Return the pull request of a commit whose reply was lost, if the commit was taken."""
-    hub.client.say(f"the reply was lost ({lost.reason}); looking whether the commit was taken")
-    for seconds in _WAITS_SECONDS:
-        if seconds:
-            hub.client.pause(seconds)
-        for pull_request in _own_pull_requests(plan.repo, hub):
-            commit = hub.client.commit(plan.repo, pull_request.revision)
-            listed = {file.path: file for file in hub.listing.files(plan.repo, commit)}
-            has_all = all(addition.is_in(listed) for addition in plan.additions)
-            if has_all and not any(path in listed for path in plan.removed):
-                return pull_request
-    raise UnreachableError(
-        f"the Hub did not say whether it took the commit for `{plan.repo}`, and it is not there "
-        f"now: {lost.reason}",
-        hint=f"look at {hub.client.endpoint}/{plan.repo}/discussions, then run the same command "
-        "again: it looks there first, and opens no second pull request",
-    ) from lost
+def _evidence(row: MeasurementRow | TaskRow, folder: Path) -> bytes:
+    hint = "the audit may have been edited by hand: run the same scan again"
+    if not _EVIDENCE.fullmatch(row.evidence):
+        raise SourceError(f"`{ascii(row.evidence)[1:-1]}` is no name that evidence has", hint=hint)
+    data = _bytes(folder / row.evidence)
+    if hashlib.sha256(data).hexdigest() != row.evidence_sha256:
+        wrong = f"`{row.evidence}` is not the evidence that the audit was made from"
+        raise SourceError(wrong, hint=hint)
+    return data
 
 
-def description_of(folder: Folder) -> str:
-    view = View(folder.audit)
-    blocks: list[doc.Block] = [
-        doc.paragraph(headline(view)),
-        *(banner(view.verdict) if view.verdict else ()),
-        doc.paragraph(
-            f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
-            f"Written by qaudit {folder.audit.qaudit}.",
-        ),
-        doc.paragraph(f"`audit.json` has the sha256 `{folder.digest}`."),
-    ]
-    return f"{render_blocks(blocks)}\n"
+def _private(audit: AuditRecord) -> Iterator[str]:
+    recipe = audit.plan.recipe
+    sources = [*recipe.targets, recipe.evaluation, recipe.calibration, recipe.choices]
+    sources += [checkpoint.ref.location for s in audit.subjects for checkpoint, _ in s.members]
+    places = [source for source in sources if source and PurePath(source).is_absolute()]
+    if places:
+        yield f"the audit names places on this machine, such as `{places[0]}`: all can read them"
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise MachineError(
+            f"`{path}` cannot be read: {why}", hint="check its permissions"
+        ) from error

@@ -14,14 +14,15 @@ An audit may come from a stranger. Only files that its repository lists below
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.errors import AuditError, HubError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.saved.audits import read_audit
-from qaudit.types import AuditRecord, Ref
+from qaudit.types import Ref
 
 if TYPE_CHECKING:
     from qaudit.hub.answers import HubFile
@@ -58,7 +59,12 @@ def is_published(target: str) -> bool:
 
 def published_folder(target: str, watch: Watch | None = None, *, hub: Hub | None = None) -> Path:
     """Fetch the audit that `org/name@revision` holds, with its evidence; return its folder."""
-    ref = _parsed(target)
+    ref = Ref.parse(target.removeprefix(_SCHEME))
+    if ref.subfolder is not None or not _REPOSITORY.fullmatch(ref.location):
+        raise UsageError(
+            f"`{target}` names no repository with an audit",
+            hint="write it as `org/name` or `org/name@revision`",
+        )
     hub = hub or open_hub(watch)
     commit = hub.listing.commit(ref.location, ref.revision or "main")
     listed = {file.path: file for file in hub.listing.files(ref.location, commit)}
@@ -67,38 +73,16 @@ def published_folder(target: str, watch: Watch | None = None, *, hub: Hub | None
             f"there is no audit in `{ref}`: it has no `{AUDIT}`",
             hint="name a revision that has one, or put one there with `qaudit publish`",
         )
-    place = (ref.location, commit, str(ref))
-    folder = hub.fetcher.files(*place, _small([listed[AUDIT]])) / FOLDER
-    audit = _read(folder, ref)
-    evidence = [listed[path] for path in _evidence(audit) if path in listed]
-    hub.fetcher.files(*place, _small(evidence))
-    return folder
-
-
-def _parsed(target: str) -> Ref:
-    ref = Ref.parse(target.removeprefix(_SCHEME))
-    if ref.subfolder is not None or not _REPOSITORY.fullmatch(ref.location):
-        raise UsageError(
-            f"`{target}` names no repository with an audit",
-            hint="write it as `org/name` or `org/name@revision`",
-        )
-    return ref
-
-
-def _read(folder: Path, ref: Ref) -> AuditRecord:
+    fetch = partial(hub.fetcher.files, ref.location, commit, str(ref))
+    folder = fetch(_small([listed[AUDIT]])) / FOLDER
     try:
-        return read_audit(folder / "audit.json")
+        audit = read_audit(folder / "audit.json")
     except AuditError as error:
         raise AuditError(f"in `{ref}`, {error.message}", hint=error.hint) from error
-
-
-def _evidence(audit: AuditRecord) -> Iterator[str]:
-    names = [row.evidence for row in audit.measurements]
-    names += [row.evidence for row in audit.tasks if row.evidence]
-    for name in dict.fromkeys(names):
-        path = f"{FOLDER}/{name}"
-        if path.startswith(EVIDENCE):
-            yield path
+    names = [row.evidence for row in audit.measurements] + [row.evidence for row in audit.tasks]
+    paths = dict.fromkeys(f"{FOLDER}/{name}" for name in names)
+    fetch(_small([listed[p] for p in paths if p.startswith(EVIDENCE) and p in listed]))
+    return folder
 
 
 def _small(files: Sequence[HubFile]) -> Sequence[HubFile]:
