@@ -281,7 +281,6 @@ class RunOptions:
     update: bool = setting("Ask the Hub again where this plan was made before.", COMPUTE, False)
     allow_pickle: bool = setting("Read .bin weights too.", COMPUTE, False)
     trust_remote_code: bool = setting("Run code that a repository contains.", COMPUTE, False)
-    trust_task_code: bool = setting("Run Python code of a folder of tasks.", COMPUTE, False)
     self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
     cross_check: int = setting(
         "Quantize N modules, and N of experts, with GPTQModel too; note the agreement.",

@@ -83,9 +83,7 @@ INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 """Variables in which Slurm and Kubernetes put the number of a part."""
 
 
-@with_settings(
-    "stream_memory", "disk_budget", "allow_pickle", "trust_remote_code", "trust_task_code", "keep"
-)
+@with_settings("stream_memory", "disk_budget", "allow_pickle", "trust_remote_code", "keep")
 def part(
     out: Path,
     part: Annotated[

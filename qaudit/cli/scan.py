@@ -205,7 +205,7 @@ def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progres
 
 def _part_options(prepared: Prepared) -> list[str]:
     options = prepared.options
-    switches = ("allow_pickle", "trust_remote_code", "trust_task_code", "no_checkpoints")
+    switches = ("allow_pickle", "trust_remote_code", "no_checkpoints")
     flags = [f"--{name.replace('_', '-')}" for name in switches if getattr(options, name)]
     for name in ("stream_memory", "disk_budget"):
         if (value := getattr(options, name)) is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,9 +30,6 @@ DEEPEST_YAML = 32
 
 MOST_ITEMS = 100_000
 """Keys and items, those included that aliases repeat."""
-
-Tags = tuple[tuple[str, Callable[[str], Any]], ...]
-"""Tags of YAML that a format adds, as `!function`."""
 
 
 def json_of(text: str, *, of_python: bool = False) -> Any:
@@ -66,8 +63,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def yaml_of(text: str, tags: Tags = ()) -> Any:
-    return yaml_and_nodes(text, tags)[0]
+def yaml_of(text: str) -> Any:
+    return yaml_and_nodes(text)[0]
 
 
 def yaml_file(path: Path) -> tuple[Any, Node | None]:
@@ -79,18 +76,15 @@ def yaml_file(path: Path) -> tuple[Any, Node | None]:
         raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
 
 
-def yaml_and_nodes(text: str, tags: Tags = ()) -> tuple[Any, Node | None]:
-    """Parse a YAML document; return its value, and its nodes, which have lines.
-
-    `tags` are further ones, and what makes a value of their text.
-    """
+def yaml_and_nodes(text: str) -> tuple[Any, Node | None]:
+    """Parse a YAML document; return its value, and its nodes, which have lines."""
     import yaml
 
     if len(text) > LARGEST_YAML:
         raise ValueError(f"it has {len(text)} characters, and no file of keys is that long")
     try:
         _refuse_depth(text)
-        loader = _with_tags(tags)(text)
+        loader = _loader()(text)
         try:
             node = loader.get_single_node()
             if node is None:
@@ -186,15 +180,6 @@ def _loader() -> Any:
                 ) from error
 
     return Loader
-
-
-def _with_tags(tags: Tags) -> Any:
-    if not tags:
-        return _loader()
-    loader: Any = type("Loader", (_loader(),), {})
-    for tag, make in tags:
-        loader.add_constructor(tag, lambda own, node, make=make: make(own.construct_scalar(node)))
-    return loader
 
 
 _KINDS = {"timestamp": "date", "int": "whole number", "float": "number", "bool": "yes or no"}

@@ -85,7 +85,6 @@ def read_text(
         measured,
         hub=hub,
         trust_remote_code=options.trust_remote_code,
-        trust_task_code=options.trust_task_code,
         failed=fetch_items(hub, plan.recipe, plan.texts) if hub else {},
     )
 

@@ -1,4 +1,4 @@
-"""Where the data of tasks come from: files of the Hub at a commit, a folder, or a task's own.
+"""Where the data of tasks come from: files of the Hub at a commit, or a folder.
 
 Data are pinned like texts: a file at a commit, known by the hash of its bytes.
 """
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from qaudit.hub import Hub
     from qaudit.hub.listing import Listing
 
-_LOCAL = frozenset({"json", "parquet", "csv", "text", "arrow", "xml"})
-"""What `datasets` reads by itself from files that a task names; `pandas` would be pickles."""
-
 
 class NotPinnedError(HubError):
     """A plan has no files of a data set."""
@@ -32,28 +29,24 @@ class NotPinnedError(HubError):
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a task: splits of a repository of the Hub, or its own files."""
+    """The data of a task: splits of a repository of the Hub."""
 
     repo: str
     name: str | None
     splits: tuple[str, ...]
     revision: str
-    own_files: bool
 
     @classmethod
     def of(cls, leaf: Leaf) -> Data:
         config = leaf.config
         path, kwargs = str(config.get("dataset_path") or ""), config.get("dataset_kwargs") or {}
-        is_local = path in _LOCAL or Path(path).is_dir()
-        if not is_local and (
-            "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config
-        ):
+        if "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config:
             raise SourceError(
                 f"`{leaf.name}` chooses among the files of `{path}` itself",
-                hint="name a folder with its data in a YAML file of your own",
+                hint="run it with lm-eval and `qaudit import` its answers",
             )
         name = config.get("dataset_name")
-        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"), is_local)
+        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"))
 
     def source(self, split: str) -> str:
         """Return the name under which a plan pins the files of a split."""
@@ -116,29 +109,10 @@ def rows_here(leaf: Leaf, task_data: str | None) -> int | None:
     if not data.splits:
         return None
     split = data.splits[0]
-    if not data.own_files:
-        if task_data is None:
-            return None
-        folder, splits = local(Path(task_data), data)
-        return files.rows_of(folder / path for path in splits[split])
-    named_files = (leaf.config.get("dataset_kwargs") or {}).get("data_files") or {}
-    of_split = named_files.get(split) if isinstance(named_files, dict) else named_files
-    paths = [of_split] if isinstance(of_split, str) else of_split or []
-    return files.rows_of(map(Path, paths)) if paths else None
-
-
-def own_stamp(leaf: Leaf) -> list[Any]:
-    """Identify the files that a task names itself."""
-    kwargs = leaf.config.get("dataset_kwargs") or {}
-    named_files = kwargs.get("data_files") or {}
-    flat = named_files.values() if isinstance(named_files, dict) else [named_files]
-    paths = [
-        Path(path) for entry in flat for path in (entry if isinstance(entry, list) else [entry])
-    ]
-    root = Path(str(leaf.config.get("dataset_path") or ""))
-    if root.is_dir():
-        paths += [root / path for path in files.paths_in(root)]
-    return [(str(path), sha256_of(path) if path.is_file() else "") for path in paths]
+    if task_data is None:
+        return None
+    folder, splits = local(Path(task_data), data)
+    return files.rows_of(folder / path for path in splits[split])
 
 
 def files_sha256(file: Path | None) -> list[Any]:

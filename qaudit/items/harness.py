@@ -1,6 +1,6 @@
 """What lm-eval knows: which tasks there are, what data they need, and their prompts.
 
-Imports lm-eval, as `foreign.py` does for folders of others. Few-shot examples are drawn in the
+Few-shot examples are drawn in the
 order of the documents from one generator, so that every document of a task is built even where few
 are used: those that are left have the prompts of the full run. The right options of an item are
 found as lm-eval's `process_results` finds them; a test holds every mark to it.
@@ -18,9 +18,13 @@ from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import MachineError, SourceError, UsageError
-from qaudit.items import foreign
 from qaudit.items.names import DEFAULT_SHOTS, KNOWN
 from qaudit.sandbox import Templates
+
+_SCORED = ("multiple_choice", "loglikelihood")
+_INSTEAD = (
+    "score options instead: mmlu, arc_challenge, hellaswag; or run lm-eval on the exported model"
+)
 
 FEWSHOT_SEED = 1234
 """lm-eval's own: the same examples in every run, here and there."""
@@ -34,11 +38,6 @@ class Leaf:
     config: Mapping[str, Any] = field(compare=False)  # functions unresolved
     replaced: tuple[tuple[str, Any], ...] = ()
     file: Path | None = None
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it comes from a folder, not from lm-eval's own tasks."""
-        return self.file is None or _tasks_folder() not in self.file.resolve().parents
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -79,15 +78,41 @@ class Prompted:
 
 
 def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
-    """Return the requested tasks; names may be tasks, groups, tags, or folders of YAML files."""
+    """Return the requested tasks; names may be tasks, groups or tags of lm-eval."""
     by_name: dict[str, Definition] = {}
     for name in requested:
-        for definition in _in_folder(Path(name)) if _is_folder(name) else _in_library(name):
+        for definition in _in_library(name):
             by_name.setdefault(definition.name, definition)
     for definition in by_name.values():
         for leaf in definition.leaves:
-            foreign.must_be_scored(leaf.name, leaf.config)
+            _must_be_scored(leaf.name, leaf.config)
     return tuple(by_name.values())
+
+
+def _must_be_scored(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a task that no log-likelihoods of options mark."""
+    if "use_prompt" in config:
+        raise UsageError(
+            f"`{name}` takes its prompt from promptsource", hint="write it as `doc_to_text`"
+        )
+    kind = config.get("output_type", "generate_until")
+    metrics = [str(metric.get("metric")) for metric in config.get("metric_list") or []]
+    if "class" in config:
+        raise UsageError(f"`{name}` is a Python class of lm-eval", hint=_INSTEAD)
+    if kind == "generate_until":
+        raise UsageError(f"`{name}` generates text, and an audit scores options", hint=_INSTEAD)
+    if kind not in _SCORED:
+        raise UsageError(
+            f"`{name}` measures perplexity, and an audit does so on text of its own",
+            hint="name its text with `--evaluation`",
+        )
+    if config.get("process_results") is not None:
+        raise UsageError(f"`{name}` marks answers by code of its own", hint=_INSTEAD)
+    if metrics and "acc" not in metrics:
+        raise UsageError(
+            f"`{name}` is marked by {', '.join(metrics)}, and an audit counts right answers",
+            hint=_INSTEAD,
+        )
 
 
 def all_tasks() -> dict[str, str]:
@@ -96,33 +121,17 @@ def all_tasks() -> dict[str, str]:
 
 
 def prompts(
-    leaf: Leaf,
-    data: Mapping[str, Any],
-    shots: int | None,
-    templates: Templates,
-    *,
-    trusted: bool = False,
+    leaf: Leaf, data: Mapping[str, Any], shots: int | None, templates: Templates
 ) -> tuple[Prompted, ...]:
-    """Build the prompts of every document of a task; `data` replaces where its data come from.
-
-    Python code of a folder is imported only if it is `trusted`.
-    """
+    """Build the prompts of every document of a task; `data` replaces where its data come from."""
     with _quiet(), _rendering(templates):
-        if leaf.is_foreign:
-            foreign.must_be_trusted(leaf.name, leaf.config, trusted=trusted)
-            task = foreign.task_of(leaf.config, data)
-        else:
-            manager = _manager(*_where(leaf.name, leaf.file))
-            member = {"task": leaf.name, **dict(leaf.replaced), **data}
-            (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
+        manager = _manager(*_where(leaf.name, leaf.file))
+        member = {"task": leaf.name, **dict(leaf.replaced), **data}
+        (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
         task.set_config("num_fewshot", leaf.shots(shots))
         task.set_fewshot_seed(FEWSHOT_SEED)  # it advances with every document
         task.build_all_requests(limit=None, rank=0, world_size=1)
         return tuple(_prompted(task, group) for group in _by_document(task.instances))
-
-
-def _is_folder(name: str) -> bool:
-    return Path(name).is_dir() or Path(name).suffix in (".yaml", ".yml")
 
 
 def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
@@ -165,23 +174,6 @@ def _manager(folder: str | None) -> Any:
         return library.TaskManager(include_defaults=False, include_path=[path])
 
 
-def _in_folder(path: Path) -> Iterator[Definition]:
-    """Yield the tasks of a folder, or of one file; groups there are what their tasks are."""
-    _library()  # a missing lm-eval is named before a file is
-    tables, why = foreign.read_tasks(path)
-    tasks: dict[str, Leaf] = {}
-    for file, config in tables.items():
-        if "task" in config and "group" not in config:
-            name = config["task"]
-            foreign.must_be_local(name, config)
-            tasks.setdefault(name, Leaf(name, config, (), file))
-    if not tasks:
-        raise UsageError(
-            why or f"there is no task in `{path}`", hint="a task is a .yaml file with a key `task`"
-        )
-    yield from (Definition(name, (leaf,)) for name, leaf in tasks.items())
-
-
 def _in_library(name: str) -> Iterator[Definition]:
     manager = _manager(*_where(name))
     entry = manager._index.get(name)
@@ -189,6 +181,8 @@ def _in_library(name: str) -> Iterator[Definition]:
         names = [*KNOWN, *(_manager(None)._index if name not in KNOWN else ())]
         near = nearest(name, names)
         hint = near if near.startswith("did you mean") else "`qaudit list tasks` names them"
+        if Path(name).exists():
+            hint = "`--choices FILE` scores items of your own, and `qaudit import` takes answers"
         raise UsageError(f"lm-eval has no task `{name}`", hint=hint)
     leaves = tuple(_leaves(manager, name, {}))
     if not leaves:

@@ -35,11 +35,9 @@ from qaudit.items.data import (
     files_sha256,
     find,
     local,
-    own_stamp,
     pinned,
     rows_here,
 )
-from qaudit.items.foreign import code_in, must_be_trusted
 from qaudit.items.harness import Definition, Leaf
 from qaudit.items.names import most_items, named
 from qaudit.items.tokens import ItemText, encoded, write_items
@@ -50,9 +48,6 @@ from qaudit.types import Item, Recipe, TextFile, Window, digest
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
-
-TASK_CODE = "task_code"
-"""The role of Python files that tasks run, among the sources of an audit."""
 
 VERSION = 1
 """Raised when the same tasks and data become other tokens."""
@@ -67,23 +62,8 @@ def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
     return harness.definitions(named(recipe.tasks)) if recipe.tasks else ()
 
 
-def code_of(recipe: Recipe, *, trusted: bool) -> tuple[str, ...]:
-    """Return the files with Python code that tasks run; UsageError unless they are trusted."""
-    files: dict[str, None] = {}
-    for leaf in (leaf for task in tasks_of(recipe) for leaf in task.leaves if leaf.is_foreign):
-        must_be_trusted(leaf.name, leaf.config, trusted=trusted)
-        for code in code_in(leaf.config):
-            file = code.file
-            name = f"{file.parent.name}/{file.name}"  # a path of this machine may name a person
-            sha256 = sha256_of(file)[:12] if file.is_file() else ""
-            files[f"{name} ({sha256})" if sha256 else str(code)] = None
-    return tuple(files)
-
-
 def needs_hub(recipe: Recipe) -> bool:
-    if not recipe.tasks or recipe.task_data:
-        return False
-    return any(not Data.of(leaf).own_files for task in tasks_of(recipe) for leaf in task.leaves)
+    return bool(recipe.tasks) and not recipe.task_data
 
 
 def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tuple[str, ...]]:
@@ -98,9 +78,7 @@ def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tup
     for task in tasks:
         try:
             for leaf in task.leaves:
-                data = Data.of(leaf)
-                if not data.own_files:
-                    found |= {(text.source, text.path): text for text in find(hub, data)}
+                found |= {(text.source, text.path): text for text in find(hub, Data.of(leaf))}
         except (HubError, SourceError) as error:
             failed[task.name] = error
     if failed and len(failed) == len(tasks):
@@ -118,11 +96,10 @@ def fetch_items(hub: Hub, recipe: Recipe, texts: Sequence[TextFile]) -> dict[str
     failed: dict[str, SourceError] = {}
     for task in () if recipe.task_data else tasks_of(recipe):
         for leaf in task.leaves:
-            data = Data.of(leaf)
-            if data.own_files or task.name in failed:
+            if task.name in failed:
                 continue
             try:
-                _fetch(hub, data, texts)
+                _fetch(hub, Data.of(leaf), texts)
             except (HubError, SourceError, UnreachableError) as error:
                 failed[task.name] = SourceError(
                     f"its data cannot be had: {error.message}", hint=error.hint
@@ -148,7 +125,6 @@ class Reading:
     texts: Sequence[TextFile]
     tokenizer_sha256: str
     context: int
-    trusted: bool = False  # Python code of a folder of tasks
 
     def key(self, one: Definition) -> str:
         """Identify the items of a task by everything that decides them."""
@@ -158,15 +134,12 @@ class Reading:
             for leaf in one.leaves
         ]
         parts: list[Any] = [files_sha256(leaf.file) for leaf in one.leaves]
-        parts += [repr(leaf.config) for leaf in one.leaves if leaf.is_foreign]  # files it includes
         about = (VERSION, version("lm-eval"), harness.FEWSHOT_SEED, recipe.task_items)
         return digest([about, leaves, parts, self.tokenizer_sha256, self.context])
 
-    def folder(self, leaf: Leaf) -> tuple[Path, files.Splits] | None:
-        """Return where the data of a task are, and the files of its splits; None: its own."""
+    def folder(self, leaf: Leaf) -> tuple[Path, files.Splits]:
+        """Return where the data of a task are, and the files of its splits."""
         data = Data.of(leaf)
-        if data.own_files:
-            return None
         if self.recipe.task_data:
             return local(Path(self.recipe.task_data), data)
         pins = pinned(data, self.texts)
@@ -178,8 +151,6 @@ class Reading:
 
     def _data(self, leaf: Leaf) -> list[Any]:
         data = Data.of(leaf)
-        if data.own_files:
-            return own_stamp(leaf)
         if not self.recipe.task_data:
             return [(text.source, text.path, text.sha256) for text in pinned(data, self.texts)]
         folder, splits = local(Path(self.recipe.task_data), data)
@@ -265,16 +236,10 @@ def _build(reading: Reading, one: Definition, tokenizer: Any) -> ItemText:
 def _prompts(
     reading: Reading, leaf: Leaf, scratch: Path, templates: Templates
 ) -> tuple[harness.Prompted, ...]:
-    place = reading.folder(leaf)
-    if place is None:
-        kwargs = {**(leaf.config.get("dataset_kwargs") or {}), "cache_dir": str(scratch / "arrow")}
-        source: dict[str, Any] = {"dataset_kwargs": kwargs}
-    else:
-        data = Data.of(leaf)
-        source = files.source_of(data.repo, data.name, *place, scratch)
+    data = Data.of(leaf)
+    source = files.source_of(data.repo, data.name, *reading.folder(leaf), scratch)
     try:
-        shots = reading.recipe.task_shots
-        return harness.prompts(leaf, source, shots, templates, trusted=reading.trusted)
+        return harness.prompts(leaf, source, reading.recipe.task_shots, templates)
     except QauditError:
         raise
     except Exception as error:  # a template or a data set of others may raise anything

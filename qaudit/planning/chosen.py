@@ -10,7 +10,6 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.items.prepare import code_of
 from qaudit.planning.passes import refuse_classes, with_scheme
 from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import resolve
@@ -32,7 +31,6 @@ class Chosen:
     members: list[Checkpoint]
     hub: Hub | None
     seen: Survey
-    task_code: tuple[str, ...]
 
 
 def choose(
@@ -50,7 +48,6 @@ def choose(
         hub = open_hub()
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    code = code_of(resolved.recipe, trusted=options.trust_task_code)
     _must_name_reference(recipe, resolved.subjects)
     resolved, unread_notes = without_unread(resolved, hub)
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
@@ -60,7 +57,7 @@ def choose(
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     refuse_classes(recipe, schemes, seen.largest)
     seen = replace(seen, notes=(*unread_notes, *seen.notes))
-    return Chosen(resolved, schemes, subjects, members, hub, seen, code)
+    return Chosen(resolved, schemes, subjects, members, hub, seen)
 
 
 def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:

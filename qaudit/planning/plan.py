@@ -84,7 +84,6 @@ def make_plan(
             *expert_notes(largest, plan.recipe),
             *allowed_notes(chosen.members),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
-            *(f"Python code of tasks is run on this machine: {file}" for file in chosen.task_code),
             *plan.notes,
             *keeping_notes(kept, kept_nbytes),
             *releases.notes,

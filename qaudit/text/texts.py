@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.errors import SourceError
-from qaudit.items.prepare import TASK_CODE, Reading, code_of, read_items
+from qaudit.items.prepare import Reading, read_items
 from qaudit.items.tokens import ItemText
 from qaudit.sandbox import Templates
 from qaudit.text.chat import Chat
@@ -38,7 +38,6 @@ def read_corpus(
     *,
     hub: Hub | None = None,
     trust_remote_code: bool = False,
-    trust_task_code: bool = False,
     failed: Mapping[str, SourceError] | None = None,
 ) -> Corpus:
     """Read the text of a plan, and its tasks, with the tokenizer its subjects share.
@@ -75,10 +74,8 @@ def read_corpus(
     if not recipe.tasks:
         return corpus
     key = tokenizer_sha256(list(folders.values()))
-    if code := code_of(recipe, trusted=trust_task_code):
-        corpus = replace(corpus, sources=(*corpus.sources, (TASK_CODE, ", ".join(code))))
     context = plan.item_context or plan.context
-    reading = Reading(recipe, plan.texts, key, context, trust_task_code)
+    reading = Reading(recipe, plan.texts, key, context)
     items, failed = read_items(reading, tokenizer, failed or {})
     return _with_items(corpus, items, failed)
 

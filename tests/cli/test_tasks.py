@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tests.support.quantized import quantized_copy
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
 
 TASKS = "piqa,arc_easy,pubmedqa"
+BLIMP = "blimp_adjunct_island"
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,7 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
     ("tasks", "sentence", "hint"),
     [
         ("arc_eazy", "no task `arc_eazy`", "did you mean `arc_easy`?"),
+        ("data", "no task `data`", "`--choices FILE` scores items of your own"),
         ("gsm8k", "`gsm8k` generates text", "mmlu"),
         ("wikitext", "`wikitext` measures perplexity", "--evaluation"),
         ("truthfulqa_mc2", "marks answers by code of its own", "mmlu"),
@@ -275,17 +276,17 @@ def test_a_tokenizer_with_one_of_bos_and_eos_scores_items_without_a_context(
     scan: Run, place: Path, kind: str
 ) -> None:
     _special_tokens(place, kind)
-    _lambada(place)
-    assert scan("--tasks", "alone").code == 0
-    assert rows(Path("out"))["fp", "alone"]["items"] == 4
+    _without_context(place)
+    assert scan("--tasks", BLIMP, "--task-data", "data").code == 0
+    assert rows(Path("out"))["fp", BLIMP]["items"] == 4
 
 
 def test_a_tokenizer_with_neither_bos_nor_eos_leaves_tasks_without_a_context_out(
     scan: Run, place: Path
 ) -> None:
     _special_tokens(place)
-    _lambada(place)
-    assert scan("--tasks", "alone,piqa", "--task-data", "data").code == 3
+    _without_context(place)
+    assert scan("--tasks", f"{BLIMP},piqa", "--task-data", "data").code == 3
     assert {task for _, task in rows(Path("out"))} == {"piqa"}
     (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
     assert "has neither BOS nor EOS" in skipped["reason"]
@@ -301,18 +302,10 @@ def _special_tokens(place: Path, *kinds: str) -> None:
     path.write_text(json.dumps(config))
 
 
-def _lambada(place: Path) -> None:
-    """Write a task of texts without a context."""
-    (place / "alone.jsonl").write_text(
-        "\n".join(json.dumps({"text": f"{word} is the key"}) for word in toys.WORDS[:4])
-    )
-    (place / "alone").mkdir()
-    (place / "alone/alone.yaml").write_text(
-        f"task: alone\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
-        f"    test: {place / 'alone.jsonl'}\ntest_split: test\noutput_type: loglikelihood\n"
-        'doc_to_text: ""\ndoc_to_target: "{{text}}"\nnum_fewshot: 0\n'
-        "metric_list:\n  - metric: acc\n"
-    )
+def _without_context(place: Path) -> None:
+    """Write the data of a task whose options follow nothing."""
+    rows = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
+    toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": rows})
 
 
 def test_options_that_lose_the_beginning_of_their_context_are_counted(scan: Run) -> None:
@@ -327,52 +320,6 @@ def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
     assert listed.code == 0
     assert "paper-a" in listed.out
     assert "14,042 items of 4 options" in listed.out
-
-
-def test_a_folder_of_yaml_files_is_a_list_of_tasks(scan: Run, place: Path) -> None:
-    lines = [
-        {"q": f"{w} is", "options": ["a", "bb", "c d"], "gold": k % 3}
-        for k, w in enumerate(toys.WORDS[:8])
-    ]
-    (place / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    folder = place / "mine"
-    folder.mkdir()
-    (folder / "mine.yaml").write_text(
-        f"task: mine\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
-        f"    test: {place / 'mine.jsonl'}\ntest_split: test\noutput_type: multiple_choice\n"
-        'doc_to_text: "{{q}}"\ndoc_to_choice: options\ndoc_to_target: gold\nnum_fewshot: 0\n'
-        "metric_list:\n  - metric: acc\n"
-    )
-    planned = json.loads(scan("--tasks", "mine", "--dry-run", "--json").out)["items"]
-    assert planned == [["mine", 8]]  # counted before the prompts are built
-    done = scan("--tasks", "mine")
-    assert done.code == 0, done.err
-    assert rows(Path("out"))["fp", "mine"]["items"] == 8
-    (place / "mine.jsonl").write_text(json.dumps({**lines[0], "gold": None}))
-    assert scan("--tasks", "mine").code == 3
-    (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
-    assert "without a right answer" in skipped["reason"]
-
-
-def test_python_code_of_tasks_is_refused_and_named_where_it_is_trusted(
-    scan: Run, place: Path
-) -> None:
-    _lambada(place)
-    yaml = place / "alone/alone.yaml"
-    yaml.write_text(yaml.read_text().replace('"{{text}}"', "!function mine.target"))
-    code = "open('marker', 'w').close()\ndef target(row):\n    return row['text']\n"
-    (place / "alone/mine.py").write_text(code)
-    refused(scan("--tasks", "alone"), 2, "the task `alone` runs Python code", "--trust-task-code")
-    assert not Path("marker").exists()
-    done = scan("--tasks", "alone", "--trust-task-code")
-    assert done.code == 0, done.err
-    assert Path("marker").exists()
-    audit: Any = audit_of(Path("out"))
-    file = f"alone/mine.py ({hashlib.sha256(code.encode()).hexdigest()[:12]})"
-    assert f"Python code of tasks is run on this machine: {file}" in audit["plan"]["notes"]
-    assert "Python code of tasks is run on this machine" in " ".join(done.err.split())
-    assert audit["plan"]["protocol"]["sources"]["task_code"] == file
-    assert "--trust-task-code" in Path("out/card.md").read_text()
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "pyarrow": ("qaudit.text.*", "qaudit.items.files", "qaudit.gallery"),
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.
-    "lm_eval": ("qaudit.items.harness", "qaudit.items.foreign"),
+    "lm_eval": ("qaudit.items.harness",),
     "zstandard": ("qaudit.items.inspect_logs",),  # logs of inspect; in Python itself from 3.14
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (

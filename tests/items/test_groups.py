@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from qaudit.core.items import Marked, drop
+from qaudit.errors import SourceError
 from qaudit.items import harness
+from qaudit.items.files import split_files
 from qaudit.items.prepare import Reading, read_items
 from qaudit.judge.tasks import answers
 from qaudit.settings import Recipe
@@ -70,3 +72,14 @@ def test_mmlu_is_one_task_of_all_its_subjects() -> None:
     (definition,) = harness.definitions(["mmlu"])
     assert (definition.name, len(definition.leaves)) == ("mmlu", 57)
     assert len({leaf.name for leaf in definition.leaves}) == 57
+
+
+OUTSIDE = ("/etc/passwd", "../x.json", "reference::x.json", "http://x/y.json", "~/x.json")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.parametrize("shape", ['"{}"', '["{}"]', '[{{split: test, path: ["{}"]}}]'])
+def test_a_readme_names_no_data_outside_of_its_data_set(path: str, shape: str) -> None:
+    text = f"---\nconfigs: [{{config_name: x, data_files: {shape.format(path)}}}]\n---\n"
+    with pytest.raises(SourceError, match="names data outside of it"):
+        split_files("org/name", None, ("test",), ("x.json",), text.encode())

@@ -60,6 +60,15 @@ def write(root: Path, subjects: tuple[str, ...], documents: int = 9, seed: int =
     return root
 
 
+def write_data(folder: Path, name: str, splits: dict[str, list[dict[str, Any]]]) -> None:
+    """Write a data set of one configuration."""
+    files = {split: f"{name}/{split}.parquet" for split in splits}
+    for split, rows in splits.items():
+        _parquet(folder / files[split], rows)
+    text = f"---\nconfigs: {json.dumps([_config(name, files)])}\n---\n"
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
 def _config(name: str, files: dict[str, str]) -> dict[str, Any]:
     splits = [{"split": split, "path": path} for split, path in files.items()]
     return {"config_name": name, "data_files": splits}

@@ -21,7 +21,6 @@ PLAN = "plan.json"  # beside the audit: saved/parts.py
 PERMISSIONS = {
     "pickle": "--allow-pickle",
     "remote_code": "--trust-remote-code",
-    "task_code": "--trust-task-code",
 }
 
 
@@ -124,10 +123,8 @@ def rescan(audit: AuditRecord, **changed: Any) -> str:
 
 
 def _needs(audit: AuditRecord) -> set[str]:
-    sources = audit.protocol.get("sources")
-    needs = {"task_code"} & set(sources if isinstance(sources, dict) else ())
     members = [c for subject in audit.plan.subjects for c, _ in subject.members]
-    return needs | {need for checkpoint in members for need in checkpoint.requires}
+    return {need for checkpoint in members for need in checkpoint.requires}
 
 
 def _commands(*lines: str) -> doc.CodeBlock:
