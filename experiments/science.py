@@ -9,7 +9,6 @@ Each part is between two markers. An experiment without a summary is written as 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +24,6 @@ from experiments.summary import (
 )
 from experiments.table import read_experiment, shipped_experiments
 from experiments.types import Claim, ExperimentSummary
-from qaudit.core.expected import expectations, reach
 from qaudit.report.document import (
     TableBlock,
     bullets,
@@ -114,21 +112,6 @@ def page(name: str, summary: ExperimentSummary) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def expected_table() -> str:
-    """Lay out what was fitted to all runs, and how it fared at runs that were left out."""
-    lines = [
-        row(
-            error.scheme,
-            str(error.runs),
-            f"{math.exp(reach(error.runs) * error.spread):.2f}",
-            f"{100 * error.coverage:.0f}",
-        )
-        for error in expectations().errors
-    ]
-    names = columns("scheme", "runs", "90 % interval, a factor of", "runs left out in it, %")
-    return render_blocks([TableBlock(names, tuple(lines))])
-
-
 MARKS = {"agrees": " ✓", "disagrees": " ✗", "too wide": " (margin exceeds it)"}
 
 
@@ -158,7 +141,6 @@ def rendered(text: str) -> str:
     found = summaries()
     parts = {"science": overview(found)}
     parts |= {f"science:{name}": block(name, summary) for name, summary in found.items()}
-    parts["science:expected"] = expected_table()
     for name, part in parts.items():
         before, start, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- /{name} -->")

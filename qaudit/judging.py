@@ -20,7 +20,7 @@ from qaudit.judge.pooling import Moved
 from qaudit.judge.released import compared as compare_released
 from qaudit.judge.released import released_findings
 from qaudit.judge.table import Measurements
-from qaudit.planning.detectable import with_detectable
+from qaudit.planning.detectable import detectable_error
 from qaudit.planning.further import planned_rounds
 from qaudit.policy import policy_named
 from qaudit.report.next_step import next_step
@@ -114,7 +114,7 @@ def judge(
     further += [*released_findings(differences)]
     further += [*_of_devices(environment.get("devices", ()), measured, subjects), *advice]
     record = AuditRecord(
-        plan=with_detectable(plan, measurements),
+        plan=replace(plan, detectable_relative_error=detectable_error(plan, measurements)),
         environment=environment,
         protocol=records[0].document.protocol,
         subjects=subjects,

@@ -182,16 +182,6 @@ def detectable(
     return math.inf if steps is None else steps * unit
 
 
-def detectable_drop(items: Sequence[int], flips: float, confidence: float = 0.95) -> float:
-    """Return the smallest change of mean accuracy over tasks of so many items that is found.
-
-    `flips` is the share of answers that go from right to wrong or back: their number is the
-    variance of a difference, less the square of what they change one way.
-    """
-    error = math.sqrt(sum(flips / count for count in items)) / len(items)
-    return float(scipy.special.ndtri(0.5 + confidence / 2) + scipy.special.ndtri(POWER)) * error
-
-
 def items_to_detect(
     interval: Interval, items: int, margin: float, confidence: float = 0.95, draw: float = 0.0
 ) -> int | None:

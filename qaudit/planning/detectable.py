@@ -1,54 +1,28 @@
-"""How small a relative error the text of a plan can tell from none, by what was measured on it.
+"""How small a relative error the text of an audit can tell from none.
 
-That depends on how much the damage differs between documents, which is unknown before
-anything is measured: the spread of another model on another text is no guide. So it is
-computed from measurements of this very audit, where an earlier run left some, and is otherwise
-not known. Told is the difference from zero that an audit like the earlier one, with as many
-draws of calibration text, finds in four of five cases.
+That depends on how much the damage differs between documents, which is unknown before anything is
+measured. Told is the difference from zero that an audit like this one, with as many draws of
+calibration text, finds in four of five cases; the median over its subjects and schemes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
-from qaudit.core.items import Marked
 from qaudit.core.power import detectable
 from qaudit.core.statistics import excess
-from qaudit.judge.tasks import answers, tasks_of
-from qaudit.types import FULL_PRECISION, Measurement, Plan, TaskEvidence
+from qaudit.types import FULL_PRECISION, Measurement, Plan
 
 
-def with_detectable(plan: Plan, measurements: Sequence[Measurement]) -> Plan:
-    """Return the plan with the effect that a typical comparison detects."""
+def detectable_error(plan: Plan, measurements: Sequence[Measurement]) -> float | None:
+    """Return the relative error that a typical comparison of the audit detects."""
     labels = {subject.label for subject in plan.subjects}
-    planned = [m for m in measurements if m.subject in labels]
-    effects, flips = list(_effects(planned, plan)), list(_flips(planned, plan))
-    return replace(
-        plan,
-        detectable_relative_error=median(effects) if effects else None,
-        flips=median(flips) if flips else None,
-    )
-
-
-def _flips(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:
-    """Yield the share of answers that each scheme moved from right to wrong or back."""
-    tasks: dict[tuple[str, str], dict[str, TaskEvidence]] = {}
-    for m in measurements:
-        tasks.setdefault((m.subject, m.spec), {}).update(tasks_of(m))
-    for (subject, spec), evidence in tasks.items():
-        full = tasks.get((subject, FULL_PRECISION), {})
-        pairs = [
-            Marked(answers(task).right_N, answers(full[name]).right_N)
-            for name, task in evidence.items()
-            if spec in plan.specs and name in full and len(full[name].nll) == len(task.nll)
-        ]
-        if pairs:
-            yield sum(p.lost + p.won for p in pairs) / sum(len(p.full_N) for p in pairs)
+    effects = list(_effects([m for m in measurements if m.subject in labels], plan))
+    return median(effects) if effects else None
 
 
 def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:

@@ -30,7 +30,6 @@ from qaudit.planning.passes import (
     with_reference,
 )
 from qaudit.planning.permissions import allowed_notes
-from qaudit.planning.presets import preset_times
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import TextSize, text_size
@@ -150,7 +149,6 @@ def _planned(
         traffic=traffic,
         findings=resolved.findings,
         releases=releases.subjects,
-        items=text.items,
         passes=passes,
         further=price_further(chosen.subjects, schemes, pricing, traffic, machine)
         if more
@@ -167,7 +165,6 @@ def _planned(
             *(["no scheme here calibrates: there is nothing to draw again"] if idle else ()),
             *(whole_notes if is_long else ()),
         ),
-        presets=tuple(preset_times(recipe, chosen.subjects, schemes, pricing, machine)),
     )
     return plan, footprint
 

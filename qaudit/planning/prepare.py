@@ -16,7 +16,6 @@ from qaudit.downloads.sources import RECORD_FILE
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.detectable import with_detectable
 from qaudit.planning.diagnoses import with_needed_again
 from qaudit.planning.lock import (
     check_pins,
@@ -31,7 +30,6 @@ from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import needs_hub, still_there
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.parts import PLAN, write_plan
-from qaudit.saved.results import measured_in
 from qaudit.saved.signature import signing_key
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import SILENT, Pins, Plan, Resolved, Watch, digest
@@ -76,9 +74,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
         resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
     evidence = out / "evidence"
-    folders = (evidence, *sorted(evidence.glob("tasks/*")))
-    measured = [result for folder in folders for result in measured_in(folder)]
-    plan = with_needed_again(with_detectable(plan, measured), evidence)
+    plan = with_needed_again(plan, evidence)
     return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
 
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qaudit.core.expected import CONFIDENCE, expectations
-from qaudit.core.power import detectable_drop
 from qaudit.core.registry import parse_scheme
-from qaudit.report.format import count, duration, listing, percent, plural, size
+from qaudit.report.format import count, duration, listing, plural, size
 from qaudit.report.terminal import filled
 from qaudit.types import Further, Plan, Subject, Traffic, reference_in
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
-_USUAL_FLIPS = (0.02, 0.1)  # of 4-bit and of 3-bit schemes, about
-LONG = 600.0  # seconds, after which a CPU is better used with `--quick`
 SHOWN = 12  # checkpoints before the list is folded
 
 
@@ -49,8 +45,6 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "text", f"{role}: {source}"
     for diagnostic in plan.diagnoses:
         yield "diagnose", diagnostic
-    yield from (("expect", text) for text in _expected(plan))
-    yield from (("detect", text) for text in _detectable(plan))
     for finding in plan.findings:
         hint = f" ({finding.hint})" if finding.hint else ""
         yield "finding", f"{finding.rule} {finding.message}{hint}"
@@ -65,30 +59,6 @@ def _later(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "then", _otherwise(plan.otherwise, plan.perturbations)
     if plan.recipe.arithmetic and "rounding" not in plan.perturbations:
         yield "note", "arithmetic is not included: it would take more than a tenth of this scan"
-
-
-def _expected(plan: Plan) -> Iterator[str]:
-    """Yield the added loss to expect of the last checkpoint, where the laboratory's runs tell."""
-    checkpoints = [s.members[0][0] for s in plan.subjects if len(s.members) == 1]
-    dated = [c for c in checkpoints if c.tokens and c.learning_rate is not None]
-    if not dated:
-        return
-    last = max(dated, key=lambda c: c.tokens or 0)
-    tokens, rate = last.tokens or 0, last.learning_rate or 0.0
-    highest = max(c.learning_rate or 0.0 for c in dated)
-    ours = expectations()
-    if not ours.covers(plan.parameters, tokens) or not highest:
-        return
-    errors = [e for e in ours.errors if parse_scheme(e.scheme).spec in plan.specs]
-    shown = [
-        f"{e.scheme} {percent(e.at(tokens / plan.parameters, 1 - rate / highest))} %"
-        for e in errors
-    ]
-    if shown:
-        yield (
-            f"added loss of `{last.label}` at {100 * CONFIDENCE:g} %: {listing(shown)}, by "
-            f"{errors[0].runs} runs of the laboratory"
-        )
 
 
 def _room(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -155,18 +125,6 @@ def _disk(traffic: Traffic) -> str:
 
 
 def _time(plan: Plan) -> str:
-    text = _compute(plan)
-    presets = {
-        time.name: f"with --{time.name} {_seconds(time.seconds_low)} to "
-        f"{_seconds(time.seconds_high)}"
-        for time in plan.presets
-    }
-    if "quick" in presets and plan.device == "cpu" and plan.seconds_high > LONG:
-        return "; ".join([presets.pop("quick"), f"as planned {text}", *presets.values()])
-    return "; ".join([text, *presets.values()])
-
-
-def _compute(plan: Plan) -> str:
     text = f"{_seconds(plan.seconds_low)} to {_seconds(plan.seconds_high)}"
     if plan.device.startswith("cuda"):
         low, high = plan.seconds_low / 3600, plan.seconds_high / 3600
@@ -195,42 +153,3 @@ def _otherwise(price: Further, perturbations: Sequence[str]) -> str:
 
 def _seconds(seconds: float) -> str:
     return duration(max(1.0, seconds))
-
-
-def _detectable(plan: Plan) -> Iterator[str]:
-    yield _detectable_error(plan)
-    if plan.items:
-        yield _detectable_drop(plan)
-
-
-def _detectable_error(plan: Plan) -> str:
-    recipe = plan.recipe
-    tokens = recipe.evaluation_documents * (recipe.document_tokens or plan.context)
-    text = (
-        f"on at most {plural(recipe.evaluation_documents, 'document')} and {tokens:,} tokens"
-        if not recipe.packed
-        else f"on at most {plural(recipe.evaluation_documents, 'packed window')}"
-    )
-    if plan.detectable_relative_error is None:
-        return f"not known before the first measurement, {text}"
-    return (
-        f"an added loss of {100 * plan.detectable_relative_error:.2g} % or more, in four of five "
-        f"cases, {text}; estimated from earlier measurements"
-    )
-
-
-def _detectable_drop(plan: Plan) -> str:
-    """Return the change of accuracy that the items detect, by the share of answers that flip."""
-    counts = [count for _, count in plan.items]
-    shares = [plan.flips] if plan.flips is not None else _USUAL_FLIPS
-    parts = []
-    for flips in shares:
-        largest = [
-            100 * detectable_drop(some, flips, plan.recipe.confidence)
-            for some in (counts, [max(counts)])
-        ]
-        alone = f", of a task of {max(counts):,} items {largest[1]:.2g}" if len(counts) > 1 else ""
-        parts.append(f"{largest[0]:.2g} points{alone}, where {100 * flips:.2g} % of answers flip")
-    note = ", as measured before" if plan.flips is not None else ""
-    mean = "mean accuracy over tasks" if len(counts) > 1 else "accuracy"
-    return f"a change of {mean} of {'; '.join(parts)}{note}; in four of five cases"

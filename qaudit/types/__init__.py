@@ -12,7 +12,6 @@ from qaudit.types.audit import (
     Plan,
     Plugin,
     PluginKind,
-    PresetTime,
     Price,
     Signature,
     Skipped,

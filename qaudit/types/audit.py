@@ -118,15 +118,6 @@ class Further:
 
 
 @dataclass(frozen=True)
-class PresetTime:
-    """What the same subjects would take with other settings."""
-
-    name: str  # of a preset, as `quick`
-    seconds_low: float
-    seconds_high: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """The recipe resolved and priced, before the first byte of weights is read."""
 
@@ -150,7 +141,7 @@ class Plan:
     traffic: Traffic | None = None  # None: every target is a local folder
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
     releases: tuple[Subject, ...] = ()  # compared with the soups that they are described as
-    detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
+    detectable_relative_error: float | None = None  # with 80 % power; not known of a plan
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
     item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
@@ -162,11 +153,6 @@ class Plan:
     plugins: tuple[Plugin, ...] = ()  # of other distributions
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     nbytes_disk: int = 0  # beside downloads: hidden states, and quantized weights between rounds
-    items: tuple[tuple[str, int], ...] = ()  # of each task, counted or estimated
-    flips: float | None = (
-        None  # the median share of answers that changed marks, by what is measured
-    )
-    presets: tuple[PresetTime, ...] = ()  # what `--quick` and `--thorough` would take
 
 
 @dataclass(frozen=True)

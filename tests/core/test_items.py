@@ -13,7 +13,7 @@ from scipy import stats
 
 from qaudit.core import items
 from qaudit.core.items import Marked
-from qaudit.core.power import detectable_drop, items_to_detect
+from qaudit.core.power import items_to_detect
 from qaudit.types import Interval
 
 
@@ -112,28 +112,6 @@ def test_the_interval_of_a_mean_over_tasks_holds_the_truth() -> None:
         held += found.low <= expected <= found.high
     # 400 draws: a standard error of 1.1 points.
     assert 0.92 < held / 400 < 0.98
-
-
-def test_a_change_that_is_detectable_is_found_in_four_of_five_cases() -> None:
-    random = np.random.default_rng(2)
-    counts, flips = (150, 400), 0.1
-    effect = detectable_drop(counts, flips)
-    found = 0
-    for _ in range(1000):
-        tasks = []
-        for count in counts:
-            flip = random.random(count)
-            full = random.random(count) < 0.5
-            right = np.where(flip < flips / 2 + effect / 2, False, full)
-            full = np.where(flip < flips / 2 + effect / 2, True, full)
-            won = flip > 1 - flips / 2 + effect / 2
-            right, full = np.where(won, True, right), np.where(won, False, full)
-            tasks.append(Marked(right, full))
-        interval = items.drop(tasks, 0.95, normalized=False)
-        assert interval is not None
-        found += interval.low > 0
-    # 1,000 trials: a standard error of 1.3 points. Half an item in each cell takes a little.
-    assert 0.74 < found / 1000 < 0.86
 
 
 def test_items_that_decide_leave_a_draw_where_it_is() -> None:
