@@ -94,6 +94,8 @@ def _measured(choice: ExportChoice) -> list[Block]:
         blocks.append(paragraph(f"The verdict on {ships.bit_class} bits: {status}."))
         if notes := (*ships.breaches, *ships.needs, *ships.warnings):
             blocks.append(bullets(*notes))
+    else:
+        blocks.append(paragraph("The audit's verdict is about other weights, not about these."))
     return blocks
 
 

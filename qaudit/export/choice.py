@@ -13,8 +13,10 @@ from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
+from qaudit.judge.candidates import bit_class
 from qaudit.planning.prepare import prepare
 from qaudit.report.document import status_in_words
+from qaudit.report.verdict import label, what
 from qaudit.saved.audits import read_audit
 from qaudit.saved.parts import is_unfinished
 from qaudit.saved.plans import FILE
@@ -66,15 +68,18 @@ def of_audit(
     file: Path, bits: str | None, subject: str | None, scheme: str | None, watch: Watch
 ) -> ExportChoice:
     record = read_audit(file)
-    label, text = _shipped(record, bits) if not (subject and scheme) else (subject, scheme)
-    chosen = _subject(subject or label, record.subjects)
-    wanted = _measured_scheme(scheme or text, record)
+    chosen = None if subject is None else _subject(subject, record.subjects)
+    wanted = None if scheme is None else _measured_scheme(scheme, record)
+    if wanted is not None:
+        bits = _class_of(wanted, record, bits)
+    is_named = chosen is not None and wanted is not None
+    if chosen is None or wanted is None:
+        chosen, wanted = _what_ships(record, _decision(record, bits), chosen, wanted)
     plan = record.plan
     on_hub = bool(plan.texts) or any(
         c.commit for s in (*plan.subjects, chosen) for c, _ in s.members
     )
     hub = open_hub(watch=watch) if on_hub else None
-    is_named = bool(subject and scheme)
     return ExportChoice(chosen, wanted, plan, RunOptions(), hub, record, file, is_named)
 
 
@@ -103,8 +108,50 @@ def with_options(choice: ExportChoice, *, allow_pickle: bool) -> ExportChoice:
     return replace(choice, options=replace(choice.options, allow_pickle=allow_pickle))
 
 
-def _shipped(record: AuditRecord, bits: str | None) -> tuple[str, str]:
-    """Return the subject and scheme that ship of the one bit class, or of the named one."""
+def _what_ships(
+    record: AuditRecord, one: ClassVerdict, subject: Subject | None, scheme: Scheme | None
+) -> tuple[Subject, Scheme]:
+    """Return what ships of a bit class, which must be the subject or the scheme that is named."""
+    if one.subject is None or one.scheme is None:
+        raise UsageError(
+            f"nothing of {label(one)} was measured, so that nothing ships",
+            hint="run the scan again to complete it, or name `--subject` and `--scheme`",
+        )
+    decided = _subject(one.subject, record.subjects), _measured_scheme(one.scheme, record)
+    named = subject or decided[0], scheme or decided[1]
+    options = f"--subject {shlex.quote(named[0].label)} --scheme {named[1].short}"
+    hint = f"name both to export it all the same: `{options}`"
+    if one.status != "ship":
+        raise NotShipping(
+            f"nothing of {label(one)} ships: the verdict is {status_in_words(one.status).upper()}, "
+            f"{'; '.join((*one.breaches, *one.needs)) or 'by the policy'}",
+            hint=hint,
+        )
+    if named != decided:
+        raise NotShipping(
+            f"`{named[0].label}` at {named[1].short} is not what ships of {label(one)}, "
+            f"which is {what(one)}",
+            hint=hint,
+        )
+    return decided
+
+
+def _class_of(scheme: Scheme, record: AuditRecord, bits: str | None) -> str:
+    """Return the bit class of a scheme, which must be the one that `--bits` names."""
+    classes = {row.spec: bit_class(row) for row in record.measurements}
+    name = classes.get(scheme.spec, scheme.bit_class)
+    if bits not in (None, name):
+        of_class = [row.scheme for row in record.measurements if bit_class(row) == bits]
+        raise UsageError(
+            f"{scheme.short} is of the class `{name}`, and `--bits {bits}` asks for another",
+            hint=f"of `{bits}` the audit has {', '.join(dict.fromkeys(of_class)) or 'nothing'}; or "
+            f"add `--bits {name}`",
+        )
+    return name
+
+
+def _decision(record: AuditRecord, bits: str | None) -> ClassVerdict:
+    """Return the verdict on the one bit class, or on the named one."""
     classes = {one.bit_class: one for one in record.verdict.classes} if record.verdict else {}
     if not classes:
         raise UsageError(
@@ -119,22 +166,9 @@ def _shipped(record: AuditRecord, bits: str | None) -> tuple[str, str]:
     name = bits or next(iter(classes))
     if name not in classes:
         raise UsageError(
-            f"the audit measured nothing of {name} bits", hint=f"it has {', '.join(classes)}"
+            f"the audit decides nothing of {name} bits", hint=f"it has {', '.join(classes)}"
         )
-    one = classes[name]
-    if one.subject is None or one.scheme is None:
-        raise UsageError(
-            f"nothing of {name} bits was measured, so that nothing ships",
-            hint="run the scan again to complete it, or name `--subject` and `--scheme`",
-        )
-    if one.status != "ship":
-        named = f"--subject {shlex.quote(one.subject)} --scheme {one.scheme}"
-        raise NotShipping(
-            f"nothing of {name} bits ships: the verdict is {status_in_words(one.status).upper()}, "
-            f"{'; '.join((*one.breaches, *one.needs)) or 'by the policy'}",
-            hint=f"name it to export it all the same: `{named}`",
-        )
-    return one.subject, one.scheme
+    return classes[name]
 
 
 def _subject(label: str, subjects: Sequence[Subject]) -> Subject:

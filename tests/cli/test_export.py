@@ -175,10 +175,24 @@ def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) ->
     refused(done, 3, "nothing of 4 bits ships: the verdict is UNDECIDED, ", "--subject step")
     path = place / "out" / "audit.json"
     path.write_text(path.read_text().replace('"undecided"', '"ship"'))
-    assert qaudit("export", "out", "--bits", "4", "--out", "new", "-q").code == 0
-    record = read_export(place / "new")
     audit = json.loads((place / "out" / "audit.json").read_text())
     ships = {one["bit_class"]: one for one in audit["verdict"]["classes"]}["4"]
+    other = next(f"step{n}" for n in (10, 200, 1000) if f"step{n}" != ships["subject"])
+    of_three = "rtn-3bit:group=32"
+    for named, code, sentence, hint in (
+        (("--bits", "4", "--subject", other), 3, "not what ships of 4 bits", f"`--subject {other}"),
+        (("--scheme", of_three, "--subject", other, "--bits", "4"), 2, "class `3`", "`--bits 3`"),
+        (("--scheme", of_three, "--bits", "4"), 2, "class `3`", ships["scheme"]),
+        (("--scheme", of_three, "--bits", "8"), 2, "class `3`", "has nothing"),
+    ):
+        refused(qaudit("export", "out", *named, "--out", "new"), code, sentence, hint)
+        assert not (place / "new").exists()
+    cell = ("--subject", other, "--scheme", ships["scheme"])
+    assert qaudit("export", "out", *cell, "--out", "other", "-q").code == 0
+    assert "verdict is about other weights" in (place / "other" / "README.md").read_text()
+    what = ("--scheme", ships["scheme"])  # of one class: the verdict's subject
+    assert qaudit("export", "out", *what, "--out", "new", "-q").code == 0
+    record = read_export(place / "new")
     assert (record.subject, record.scheme) == (ships["subject"], ships["scheme"])
     raw = (place / "out" / "audit.json").read_bytes()
     assert record.audit_sha256 == hashlib.sha256(raw).hexdigest()
