@@ -27,6 +27,7 @@ from qaudit.checkpoints.safetensors import (
     weight_files,
 )
 from qaudit.errors import ConfigurationError, SourceError
+from tests.support.filled import filled
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 
@@ -123,7 +124,7 @@ def test_threads_read_the_same_folder_at_once(tmp_path: Path) -> None:
     stored = {f"t{i}": torch.full((1000,), float(i)) for i in range(20)}
     weights = WeightFolder(save(tmp_path, stored))
     with ThreadPoolExecutor(4) as pool:
-        for name, tensor in zip(stored, pool.map(weights.read, stored), strict=True):
+        for name, tensor in filled(zip(stored, pool.map(weights.read, stored), strict=True)):
             assert torch.equal(tensor, stored[name])
 
 

@@ -27,6 +27,7 @@ from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
 from qaudit.saved.writer import one_writer
 from tests.support.cli import TEXT, Run, refused
+from tests.support.filled import filled
 from tests.support.models import save_model
 
 WHERE = ("series/step200", *TEXT)
@@ -68,7 +69,7 @@ def test_compressed_tensors_reads_the_weights_that_were_measured(
     assert (done.code, done.out) == (0, "new\n")
     record, dense = read_export(place / "new"), decompressed(place / "new")
     assert {name.removesuffix(".weight") for name in dense} == set(record.dense)
-    for name, weight_RC in dense.items():
+    for name, weight_RC in filled(dense.items()):
         assert sha256_of(weight_RC) == record.dense[name.removesuffix(".weight")], name
 
 
@@ -98,7 +99,7 @@ def test_files_are_read_as_shipped_ones_are(
     assert done.code == 0
     record, read = read_export(place / "new"), QuantizedFolder(place / "new")
     assert set(read.linears) == {f"{name}.weight" for name in record.dense}
-    for name, sha256 in record.dense.items():
+    for name, sha256 in filled(record.dense.items()):
         assert sha256_of(read.read(f"{name}.weight").float()) == sha256, name
 
 
@@ -108,11 +109,11 @@ def test_the_hashes_are_of_what_the_scheme_makes_of_the_checkpoint(
     assert qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new", "-q").code == 0
     record, source = read_export(place / "new"), tensors_of(place / "series" / "step200")
     scheme = parse_scheme(SCHEMES[0])
-    for name, sha256 in record.dense.items():
+    for name, sha256 in filled(record.dense.items()):
         linears = Linears({"w": source[f"{name}.weight"]})
         assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256
     written = tensors_of(place / "new")
-    for name, sha256 in record.rest.items():
+    for name, sha256 in filled(record.rest.items()):
         assert torch.equal(written[name], source[name])
         assert sha256_of(source[name]) == sha256
     assert {*record.rest, *(f"{name}.weight" for name in record.dense)} == set(source)
@@ -161,7 +162,7 @@ def test_shards_have_an_index(qaudit: Run, place: Path) -> None:
     one, many = tensors_of(place / "one"), tensors_of(place / "many")
     assert len(list((place / "many").glob("*.safetensors"))) > 1
     assert set(one) == set(many)
-    assert all(torch.equal(one[name], many[name]) for name in one)
+    assert all(torch.equal(one[name], many[name]) for name in filled(one))
     index = json.loads((place / "many" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(many)
 
@@ -216,7 +217,7 @@ def test_a_soup_is_exported(qaudit: Run, scan: Run, place: Path) -> None:
     record, soup = read_export(place / "new"), tensors_of(place / "soup")
     assert "| 2 | `step1000` | 0.5 |" in (place / "new" / "README.md").read_text()
     scheme = parse_scheme(SCHEMES[0])
-    for name, sha256 in record.dense.items():
+    for name, sha256 in filled(record.dense.items()):
         linears = Linears({"w": soup[f"{name}.weight"]})
         assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256
 
@@ -467,7 +468,7 @@ def test_an_index_of_other_weights_beside_a_single_file_is_not_read_and_named(
     done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
     assert (done.code, done.out) == (0, "new\n")
     record, scheme = read_export(place / "new"), parse_scheme(SCHEMES[0])
-    for name, sha256 in record.dense.items():
+    for name, sha256 in filled(record.dense.items()):
         linears = Linears({"w": single[f"{name}.weight"]})
         assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256, name
     named = "`part.safetensors`, which `model.safetensors.index.json` names, is not"

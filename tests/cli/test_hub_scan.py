@@ -20,6 +20,7 @@ from qaudit.checkpoints.folder import shipped_series
 from qaudit.hub import open_hub
 from qaudit.planning.lock import read_lock
 from tests.support.cli import QUICK, TEXT, Run, audit_of, refused, settings, weights_in
+from tests.support.filled import filled
 from tests.support.gguf import write_gguf
 from tests.support.hub import Hub
 from tests.support.models import text
@@ -56,7 +57,7 @@ def asked_of(hub: Hub) -> list[str]:
 
 def evidence(folder: Path) -> dict[tuple[str, str], dict[str, np.ndarray]]:
     found = {}
-    for row in audit_of(folder)["measurements"]:  # type: ignore[attr-defined]
+    for row in filled(audit_of(folder)["measurements"]):  # type: ignore[attr-defined]
         with np.load(folder / row["evidence"]) as arrays:
             found[row["subject"], row["spec"]] = {name: arrays[name] for name in arrays.files}
     return found

@@ -16,6 +16,7 @@ from qaudit.core.registry import parse_scheme, schemes
 from qaudit.core.scheme import Calibration
 from qaudit.errors import SchemeError, SourceError
 from qaudit.settings import DEFAULT_SCHEMES
+from tests.support.filled import filled
 from tests.support.schemes import (
     ALL,
     COLUMNS,
@@ -67,7 +68,7 @@ def test_names_shapes_and_rows_of_zeros_are_kept_and_bits_are_counted(scheme):
     for fold in (False, True):
         linears, quantized = example(fold=fold), made(scheme, fold=fold)
         assert list(quantized.weights) == list(linears.weights)
-        for name, weight in linears.weights.items():
+        for name, weight in filled(linears.weights.items()):
             assert quantized.weights[name].shape == weight.shape
             assert quantized.weights[name].dtype == weight.dtype
             assert torch.isfinite(quantized.weights[name]).all()
@@ -79,7 +80,7 @@ def test_names_shapes_and_rows_of_zeros_are_kept_and_bits_are_counted(scheme):
 @every_plain_scheme
 def test_the_dtype_is_kept(scheme):
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        for weight in scheme.quantize(example(dtype)).weights.values():
+        for weight in filled(scheme.quantize(example(dtype)).weights.values()):
             assert weight.dtype == dtype
             assert torch.isfinite(weight).all()
 
@@ -94,7 +95,7 @@ def test_the_input_is_not_touched_and_nothing_is_logged(scheme, caplog):
     assert not caplog.records
     assert torch.equal(linears.inputs.gram_CC, copy.inputs.gram_CC)
     assert torch.equal(linears.inputs.absmean_C, copy.inputs.absmean_C)
-    for name, weight in copy.weights.items():
+    for name, weight in filled(copy.weights.items()):
         assert torch.equal(linears.weights[name], weight)
         quantized.weights[name].add_(1.0)  # the result shares no memory with the input
         assert torch.equal(linears.weights[name], weight)
@@ -107,7 +108,7 @@ def test_the_same_input_in_any_layout_gives_the_same_bits(scheme):
         name: torch.nn.Parameter(weight.T.contiguous()).T for name, weight in turned.weights.items()
     }
     second = scheme.quantize(dataclasses.replace(turned, weights=weights))
-    for name, weight in first.weights.items():
+    for name, weight in filled(first.weights.items()):
         assert torch.equal(weight, second.weights[name])
         assert not second.weights[name].requires_grad
     assert (first.bits, first.notes) == (second.bits, second.notes)
@@ -119,7 +120,7 @@ def test_the_same_input_in_any_layout_gives_the_same_bits(scheme):
     ids=lambda scheme: scheme.short,
 )
 def test_zeros_stay_zero(scheme):
-    for name, weight in example().weights.items():
+    for name, weight in filled(example().weights.items()):
         assert not made(scheme).weights[name][weight == 0].any()
 
 
@@ -147,7 +148,7 @@ def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme):
         linears, weights={n: w * factor for n, w in example_weights.items()}
     )
     first, second = scheme.quantize(linears), scheme.quantize(scaled)
-    for name, weight in first.weights.items():
+    for name, weight in filled(first.weights.items()):
         assert torch.equal(weight * factor, second.weights[name])
 
 
@@ -309,7 +310,7 @@ def test_a_group_larger_than_a_row_is_one_group_per_row(scheme):
     wide = dataclasses.replace(scheme, group=1024).quantize(example())
     whole = dataclasses.replace(scheme, group=-1).quantize(example())
     assert wide.bits == whole.bits
-    for name, weight in whole.weights.items():
+    for name, weight in filled(whole.weights.items()):
         assert torch.equal(wide.weights[name], weight)
 
 

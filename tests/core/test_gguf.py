@@ -19,6 +19,7 @@ from qaudit.core.gguf.pack import pack
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SourceError
+from tests.support.filled import filled
 from tests.support.gguf import HASHES, importance, weight
 
 F32 = np.float32
@@ -118,7 +119,7 @@ def test_importance_is_the_mean_square_of_inputs(name):
     quantized = parse_scheme(f"{name}:importance=true").quantize(given_)
     mean_square = given_.inputs.gram_CC.diagonal() / given_.inputs.tokens
     kind = name.removeprefix("gguf-").upper()
-    for linear, stored in quantized.stored.items():
+    for linear, stored in filled(quantized.stored.items()):
         assert torch.equal(stored.packed_RB, pack(kind, given_.weights[linear], mean_square))
     plain = parse_scheme(name).quantize(given_)
     assert not torch.equal(plain.weights["self_attn.q_proj"], quantized.weights["self_attn.q_proj"])

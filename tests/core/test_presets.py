@@ -19,6 +19,7 @@ from qaudit.core.linears import Inputs
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration
 from tests.support.correlated import problem
+from tests.support.filled import filled
 from tests.support.reference.plain_awq import clip_and_round, round_groups, search_scale
 from tests.support.reference.plain_gptq import gptq
 from tests.support.whole import FAMILIES, groups_here, save, tokens
@@ -103,7 +104,7 @@ def test_awq_searches_a_block_as_its_tool_does(block, tool):
     groups, folded = block
     scheme = parse_scheme(f"awq-4bit:preset={tool}:group=64:scale_dtype=float32")
     grid = {"bits": 4, "group": 64, "zero_point": True, "scale_dtype": "float32"}
-    for first, (linears, x) in groups.items():
+    for first, (linears, x) in filled(groups.items()):
         found, quantized = scheme.search_scales(linears), scheme.quantize(linears)
         assert (found is not None) == (first in folded)
         scale = np.ones(x.shape[1])

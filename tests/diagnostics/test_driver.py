@@ -28,6 +28,7 @@ from qaudit.saved.audits import from_json, to_json
 from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support import sample
+from tests.support.filled import filled
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.running import Outcome, measure_tasks
@@ -82,7 +83,7 @@ def test_looking_at_weights_changes_no_bit_of_a_measurement(
     series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
 ) -> None:
     plain = diagnose(series, tmp_path)
-    for a, b in zip(plain.filed, done[1].filed, strict=True):
+    for a, b in filled(zip(plain.filed, done[1].filed, strict=True)):
         one, other = a.measurement.evidence, b.measurement.evidence
         np.testing.assert_array_equal(one.nll_sum, other.nll_sum)
         assert a.measurement.notes == b.measurement.notes

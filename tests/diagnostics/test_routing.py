@@ -22,6 +22,7 @@ from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Measurement, Routing
 from tests.support import sample
 from tests.support.cards import section
+from tests.support.filled import filled
 from tests.support.gated import TODAY, A, held, of, policy, rule
 from tests.support.schemas import violations
 
@@ -59,7 +60,7 @@ def audit() -> AuditRecord:
 
 def test_a_row_of_a_measurement_has_the_mean_over_layers() -> None:
     found = {(m.subject, m.scheme): m for m in measured()}
-    for row in audit().measurements:
+    for row in filled(audit().measurements):
         routing = found[row.subject, row.scheme].evidence.routing
         if routing is None:
             assert row.routing_agreement is None and row.routing_moved is None

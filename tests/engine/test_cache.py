@@ -18,6 +18,7 @@ from qaudit.engine.streams import SchemeStream
 from qaudit.errors import ModelError, SchemeError
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
+from tests.support.filled import filled
 from tests.support.passes import CPU, EVALUATION, run
 from tests.support.tiny import FAMILIES
 
@@ -156,7 +157,7 @@ def test_every_family_hands_its_keys_and_values_over(family, tmp_path):
     folder = tiny.make(tmp_path, family)
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     hidden = model.embed(tiny.tokens(2, 24))
-    for block in model.blocks():
+    for block in filled(model.blocks()):
         plain = block.forward(hidden)
         reads = getattr(getattr(block.module, "self_attn", None), "is_kv_shared_layer", False)
         seen = []
@@ -179,7 +180,7 @@ def test_unknown_caches_and_blocks_without_one_are_refused_by_name(tmp_path):
     folder = tiny.make(tmp_path, "llama")
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     model.embed(tiny.tokens(1, 8))
-    for block in model.blocks():
+    for block in filled(model.blocks()):
         block.module.self_attn.kv_lora_rank = 8
         with pytest.raises(ModelError, match="block 0: its attention caches a latent"):
             block.round_cache(lambda states: states)

@@ -37,6 +37,7 @@ from qaudit.types import (
     WeightFile,
     Window,
 )
+from tests.support.filled import filled
 from tests.support.models import save_model
 from tests.support.running import floor_of, is_stored, measure_each, tasks_of
 from tests.support.series import find_checkpoints
@@ -332,7 +333,7 @@ def test_another_dtype_is_computed_in_it_and_filed_apart(
     filed = measure(task, MACHINE, store)
     there = replace(MACHINE, dtype=torch.bfloat16)
     other = measure(task.changed(perturbed=None), there, ResultStore(tmp_path / "other"))
-    for one, two in zip(filed, other, strict=True):
+    for one, two in filled(zip(filed, other, strict=True)):
         assert one.path.parent.name == "floor"
         sums = one.measurement.evidence.nll_sum, two.measurement.evidence.nll_sum
         np.testing.assert_array_equal(*sums)

@@ -28,6 +28,7 @@ from qaudit.model.merged import MergedWeights
 from qaudit.saved.arrays import arrays_of
 from qaudit.types import Corpus, Protocol
 from tests.support import released
+from tests.support.filled import filled
 from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, feed, losses, run
 
 WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
@@ -101,7 +102,7 @@ def test_an_expert_is_calibrated_on_the_tokens_routed_to_it(tmp_path: Path) -> N
         for row, kept in zip(tokens, valid, strict=True):
             with torch.no_grad():
                 plain(input_ids=row[kept][None], use_cache=False)
-    for group in block.groups:
+    for group in filled(block.groups):
         if group.expert is None:
             continue
         inputs = captured.get(group)
@@ -123,14 +124,14 @@ def test_down_reads_what_quantized_gate_and_up_make_in_its_own_stream_alone(tmp_
     block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
     captured = capture_inputs(block, hidden)
     before: dict[str, Tensor] = {}
-    for group, inputs in groups_in_passing(block, hidden, []):
+    for group, inputs in filled(groups_in_passing(block, hidden, [])):
         before[group.name] = captured.get(group).gram_CC
         if group.expert is not None and not group.expert.is_down:
             doubled = {name: 2 * block.weight(name) for name in group.linears[1:]}
             block.install(Quantized(doubled, 0))
         if group.expert is not None and group.expert.is_down:
             torch.testing.assert_close(inputs.gram_CC, 4 * before[group.name])
-    for group in block.groups:
+    for group in filled(block.groups):
         if group.expert is not None:
             torch.testing.assert_close(captured.get(group).gram_CC, before[group.name])
 
@@ -158,7 +159,7 @@ def test_two_streams_are_compared_token_by_token(walk: str, tmp_path: Path) -> N
         if walk == "inside"
         else groups_by_returning(block, lambda: iter(hidden), beside)
     )
-    for group, inputs in walked:
+    for group, inputs in filled(walked):
         if group.expert is not None and not group.expert.is_down:
             assert inputs.drift_CC is not None  # of 2 x beside x: as large as the Gram matrix
             torch.testing.assert_close(inputs.drift_CC, inputs.gram_CC)
@@ -170,7 +171,7 @@ def test_an_expert_without_a_token_is_rounded_to_nearest(tmp_path: Path) -> None
     captured = capture_inputs(block, hidden)
     unseen = [g for g in block.groups if g.expert is not None and captured.get(g).seen == 0]
     assert unseen
-    for group in unseen:
+    for group in filled(unseen):
         gptq, rtn = (
             parse_scheme(name).quantize(block.linears(group, captured.get(group)))
             for name in ("gptq-4bit", "rtn-4bit")
@@ -183,7 +184,7 @@ def test_below_a_floor_an_expert_is_rounded_to_nearest(tmp_path: Path) -> None:
     folder = released.save(tmp_path, "olmoe", **WIDE)
     block, hidden, _ = first_block(opened(folder, experts=ExpertOptions(floor=10**6)))
     captured = capture_inputs(block, hidden)
-    for group in block.groups:
+    for group in filled(block.groups):
         if group.expert is not None:
             inputs = captured.get(group)
             assert inputs.seen and torch.equal(inputs.gram_CC, torch.eye(len(inputs.gram_CC)))

@@ -31,6 +31,7 @@ from qaudit.errors import SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Corpus, Protocol, RolloutText
 from tests.support import released, tiny
+from tests.support.filled import filled
 from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, windows
 from tests.support.quantized import quantized_copy
 
@@ -163,7 +164,7 @@ def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path) -> None:
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
     given = replace(feed(), items=(items,), reference=opened, shipped=shipped)
     after = stops_and_goes_on(folder, tmp_path, 3, given=given, limit=60_000, files=[file])
-    assert all(tally.beside for name, tally in after.items() if name != "reference")
+    assert all(tally.beside for name, tally in filled(after.items()) if name != "reference")
     assert after[file.spec].error is None and after[file.spec].nbytes
 
 
@@ -172,7 +173,7 @@ def test_items_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
     given = replace(feed(), items=(items[:4], items[4:]))
     after = stops_and_goes_on(checkpoint, tmp_path, given=given)
-    assert all(tally.options is not None for tally in after.values())
+    assert all(tally.options is not None for tally in filled(after.values()))
 
 
 @on_llama
@@ -191,7 +192,7 @@ def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> Non
     corpus = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), (), rollouts=rollouts)
     given = replace(feed(), evaluation=(*feed().evaluation, *make_rollout_batches(corpus)))
     after = stops_and_goes_on(checkpoint, tmp_path, given=given)
-    assert all(tally.chosen for tally in after.values())
+    assert all(tally.chosen for tally in filled(after.values()))
 
 
 @on_llama
@@ -213,7 +214,7 @@ def test_a_reference_goes_on_beside_its_subject(checkpoint: Path, tmp_path: Path
         return BlockModel(checkpoint, weights, dtype=base.dtype, device=base.device)
 
     after = stops_and_goes_on(checkpoint, tmp_path, given=replace(feed(), reference=opened))
-    assert all(tally.beside for name, tally in after.items() if name != "reference")
+    assert all(tally.beside for name, tally in filled(after.items()) if name != "reference")
 
 
 @on_llama

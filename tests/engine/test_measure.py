@@ -21,6 +21,7 @@ from qaudit.engine.tasks import Task, look_up
 from qaudit.errors import SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Ref, Subject
+from tests.support.filled import filled
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.series import find_checkpoints
@@ -109,9 +110,9 @@ def test_a_measurement_names_the_hashes_of_the_files_that_were_read(
         f"step10/{name}": hashlib.sha256(weights.with_name(name).read_bytes()).hexdigest()
         for name in (weights.name, "config.json")
     }
-    for filed in measure(task(checkpoint), MACHINE, store):
+    for filed in filled(measure(task(checkpoint), MACHINE, store)):
         assert filed.measurement.weights_sha256 == hashes
-    for spec, filed in look_up(task(checkpoint), MACHINE, store).filed.items():
+    for spec, filed in filled(look_up(task(checkpoint), MACHINE, store).filed.items()):
         assert filed.measurement.weights_sha256 == hashes, spec
 
 

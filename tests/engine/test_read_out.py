@@ -23,6 +23,7 @@ from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, Corpus, EvaluationDocument, Protocol
+from tests.support.filled import filled
 from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama
 
 SCHEMES = "rtn-4bit:group=32,rtn-2bit:group=32"
@@ -69,8 +70,8 @@ def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path):
     full = log_probabilities(checkpoint)
     for scheme in parse_schemes([SCHEMES]):
         stored = evidence(given, tallies)[scheme.spec].fidelity
-        for k, ((p_TV, targets_T), (q_TV, _)) in enumerate(
-            zip(full, log_probabilities(checkpoint, scheme), strict=True)
+        for k, ((p_TV, targets_T), (q_TV, _)) in filled(
+            enumerate(zip(full, log_probabilities(checkpoint, scheme), strict=True))
         ):
             kl_T = (np.exp(p_TV) * (p_TV - q_TV)).sum(1)
             rows = np.arange(len(targets_T))
@@ -139,7 +140,7 @@ def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path)
     (scheme, _) = parse_schemes([SCHEMES])
     stored = evidence_of(corpus, given, tallies[scheme.spec], tallies[FULL_PRECISION])
     whole = zip(log_probabilities(checkpoint), log_probabilities(checkpoint, scheme), strict=True)
-    for k, ((p_TV, targets_T), (q_TV, _)) in enumerate(whole):
+    for k, ((p_TV, targets_T), (q_TV, _)) in filled(enumerate(whole)):
         kl_T = (np.exp(p_TV) * (p_TV - q_TV)).sum(1)
         nll_T = -q_TV[np.arange(len(targets_T)), targets_T]
         roles_T = corpus.evaluation[k].roles[1:]
@@ -196,9 +197,11 @@ def test_losses_do_not_depend_on_the_comparison_nor_on_spilling(checkpoint, tmp_
     alone = Feed(given.calibration, given.evaluation, compared=False)
     compared = blocks(checkpoint, tmp_path / "a", given)
     spilled = blocks(checkpoint, tmp_path / "b", given, limit=0)
-    for spec, tally in blocks(checkpoint, tmp_path / "c", alone).items():
+    for spec, tally in filled(blocks(checkpoint, tmp_path / "c", alone).items()):
         assert tally.kl == []
-        for nll, same, again in zip(tally.nll, compared[spec].nll, spilled[spec].nll, strict=True):
+        for nll, same, again in filled(
+            zip(tally.nll, compared[spec].nll, spilled[spec].nll, strict=True)
+        ):
             assert torch.equal(nll, same)
             assert torch.equal(nll, again)
 
@@ -207,13 +210,13 @@ def test_full_precision_runs_for_the_comparison_where_it_is_measured_already(che
     given = feed()
     later = Feed(given.calibration, given.evaluation, full_precision=False)
     whole, rest = blocks(checkpoint, tmp_path / "a", given), blocks(checkpoint, tmp_path, later)
-    for spec, tally in rest.items():
+    for spec, tally in filled(rest.items()):
         assert all(torch.equal(a, b) for a, b in zip(tally.kl, whole[spec].kl, strict=True))
 
 
 def test_sums_by_position_add_up_to_those_of_documents(checkpoint, tmp_path):
     given = feed()
-    for stored in evidence(given, blocks(checkpoint, tmp_path, given)).values():
+    for stored in filled(evidence(given, blocks(checkpoint, tmp_path, given)).values()):
         places = stored.positions
         assert places.edges.tolist() == [0, 16, CONTEXT]
         assert (places.tokens.sum(1) == stored.tokens).all()

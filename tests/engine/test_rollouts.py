@@ -37,6 +37,7 @@ from qaudit.types import (
     RolloutText,
     Window,
 )
+from tests.support.filled import filled
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION
 
 WRITTEN, ENDS = 20, (("turn", (2, 17)), ("reasoning", (5,)))
@@ -246,7 +247,7 @@ def test_documents_are_measured_as_without_rollouts(
     corpus = replace(corpus_of(scored.rows), rollouts=None)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), make_batches(EVALUATION, CONTEXT, 160))
     tallies = tallies_of(checkpoint, tmp_path, given)
-    for spec, tally in tallies.items():
+    for spec, tally in filled(tallies.items()):
         alone = evidence_of(corpus, given, tally, tallies[FULL_PRECISION])
         beside = scored.evidence[spec]
         np.testing.assert_array_equal(alone.nll_sum, beside.nll_sum)
@@ -274,7 +275,7 @@ def test_rollouts_in_other_batches_are_scored_alike(
         full = tallies[FULL_PRECISION]
         scored.append({s: evidence_of(corpus, given, t, full).rollouts for s, t in tallies.items()})
     rounding = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
-    for stream in scored[0]:
+    for stream in filled(scored[0]):
         first, second = (each[stream] for each in scored)
         assert first is not None
         assert second is not None

@@ -24,6 +24,7 @@ from qaudit.engine.tasks import Task
 from qaudit.saved.results import Filed, ResultStore, read_measurement
 from qaudit.settings import Recipe
 from qaudit.types import Corpus, Item, Subject, TaskEvidence, Window
+from tests.support.filled import filled
 from tests.support.items import items_of
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import VOCABULARY, save_model
@@ -116,7 +117,7 @@ def test_rounds_change_no_loss_and_quantize_once(
     # gptq and awq alone: rtn needs no calibration
     assert calls[Restoring] == 5 * calls[Storing] > 0
     assert len(whole) == len(parts) == 4
-    for one, other in zip(whole, parts, strict=True):
+    for one, other in filled(zip(whole, parts, strict=True)):
         a, b = one.measurement.evidence, other.measurement.evidence
         assert np.array_equal(a.nll_sum, b.nll_sum)
         assert [task.task for task in a.tasks] == [task.task for task in b.tasks]
@@ -162,7 +163,7 @@ def test_a_stop_between_rounds_loses_nothing_that_was_measured(
     assert not any(documents for documents, _ in fed)
     assert calls[Storing] == 2 * quantized  # of both runs: once each
     left = files(store)
-    assert all(left[path] == stamp for path, stamp in before.items() if path in left)
+    assert all(left[path] == stamp for path, stamp in filled(before.items()) if path in left)
     assert not (store / "weights").exists()
 
 
@@ -221,7 +222,7 @@ def test_a_task_in_one_part_has_its_identity_in_its_file(subject: Subject, tmp_p
     measured(subject, tmp_path / "store")
     evidence = files(tmp_path / "store")
     assert len(evidence) == 3 * 4  # documents and two tasks, of four streams
-    assert all(read_measurement(path).identity for path in evidence)
+    assert all(read_measurement(path).identity for path in filled(evidence))
 
 
 def test_weights_that_changed_between_rounds_lose_that_round_alone(

@@ -25,6 +25,7 @@ from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel, ExpertOptions
 from qaudit.types import Corpus, EvaluationDocument, Protocol, Routing
 from tests.support import released
+from tests.support.filled import filled
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION, feed, losses
 
 WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
@@ -154,7 +155,7 @@ def test_experts_are_calibrated_on_the_tokens_that_full_precision_sends(
         full, _ = chosen(base, torch.from_numpy(window.tokens).long()[None])
         for layer in range(LAYERS):
             counts[layer] += np.bincount(full[layer][0].flatten(), minlength=8)
-    for layer, of_experts in enumerate(tally.expert_tokens.values()):
+    for layer, of_experts in filled(enumerate(tally.expert_tokens.values())):
         assert [of_experts[index] for index in range(8)] == counts[layer].tolist()
     np.testing.assert_array_equal(losses(feed(), tally), losses(feed(), returning))
 

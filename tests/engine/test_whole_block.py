@@ -22,6 +22,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
+from tests.support.filled import filled
 from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed, run
 from tests.support.schemes import example
 
@@ -92,7 +93,7 @@ def must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit, 
         own.model.layers[block].get_submodule(name).weight.data = weight
     targets, entering = hidden_states(full), hidden_states(own)
     ordered = sorted(range(len(CALIBRATION)), key=lambda w: (-len(CALIBRATION[w].tokens), w))
-    for block, batches in enumerate(scheme.seen):
+    for block, batches in filled(enumerate(scheme.seen)):
         rows = [
             (batch.hidden_BTD[row, :length, :64], batch.target_BTD[row, :length])
             for batch in batches
@@ -110,7 +111,7 @@ def test_a_pass_that_rounds_otherwise_learns_on_the_same_windows(checkpoint, tmp
     plain = watched(checkpoint, tmp_path, feed()).seen
     fed = backwards(make_batches(CALIBRATION, CONTEXT, 80))
     moved = watched(checkpoint, tmp_path, replace(feed(), calibration=fed, perturbed=True)).seen
-    for one, other in zip(plain[0], moved[0], strict=True):
+    for one, other in filled(zip(plain[0], moved[0], strict=True)):
         assert torch.equal(one.valid_BT, other.valid_BT)
         valid = one.valid_BT
         torch.testing.assert_close(
@@ -153,7 +154,7 @@ def test_gradients_are_the_slopes_of_the_output(checkpoint, tmp_path):
     seen = watched(
         checkpoint, tmp_path, feed(), dtype=torch.float64, look=slope_by_hand_and_by_autograd
     ).seen
-    for by_hand, by_autograd in seen:
+    for by_hand, by_autograd in filled(seen):
         # Norms compute in float32, which is 1e-7 of the output over a step of 3e-3; a central
         # difference is off by its square.
         assert by_hand == pytest.approx(by_autograd, rel=1e-3)
@@ -178,10 +179,13 @@ def test_a_block_with_its_own_weights_is_itself_and_is_left_as_it_was(checkpoint
         assert torch.equal(untouched, by_weights)
         assert torch.equal(untouched, by_forwards)
         assert all(
-            group.inputs.tokens == sum(map(len, map(tokens, CALIBRATION))) for group in groups
+            group.inputs.tokens == sum(map(len, map(tokens, CALIBRATION)))
+            for group in filled(groups)
         )
     plain = watched(checkpoint, tmp_path, feed()).weights
-    assert all(torch.equal(weight, plain[place]) for place, weight in scheme.weights.items())
+    assert all(
+        torch.equal(weight, plain[place]) for place, weight in filled(scheme.weights.items())
+    )
 
 
 def tokens(window):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.formats.arithmetic import from_awq_order, in_awq_order, pack, unpack
+from tests.support.filled import filled
 
 BITS = st.integers(2, 8)
 
@@ -21,7 +22,7 @@ def codes_of(bits: int, rows: int, count: int, seed: int = 0) -> torch.Tensor:
 @given(BITS, st.integers(1, 5), st.integers(1, 100), st.integers(0, 99))
 def test_a_row_of_words_is_one_long_integer(bits: int, rows: int, count: int, seed: int) -> None:
     codes_RN = codes_of(bits, rows, count, seed)
-    for codes_N, words_W in zip(codes_RN, pack(codes_RN, bits), strict=True):
+    for codes_N, words_W in filled(zip(codes_RN, pack(codes_RN, bits), strict=True)):
         integer = sum(int(code) << (k * bits) for k, code in enumerate(codes_N))
         words = [int(word) & 0xFFFFFFFF for word in words_W]
         assert sum(word << (32 * k) for k, word in enumerate(words)) == integer

@@ -37,6 +37,7 @@ from qaudit.hub.failures import (
     requested_wait_seconds,
     wait_seconds,
 )
+from tests.support.filled import filled
 from tests.support.hub import Hub
 
 REPO = "alice/tiny"
@@ -476,7 +477,7 @@ def test_a_wait_asked_for_in_a_download_is_handed_on(hub: Hub) -> None:
 def test_a_small_file_comes_from_the_hub_itself_and_an_empty_one_is_empty(hub: Hub) -> None:
     client = watched(hub.url, token=BOB).client
     commit = client.commit(REPO, "step1")
-    for file in client.files(REPO, commit):
+    for file in filled(client.files(REPO, commit)):
         with client.download(REPO, commit, file, 0) as chunks:
             assert sum(map(len, chunks)) == file.nbytes
         with client.download(REPO, commit, file, file.nbytes) as chunks:

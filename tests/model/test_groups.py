@@ -16,6 +16,7 @@ from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
 from qaudit.model.structure import Structure, find_structure, must_be_linear
 from tests.support import tiny
+from tests.support.filled import filled
 
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
 GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"
@@ -64,7 +65,7 @@ CASES += [("llama", torch.bfloat16), ("olmo2", torch.bfloat16)]
 
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
 def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    for block in blocks_of(tiny.make(tmp_path, family), dtype):
+    for block in filled(blocks_of(tiny.make(tmp_path, family), dtype)):
         found = {group.name: group.fold_C is not None for group in block.groups}
         assert list(found.items()) == list(FOUND[family].items())  # in order of execution
         assert block.notes == ()
@@ -187,7 +188,7 @@ def test_only_exact_folds_are_believed(kind: str, down: bool, gate_up: bool) -> 
     found = {fold.linears: fold.source for fold in true_folds(block, run, guesses)}
     expected = ({("gate", "up"): "norm"} if gate_up else {}) | ({("down",): "up"} if down else {})
     assert found == expected
-    assert all(torch.equal(p, before[name]) for name, p in block.named_parameters())
+    assert all(torch.equal(p, before[name]) for name, p in filled(block.named_parameters()))
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from qaudit.model.turns import all_numbers
 from qaudit.planning.beside import beside_notes, with_beside
 from qaudit.planning.sizes import Sizes
 from tests.support import tiny
+from tests.support.filled import filled
 
 STORE = {"later": frozenset({"store0"}), "after": {"store": Store("store0", UserDict)}}
 
@@ -54,7 +55,7 @@ def test_a_block_that_runs_twice_does_not_see_what_it_wrote() -> None:
         total_BT = beside(second)["store0:total/"]
         assert torch.equal(total_BT, hidden_BTD.sum(-1) + 1)
     assert beside(first).keys() == before.keys()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in beside(first).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in filled(beside(first).items()))
 
 
 def test_a_store_has_the_values_that_were_left_in_it() -> None:
@@ -131,7 +132,9 @@ def test_links_are_told_from_what_all_batches_share() -> None:
     assert after["store"] == Store("store0", UserDict)
     assert after["state"] == Carried("returned0.1")
     assert [tensor.tolist() for tensor in given.values()] == [[3.0, 3.0]]
-    assert all(tensor.is_contiguous() for tensor in given.values())  # a view keeps all in memory
+    assert all(
+        tensor.is_contiguous() for tensor in filled(given.values())
+    )  # a view keeps all in memory
     assert links.given(1) == given.keys() == links.passed(1) and not links.passed(0)
     assert links.later(0) == {"store0", "returned0.1", *given}
 
@@ -226,11 +229,13 @@ def test_a_block_of_a_model_gives_the_same_again(tmp_path: Path) -> None:
         folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
     )
     hidden_BTD = model.embed(tiny.tokens(2, 20))
-    for block in model.blocks():
+    for block in filled(model.blocks()):
         before = {name: tensor.clone() for name, tensor in beside(hidden_BTD).items()}
         out_BTD, again_BTD = block.forward(hidden_BTD), block.forward(hidden_BTD)
         assert torch.equal(out_BTD, again_BTD)
-        assert all(torch.equal(beside(hidden_BTD)[name], tensor) for name, tensor in before.items())
+        assert all(
+            torch.equal(beside(hidden_BTD)[name], tensor) for name, tensor in filled(before.items())
+        )
         assert (not beside(out_BTD)) == (block.index == 3)
         hidden_BTD = out_BTD
 

@@ -21,6 +21,7 @@ from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
+from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer, write_documents
 from tests.zoo import tiny
 
@@ -67,7 +68,7 @@ def weight_in(module: nn.Module) -> torch.Tensor:
 
 def must_be_alike(model: nn.Module, ours: QuantizedFolder) -> None:
     """It multiplies in bfloat16, a code less its zero point by a scale: rounded once."""
-    for name in ours.linears:
+    for name in filled(ours.linears):
         theirs_RC = weight_in(model.get_submodule(name.removesuffix(".weight")))
         assert torch.equal(theirs_RC.float(), ours.read(name).to(theirs_RC.dtype).float()), name
 

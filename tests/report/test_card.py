@@ -29,6 +29,7 @@ from qaudit.report.views import SoupRow, View
 from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample
 from tests.support.cards import LAST, SOUP, STAGE_END, section, table, titles
+from tests.support.filled import filled
 from tests.support.items import answered
 
 PICTURE = {"<picture", "<source", "<img", "</picture"}
@@ -77,7 +78,7 @@ def test_the_table_has_a_row_for_every_subject_and_a_column_for_every_scheme() -
 def test_every_cell_is_the_score_it_stands_for() -> None:
     view = View(sample.audit())
     head, *rows = table(section(render(sample.audit()), "Added loss"))
-    for row in rows:
+    for row in filled(rows):
         for scheme, text in zip(head[2:], row[2:], strict=True):
             score = view.score(row[0].strip("`"), scheme)
             assert score is not None
