@@ -282,12 +282,6 @@ class RunOptions:
     allow_pickle: bool = setting("Read .bin weights too.", COMPUTE, False)
     trust_remote_code: bool = setting("Run code that a repository contains.", COMPUTE, False)
     self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
-    cross_check: int = setting(
-        "Quantize N modules, and N of experts, with GPTQModel too; note the agreement.",
-        COMPUTE,
-        0,
-        at_least=0,
-    )
     no_checkpoints: bool = setting(
         "Keep nothing below a subject; else every 5 minutes, to go on at a block.", COMPUTE, False
     )

@@ -178,10 +178,6 @@ class Scheme:
         """Return the bits a weight will take, where shapes decide it; None where a name says it."""
         return None
 
-    def gptqmodel_settings(self, columns: int) -> dict[str, Any] | None:
-        """Return GPTQModel's settings that quantize alike, for `--cross-check`; None: no such."""
-        return None
-
     def quantize(self, linears: Linears) -> Quantized:
         raise NotImplementedError
 

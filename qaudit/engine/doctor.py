@@ -38,7 +38,7 @@ FASTER = 1.5
 _OPTIONAL = {
     "accelerate": ("`verify` of bitsandbytes files", "pip install 'qaudit-llm[verify]'"),
     "compressed-tensors": ("`verify` in transformers", "pip install 'qaudit-llm[verify]'"),
-    "gptqmodel": ("--cross-check", "pip install 'qaudit-llm[gptqmodel]'"),
+    "gptqmodel": ("`verify` in GPTQModel", "pip install gptqmodel"),
     "pyarrow": ("texts in parquet files", "pip install 'qaudit-llm[parquet]'"),
     "triton": ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it"),
 }

@@ -9,8 +9,7 @@ Hub are checked where they are fetched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qaudit.checkpoints.configuration import read_configuration
@@ -22,7 +21,6 @@ from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, shipped_reference
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Progress
-from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
 from qaudit.engine.kept_weights import WeightKeeper
@@ -82,7 +80,7 @@ def measure(
     weights = StoredWeights(folder.folder / WEIGHTS, there.keys)
     for number, corpus in enumerate(rounds):
         round_task = replace(remaining, corpus=corpus, compared=remaining.compared and number == 0)
-        observed = number == 0 and (watch is not None or machine.cross_check > 0)
+        observed = number == 0 and watch is not None
         if number == 0:
             round_task = round_task.keeper_of(machine, there.keys, folder.folder)
         reads = not observed and round_task.keeper is None
@@ -90,7 +88,7 @@ def measure(
         if len(rounds) == 1 and not observed and machine.keeps_passes:
             round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
-            on = machine if number == 0 else replace(machine, cross_check=0, self_check=False)
+            on = machine if number == 0 else replace(machine, self_check=False)
             measurements = send(round_task, on, progress, watch if number == 0 else None)
         finish(round_task)
         for spec, measurement in measurements.items():
@@ -153,11 +151,8 @@ def send(
                 column_loop=attempt.machine.column_loop,
                 reference=reference_of(task, attempt.machine),
             )
-            with (
-                opened_states(attempt.machine) as states,
-                LinearHashes() as hashes,
-                _observer(machine.cross_check, watch, hashes, task.keeper) as observe,
-            ):
+            with opened_states(attempt.machine) as states, LinearHashes() as hashes:
+                observe = _observer(watch, hashes, task.keeper)
                 fed = replace(fed, kept=kept_pass(task, attempt.machine, fed, hashes))
                 tallies = route_of(task, weights, attempt.machine).follow(
                     fed, task.schemes, states, named, observe, check=machine.self_check
@@ -227,31 +222,22 @@ def quantize_only(
     task = replace(task, schemes=tuple(schemes))
     with unchanged_files(task.subject, task.folder):
         feed = Feed(calibration, (), full_precision=False)
-        send(task, replace(machine, cross_check=0), progress, watch, feed)
+        send(task, machine, progress, watch, feed)
 
 
-@contextmanager
 def _observer(
-    cross_check: int, watch: Observer | None, hashes: LinearHashes, keeper: WeightKeeper | None
-) -> Iterator[Observer]:
-    """Show what schemes do to hashes and diagnostics, and to GPTQModel for a cross-check."""
+    watch: Observer | None, hashes: LinearHashes, keeper: WeightKeeper | None
+) -> Observer:
+    """Show what schemes do to hashes, to what is kept, and to diagnostics."""
 
-    def see(scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
+    def see(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         hashes.observe(scheme, linears, quantized)
         if keeper is not None:
             keeper.observe(scheme, linears, quantized)
-        return None if watch is None else watch(scheme, linears, quantized)
+        if watch is not None:
+            watch(scheme, linears, quantized)
 
-    if not cross_check:
-        yield see
-        return
-    with CrossCheck(cross_check) as check:
-
-        def both(scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
-            see(scheme, linears, quantized)
-            return check.observe(scheme, linears, quantized)
-
-        yield both
+    return see
 
 
 def _measurement(

@@ -37,8 +37,8 @@ from qaudit.model.cache import RoundingCache
 from qaudit.model.experts import Routed
 from qaudit.types import FULL_PRECISION
 
-Observer = Callable[[Scheme, Linears, Quantized], str | None]
-"""Called with every group of linears that a scheme quantized; what it returns becomes a note."""
+Observer = Callable[[Scheme, Linears, Quantized], None]
+"""Called with every group of linears that a scheme quantized."""
 
 
 class Stream:
@@ -223,8 +223,7 @@ class SchemeStream(Stream):
                 self.tally.count(quantized)
                 if inputs is not None and inputs.seen is not None and group.expert is not None:
                     self.tally.saw(block.index, group.expert, inputs.seen)
-                note = self._observe(self.scheme, linears, quantized)
-                self.tally.note(*([note] if note else ()))
+                self._observe(self.scheme, linears, quantized)
                 block.install(quantized)
                 del linears, quantized, inputs  # the next group is gathered without them
         if self.scheme.calibration.has_stream:

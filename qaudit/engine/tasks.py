@@ -49,7 +49,6 @@ class Machine:
     device_stream_limit_nbytes: int = 0
     allow_pickle: bool = False
     self_check: bool = False
-    cross_check: int = 0
     trust_remote_code: bool = False
     keeps_passes: bool = True  # at the entrance of a block, every few minutes
     keeps_weights: tuple[str, ...] = ()  # of schemes by canonical form (`kept_weights.py`)
@@ -157,7 +156,7 @@ class Task:
             + _column_text(scheme, machine)
             + self._beside(task)
             + ("" if self.pass_.device is None else f",device={self.pass_.device}"),
-            checks=f"self={machine.self_check},cross={machine.cross_check}",
+            checks=f"self={machine.self_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,
             numerics=NUMERICS,

@@ -48,7 +48,6 @@ def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:
         text_sha256=tuple(draw.sha256 for draw in corpus.draws),
         items_sha256=dict(corpus.items_sha256),
         self_check=options.self_check,
-        cross_check=options.cross_check,
     )
     with one_writer(prepared.out):
         prepared.write_plan(pins)

@@ -144,7 +144,6 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         device_stream_limit_nbytes=_free_for_streams(device, plan.nbytes_memory_fixed, limit),
         allow_pickle=options.allow_pickle,
         self_check=options.self_check,
-        cross_check=options.cross_check,
         trust_remote_code=options.trust_remote_code,
         keeps_passes=not options.no_checkpoints,
         keeps_weights=kept_specs(options.keep, parse_schemes(plan.specs)),

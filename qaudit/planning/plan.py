@@ -117,7 +117,7 @@ def _planned(
     passes, perturbations = _passes(chosen, releases, pricing, dtype)
     longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
     is_long = longest > KEPT_SECONDS and not options.no_checkpoints
-    whole_notes = begins_again_notes(footprint.rounds, diagnoses, options.cross_check)
+    whole_notes = begins_again_notes(footprint.rounds, diagnoses)
     # Of a pass that is kept at a block, and of the one that replaces it.
     nbytes_kept = 2 * footprint.streams_nbytes if is_long and not whole_notes else 0
     more = drawn.repeats is None and text.draws != 1

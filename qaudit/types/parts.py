@@ -37,7 +37,6 @@ class Pins:
     text_sha256: tuple[str, ...]  # of each draw of calibration text with the evaluation text
     items_sha256: dict[str, str] = field(default_factory=dict)  # of each task
     self_check: bool = False
-    cross_check: int = 0
 
 
 @dataclass(frozen=True)

@@ -489,7 +489,6 @@ def test_choices_without_an_answer(place: Path, scan: Run) -> None:
         (["--context", "long"], "--context"),
         (["--context", "1"], "--context"),
         (["--evaluation-documents", "1"], "--evaluation-documents"),
-        (["--cross-check", "-1"], "--cross-check"),
         (["--calibration-seed", "-1"], "--calibration-seed"),
     ],
 )

@@ -94,7 +94,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.bnb_codes",),
     "auto_round": ("qaudit.core.schemes.autoround",),
-    "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
+    "gptqmodel": ("qaudit.export.runtimes",),
     "vllm": ("qaudit.export.runtimes",),
     "tqdm": ("qaudit.export.runtimes",),  # where bars of other libraries are left out
     "transformers": (

@@ -1,4 +1,4 @@
-"""Our gptq, rtn, awq's clipping and `--cross-check` against GPTQModel's own classes: `make peers`.
+"""Our gptq, rtn and awq's clipping against GPTQModel's own classes: `make peers`.
 
 Same weights, same inputs, float32 on both sides. What must be equal is every code, with one
 exception: the most negative weight of a symmetric group lies exactly between the codes -2^(b-1)
@@ -18,7 +18,6 @@ import torch
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.engine.cross_check import CrossCheck
 from tests.support.problems import Problem, make_problem, rows_differing
 from tests.support.whole import FAMILIES, assert_within_noise, save
 
@@ -198,38 +197,6 @@ def test_awq_clips_as_they_do(bits):
     equal_RG = torch.isclose(ours_RC, theirs_RC, rtol=1e-4, atol=1e-8).view(256, 4, 128).all(-1)
     # Errors of two clippings may be equal to float32's last digits; then either may be chosen.
     assert float(equal_RG.float().mean()) > 0.99
-
-
-@pytest.mark.parametrize("group", [128, -1, 512])
-@pytest.mark.parametrize("order", ["group_aware", "act_order"])
-def test_the_cross_check_finds_agreement(capfd, order, group):
-    problem = make_problem(96, 256)
-    scheme = parse_scheme(f"gptq-4bit:group={group}:{ORDERS[order]}")
-    with CrossCheck(1) as check:
-        note = check.observe(scheme, problem.linears, scheme.quantize(problem.linears))
-    agreement = float(note.partition("agrees on ")[2].partition(" %")[0])
-    assert "GPTQModel 7." in note
-    assert agreement >= 97
-    assert capfd.readouterr().out == ""  # where `--json` prints the audit
-
-
-def test_the_cross_check_finds_agreement_in_spite_of_a_dead_column():
-    problem = make_problem(96, 256)
-    problem.x_TC[:, 3] = 0
-    scheme = parse_scheme("gptq-4bit:act_group_aware=false")
-    with CrossCheck(1) as check:
-        note = check.observe(scheme, problem.linears, scheme.quantize(problem.linears))
-    assert float(note.partition("agrees on ")[2].partition(" %")[0]) >= 97
-
-
-def test_the_cross_check_notices_another_scheme():
-    problem = make_problem(64, 256)
-    linears = problem.linears
-    rounded = parse_scheme("rtn-4bit").quantize(linears)
-    with CrossCheck(1) as check:
-        as_there = parse_scheme("gptq-4bit:scale_dtype=float32")
-        note = check.observe(as_there, linears, rounded)
-    assert float(note.partition("agrees on ")[2].partition(" %")[0]) < 90
 
 
 # ------------------------------------------------------------------------------------- GPTAQ

@@ -9,20 +9,17 @@ from qaudit.planning.keeping import begins_again_notes
 
 
 @pytest.mark.parametrize(
-    ("rounds", "diagnose", "cross_check", "reason"),
+    ("rounds", "diagnose", "reason"),
     [
-        (3, "curvature", 0, "the items of tasks go through in about 3 rounds"),
-        (1, "weights", 0, "`--diagnose weights` reads what is quantized"),
-        (1, "curvature", 2, "`--cross-check` quantizes twice"),
+        (3, "curvature", "the items of tasks go through in about 3 rounds"),
+        (1, "weights", "`--diagnose weights` reads what is quantized"),
     ],
 )
-def test_what_is_not_kept_within_itself_is_said(
-    rounds: int, diagnose: str, cross_check: int, reason: str
-) -> None:
+def test_what_is_not_kept_within_itself_is_said(rounds: int, diagnose: str, reason: str) -> None:
     works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
-    (note,) = begins_again_notes(rounds, works, cross_check)
+    (note,) = begins_again_notes(rounds, works)
     assert note == f"a subject that is interrupted begins again, because {reason}"
 
 
 def test_nothing_is_said_of_a_plain_plan() -> None:
-    assert begins_again_notes(1, [], 0) == ()
+    assert begins_again_notes(1, []) == ()

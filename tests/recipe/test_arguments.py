@@ -28,8 +28,6 @@ def test_settings_are_split_into_what_to_measure_and_how() -> None:
         ({"disk": "9GB"}, UsageError, "there is no setting `disk`", "schemes"),
         ({"context": "3"}, RecipeError, "`context` is `3`", "a whole number"),
         ({"update": 1}, UsageError, "`update` is `1`", "true or false"),
-        ({"cross_check": -1}, UsageError, "`cross_check` is `-1`", "from 0 on"),
-        ({"cross_check": True}, UsageError, "`cross_check` is `True`", "from 0 on"),
         ({"disk_budget": "60"}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
         ({"disk_budget": 60}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
         ({"stream_memory": "lots"}, UsageError, "`lots` is not a size", "512MB"),

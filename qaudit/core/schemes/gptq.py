@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN
 from qaudit.core.gptq_solver import Hessian, Solution, Start, Walk, column_order, factorize, solve
@@ -145,23 +145,6 @@ class Gptq(Scheme):
                 f"a damp_increment of {self.damp_increment} is out of range",
                 hint="use 0 <= damp_increment < 1; 0 never raises the damping",
             )
-
-    def gptqmodel_settings(self, columns: int) -> dict[str, Any] | None:
-        if self.name != Gptq.name:
-            return None  # what is derived from GPTQ is another algorithm
-        # Within the one group of a row, the order within groups is the order of all columns; in
-        # these words GPTQModel refuses it (group -1) or keeps the natural order.
-        one_group = self.group == -1 or self.group >= columns
-        return {
-            "bits": self.bits,
-            "group_size": -1 if one_group else self.group,
-            "sym": self.sym,
-            "desc_act": self.act_order or (self.act_group_aware and one_group),
-            "act_group_aware": self.act_group_aware and not one_group,
-            "static_groups": self.static_groups and not one_group,
-            "damp_percent": self.damp,
-            "damp_auto_increment": self.damp_increment,
-        }
 
     @property
     def experts_see_all(self) -> bool:
