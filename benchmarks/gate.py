@@ -81,7 +81,8 @@ def _measured(
 ) -> Measurement:
     names = tuple(str(k) for k in range(len(tokens)))
     evidence = Evidence(names, nll, tokens, tokens * 4, ("",) * len(tokens))
-    return Measurement(subject, scheme, scheme, evidence, 4.25, 1.0)
+    name = "fp" if scheme == "fp" else "4"
+    return Measurement(subject, scheme, scheme, evidence, 4.25, 1.0, bit_class=name)
 
 
 def policy(metric: Metric, margin: float) -> Policy:

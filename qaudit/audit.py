@@ -14,14 +14,14 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.errors import MissingParts, QauditError
+from qaudit.errors import MissingParts
 from qaudit.saved.audits import read_audit
-from qaudit.saved.evidence import SavedAudit, combine, read_saved
+from qaudit.saved.evidence import SavedAudit, combine
 from qaudit.saved.kept import keep_what_ships
 from qaudit.saved.signature import must_be_signed, sign_audit, signing_key
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Audit as Audit  # part of the API
-from qaudit.types import SILENT, AuditRecord, Gate, Pass, Pick, Plan, Verdict, Watch, units_of
+from qaudit.types import SILENT, Gate, Pass, Pick, Plan, Verdict, Watch, units_of
 
 if TYPE_CHECKING:
     from qaudit.executors.events import Executor
@@ -147,19 +147,7 @@ def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
         from qaudit.hub.publishing.published import audit_folder
 
         folder = audit_folder(str(source), watch)
-    record = read_audit(folder)
-    if record.verdict is None:
-        record = _with_verdict(record, folder)
-    return Audit(record, folder if folder.is_dir() else folder.parent, str(source))
-
-
-def _with_verdict(record: AuditRecord, folder: Path) -> AuditRecord:
-    """Return an audit of the first version with its verdict, if it has evidence and a policy."""
-    try:
-        verdict = decide(read_saved(folder), record.plan.recipe.policy)
-    except QauditError:  # it is read and rendered all the same; `gate` names what is wrong
-        return record
-    return replace(record, verdict=verdict)
+    return Audit(read_audit(folder), folder if folder.is_dir() else folder.parent, str(source))
 
 
 def gate(

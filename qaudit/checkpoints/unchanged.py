@@ -70,7 +70,7 @@ def _names_code(path: Path) -> bool:
 
 
 def refuse_changed_settings(checkpoint: Checkpoint) -> None:
-    """Raise for the first small file that is not as it was planned; old plans pinned none.
+    """Raise for the first small file that is not as it was planned.
 
     Of a checkpoint on the Hub, files of other tools may be beside those of its commit.
     """

@@ -155,8 +155,8 @@ def _decision(record: AuditRecord, bits: str | None) -> ClassVerdict:
     classes = {one.bit_class: one for one in record.verdict.classes} if record.verdict else {}
     if not classes:
         raise UsageError(
-            "the audit has no verdict: it was made by an earlier version",
-            hint="name `--subject` and `--scheme`, or scan again",
+            "the audit has no verdict, because nothing quantized was measured",
+            hint="name `--subject` and `--scheme`, or scan with `--schemes`",
         )
     if bits is None and len(classes) > 1:
         raise UsageError(
@@ -186,7 +186,7 @@ def _subject(label: str, subjects: Sequence[Subject]) -> Subject:
 
 
 def _measured_scheme(text: str, record: AuditRecord) -> Scheme:
-    specs = {row.scheme: row.spec for row in record.measurements}  # shorter names of older versions
+    specs = {row.scheme: row.spec for row in record.measurements}
     spec = specs.get(text) or parse_scheme(text).spec
     measured = parse_schemes(record.plan.specs)
     for scheme in measured:

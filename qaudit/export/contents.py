@@ -95,8 +95,6 @@ def not_of_the_audit(
     if record.audit_sha256 not in (None, record.files.get(f"{EVIDENCE}/audit.json")):
         yield f"`{EVIDENCE}/audit.json` is another audit than the record names"
     pinned = {file.name: file.sha256 for file in choice.subject.first.settings}
-    if not pinned:  # of an earlier version
-        return
     if not _has(folder / EVIDENCE / CONFIGURATION, pinned.get(CONFIGURATION)):
         yield f"`{EVIDENCE}/{CONFIGURATION}` is not the configuration that was measured"
     if not form.has_settings:

@@ -132,7 +132,7 @@ def _write_beside(work: Work, parts: Parts, folder: Path, alone: Alone | None) -
         choice = alone(folder / EVIDENCE)
     _copy_evidence(choice, folder / EVIDENCE)
     record = ExportRecord(
-        schema="2",
+        schema="1",
         qaudit=__version__,
         format=work.form.name,
         subject=choice.subject.label,

@@ -32,13 +32,13 @@ _SAME = ("dtype", "device", "libraries", "numerics", "scheme_version")
 
 
 def measured_hashes(choice: ExportChoice) -> dict[str, str]:
-    """Return the hashes of linears, by BLOCK.NAME; of an earlier version, none."""
+    """Return the hashes of linears, by BLOCK.NAME."""
     measured = _measured(choice)
     return measured.linears_sha256 if measured else {}
 
 
 def rest_hash(choice: ExportChoice) -> str:
-    """Return the hash of all tensors that are not quantized; of an earlier version, nothing."""
+    """Return the hash of all tensors that are not quantized."""
     measured = _measured(choice)
     return measured.rest_sha256 if measured else ""
 

@@ -194,7 +194,7 @@ def _not_as_measured(
     types than the checkpoint.
     """
     hashes = measured_hashes(choice)
-    if not hashes:  # of an earlier version
+    if not hashes:
         return
     skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
     for linear in other_linears(hashes, record.dense, names_of(skeleton)):
@@ -289,10 +289,10 @@ def _configuration(
     if not form.has_settings:
         return
     rest = {name: shape for name, shape in shapes.items() if name in record.rest}
-    outside = [unquantized(rest)]  # of earlier versions, which left out names of modules
+    skeleton = None
     with suppress(QauditError):  # where a tensor is damaged
         skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
-        outside.append(unquantized(rest, skeleton))
-    written = [form.config(n, symmetric=symmetric) for n in outside for symmetric in (True, False)]
+    outside = unquantized(rest, skeleton)
+    written = [form.config(outside, symmetric=symmetric) for symmetric in (True, False)]
     if read_configuration(folder).get(KEY) not in written:
         yield f"`{KEY}` of `config.json` is not that of `{record.scheme}`"

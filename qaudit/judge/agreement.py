@@ -98,10 +98,7 @@ def _differing(
     saved: Mapping[str, Any], computed: Mapping[str, Any], *, bounds: bool
 ) -> Iterator[str]:
     for name, value in saved.items():
-        if name in _OF_SCHEME:
-            if value is not None and value != computed.get(name):
-                yield name
-        elif name == "imported":  # a text that readers act on
+        if name in _ACTED_ON:
             if value != computed.get(name):
                 yield name
         elif isinstance(value, Interval) or name in _INTERVALS:
@@ -116,8 +113,7 @@ def _differing(
 
 
 _BY_METHOD = ("documents_for_loss", "documents_for_kl")
-_OF_SCHEME = ("bit_class", "calibrates")
-"""Null in audits of versions that derived them from the name of the scheme."""
+_ACTED_ON = ("bit_class", "calibrates", "imported")
 _INTERVALS = (
     "ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop", "drop", "margin_factor",
 )  # fmt: skip

@@ -16,23 +16,17 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.scheme import most_bits_first
-from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.older import class_of
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement, MeasurementRow
+from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement
 
 UNQUANTIZED = "fp"
 """The class of full precision, which only an objective that names it chooses."""
 
 
-def bit_class(measured: Measurement | MeasurementRow) -> str:
-    return class_of(measured) if measured.bit_class is None else measured.bit_class
-
-
 def classes_of(table: Measurements) -> tuple[str, ...]:
-    names = {bit_class(m) for m in table.measurements if m.scheme != FULL_PRECISION}
+    names = {m.bit_class for m in table.measurements if m.scheme != FULL_PRECISION}
     return tuple(sorted(names, key=most_bits_first))
 
 
@@ -68,7 +62,7 @@ def _finite(table: Measurements, name: str, scheme: str | None) -> Iterator[Meas
     for subject in table.subjects:
         for one in sorted((*table.quantized_schemes, FULL_PRECISION)):
             draws = table.draws(subject.label, one)
-            if not draws or bit_class(draws[0]) != name or scheme not in (None, one):
+            if not draws or draws[0].bit_class != name or scheme not in (None, one):
                 continue
             if all(map(is_finite, draws)):
                 yield draws[0]
@@ -82,7 +76,7 @@ def _ranked(
         return []
     scored = table.scored(split)
     every = {id(m): table.draws(m.subject, m.scheme) for m in cells}
-    common = min((len(every[id(m)]) for m in cells if calibrates(m)), default=1)
+    common = min((len(every[id(m)]) for m in cells if m.calibrates), default=1)
 
     def mean(cell: Measurement, draws: int | None) -> float:
         return float(np.mean([sums(m.evidence)[scored].sum() for m in every[id(cell)][:draws]]))

@@ -35,16 +35,8 @@ from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, combined, draw_noise, moderated
 from qaudit.core.keys import first_of
 from qaudit.core.statistics import Array
-from qaudit.judge.older import calibrates_by_name
 from qaudit.judge.table import Cell, Measurements, Sums, losses
-from qaudit.types import FULL_PRECISION, AuditRecord, Measurement, MeasurementRow
-
-
-def calibrates(measured: Measurement | MeasurementRow) -> bool:
-    if measured.calibrates is None:
-        return calibrates_by_name(measured.spec)
-    return measured.calibrates
-
+from qaudit.types import FULL_PRECISION, AuditRecord
 
 POWER = 0.65
 """Of the added loss, with which the standard deviation of a draw grows."""
@@ -90,7 +82,7 @@ def noise_of(
     """Return the noise of a cell's draw on the documents of a split; None where it has none."""
     draws = table.draws(*cell)
     noises = _by_scheme(table, split, sums)
-    if not noises or not draws or not (len(draws) > 1 or calibrates(draws[0])):
+    if not noises or not draws or not (len(draws) > 1 or draws[0].calibrates):
         return None
     damage = _damage(table, cell, split, sums)
     column_RD = column_of(table, cell, split, sums) if len(draws) > 1 else None
@@ -173,4 +165,4 @@ def without_draws(audit: AuditRecord) -> tuple[Cell, ...]:
         return ()
     pooled = {(row.subject, row.scheme) for row in audit.pooled}
     rows = {(row.subject, row.scheme): row for row in audit.measurements}
-    return tuple(cell for cell, row in rows.items() if cell not in pooled and calibrates(row))
+    return tuple(cell for cell, row in rows.items() if cell not in pooled and row.calibrates)

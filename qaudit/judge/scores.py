@@ -11,8 +11,6 @@ from qaudit.core import statistics
 from qaudit.core.power import documents_for_width
 from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
-from qaudit.judge.candidates import bit_class
-from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.fidelity import MEANS, fidelity_columns, reference_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
@@ -77,8 +75,8 @@ def score(
         worst_share=share,
         documents_for_loss=needed,
         documents_for_kl=_documents_for_kl(evidence, confidence),
-        bit_class=bit_class(measured),
-        calibrates=calibrates(measured),
+        bit_class=measured.bit_class,
+        calibrates=measured.calibrates,
         **fidelity_columns(evidence, confidence),
         **(reference_columns(measured, reference, confidence) if reference else {}),
     )

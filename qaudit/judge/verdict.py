@@ -19,14 +19,12 @@ from qaudit.core import statistics
 from qaudit.judge.candidates import (
     UNQUANTIZED,
     Cheapest,
-    bit_class,
     candidates,
     cheapest,
     classes_of,
     cross_fitted,
     excess,
 )
-from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, divergences, losses
@@ -70,7 +68,7 @@ def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) 
         return (UNQUANTIZED,)
     if objective.scheme is not None:
         of_scheme = (m for m in table.measurements if m.scheme == objective.scheme)
-        return tuple(dict.fromkeys(map(bit_class, of_scheme)))
+        return tuple(dict.fromkeys(m.bit_class for m in of_scheme))
     return classes or classes_of(table)
 
 
@@ -129,7 +127,7 @@ def _of_cheapest(
         best,
         split,
         ClassVerdict(
-            bit_class=bit_class(best),
+            bit_class=best.bit_class,
             level="off",
             status="undecided",
             subject=best.subject,
@@ -167,7 +165,7 @@ def _measured(
         relative_error=relative,
         kl=interval_of(table, [cell], statistics.per_token, split=split, sums=divergences),
         draws=len(table.draws(*cell)),
-        calibrates=calibrates(best),
+        calibrates=best.calibrates,
     )
 
 

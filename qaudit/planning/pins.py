@@ -21,8 +21,7 @@ NUMERICS = 6
 5: evidence has divergences and changed tokens by full precision's confidence, and a hash of what is
 not quantized.
 6: divergences are sums of products with differences of log-probabilities.
-Results of earlier versions are read and rendered as they are, and a scan that needs them measures
-them again.
+What was measured with another version is measured again.
 """
 
 _LIBRARIES = (

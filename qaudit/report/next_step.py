@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from qaudit.judge.candidates import bit_class
 from qaudit.report.card.protocol import rescan
 from qaudit.types import AuditRecord, ClassVerdict, NextStep
 
@@ -29,7 +28,7 @@ def next_step(audit: AuditRecord, classes: Sequence[ClassVerdict]) -> NextStep |
         return None
     documents = max(decision.needed_documents or 0 for decision in undecided.values())
     draws = max((decision.needed_draws or 0 for decision in undecided.values()), default=0)
-    schemes = {row.spec: row.scheme for row in audit.measurements if bit_class(row) in undecided}
+    schemes = {row.spec: row.scheme for row in audit.measurements if row.bit_class in undecided}
     changed: dict[str, Any] = {
         "schemes": tuple(schemes[spec] for spec in audit.plan.specs if spec in schemes),
         "bits": tuple(undecided),

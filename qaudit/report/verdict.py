@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread, typical_percent
 from qaudit.report.views import View
@@ -122,10 +121,7 @@ def effect(error: Interval) -> str:
 def _certainty(one: ClassVerdict, claim: ClaimKind) -> Iterator[str]:
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
     parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
-    calibrates = one.calibrates
-    if calibrates is None:  # an earlier audit
-        calibrates = one.scheme is not None and calibrates_by_name(one.scheme)
-    if claim == "method" and (one.draws > 1 or calibrates):
+    if claim == "method" and (one.draws > 1 or one.calibrates):
         parts.append(plural(one.draws, "calibration draw"))
     if parts:
         yield "; ".join(parts)

@@ -70,7 +70,7 @@ class View:
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """The verdict; of an audit that was saved without one, its pick, undecided."""
+        """The verdict; of an audit without one, its pick, undecided."""
         audit, pick = self.audit, self.audit.pick
         if audit.verdict is not None or pick is None:
             return audit.verdict

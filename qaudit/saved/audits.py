@@ -1,7 +1,6 @@
 """`audit.json`: the document that others build on, and back, without torch.
 
-Within one version of the schema names are only added, and an audit that was written before a name
-was added is read without it. Top-level `subjects` repeat what people look for.
+Top-level `subjects` repeat what people look for.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.saved.codec import EDITED, decode, encode, parse, text_of
+from qaudit.saved.codec import EDITED, decode, encode, parse, refuse_other_schema, text_of
 from qaudit.saved.documents import AuditDocument, MeasuredPlanDocument, SubjectSummary
 from qaudit.saved.parts import refuse_unfinished
 from qaudit.saved.plans import (
@@ -26,10 +25,6 @@ from qaudit.saved.plans import (
 )
 from qaudit.types import AuditRecord, Checkpoint, Subject
 from qaudit.whole import read_regular
-
-SCHEMA = "2"
-
-_AGAIN = "run the same scan again: what is missing is measured again"
 
 
 def to_json(audit: AuditRecord) -> str:
@@ -102,14 +97,7 @@ def _check_version(document: Any) -> None:
         raise AuditError(
             "this is not an audit of qaudit", hint="name the `audit.json` of an output folder"
         )
-    version = document["schema"]
-    if not isinstance(version, str) or not version.isdecimal() or len(version) > 6:
-        raise AuditError(f"the audit's schema version `{version}` is unknown", hint=EDITED)
-    if int(version) > int(SCHEMA):
-        raise AuditError(
-            f"the audit has schema version {version}, this qaudit reads up to {SCHEMA}",
-            hint=f"install qaudit {document['qaudit']} or later",
-        )
+    refuse_other_schema(document, "the audit", EDITED)
 
 
 def _check_labels(audit: AuditRecord) -> None:

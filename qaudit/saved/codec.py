@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 EDITED = "the audit may be damaged or edited by hand: run the same scan again"
 
+SCHEMA = "1"
+"""The version of every document; within one version names are only added."""
+
 LARGEST_INTEGER = 2**63 - 1
 """Of a saved document: what every reader of JSON and every table can hold."""
 
@@ -57,6 +60,19 @@ def decode_text(kind: type[T], text: str, where: str) -> T:
     except (ValueError, RecursionError) as error:
         raise AuditError(f"`{where}` cannot be read: {error}", hint=EDITED) from error
     return value
+
+
+def refuse_other_schema(document: dict[str, Any], what: str, otherwise: str) -> None:
+    """Refuse a document of another version of its schema, with what else can be done."""
+    version = str(document.get("schema"))[:20]
+    if version == SCHEMA:
+        return
+    if not version.isdecimal() or int(version) < int(SCHEMA):
+        raise AuditError(f"{what} has the unknown schema version `{version}`", hint=otherwise)
+    raise AuditError(
+        f"{what} has schema version {version}, this qaudit reads up to {SCHEMA}",
+        hint=f"install qaudit {str(document.get('qaudit'))[:20]} or later",
+    )
 
 
 def parse(text: str) -> Any:

@@ -75,10 +75,7 @@ class PlanDocument(Plan):
 
     subjects: tuple[SubjectDocument, ...]  # type: ignore[assignment]
     releases: tuple[SubjectDocument, ...] = ()  # type: ignore[assignment]
-    passes: int  # type: ignore[assignment]  # the streams, as the first audits called them
-    streams: int = 0
-    column_loop: str = "plain"
-    nbytes_memory_fixed: int = 0  # the first audits do not have it, and only a run needs it
+    passes: tuple[()] = ()  # of `plan.json` alone
     checkpoints: tuple[Checkpoint, ...]
 
 
@@ -91,12 +88,9 @@ class MeasuredPlanDocument(PlanDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditDocument:
-    """An audit; `measurements` are unique by subject, spec and calibration_seed.
+    """An audit; `measurements` are unique by subject, spec and calibration_seed."""
 
-    Of version 1 every verdict is about a method: there was no `claim`.
-    """
-
-    schema: Literal["1", "2"]
+    schema: Literal["1"]
     qaudit: str
     plan: MeasuredPlanDocument
     environment: dict[str, Any]

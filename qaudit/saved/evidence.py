@@ -16,7 +16,6 @@ from typing import Any
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.judge.agreement import refuse_edited
-from qaudit.judge.older import kind_of
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import EDITED
@@ -37,11 +36,9 @@ from qaudit.version import __version__
 
 def must_be_of(measured: Measurement, subject: Subject, spec: str) -> None:
     """Raise ValueError for a measurement of another subject, configuration or scheme."""
-    identity = measured.identity
-    if measured.spec != spec or (identity is not None and identity.get("scheme") != spec):
+    identity = measured.identity or {}
+    if (measured.spec, identity.get("scheme")) != (spec, spec):
         raise ValueError(f"it is of `{measured.spec}` and not of `{spec}`")
-    if identity is None:
-        return
     if identity.get("subject") != subject.content:
         raise ValueError(f"it is of other weights than those of `{subject.label}`")
     planned = subject.first.configuration_sha256
@@ -55,9 +52,7 @@ def must_be_pass(
     measured: Measurement, perturbed: Perturbation | None, protocol: Mapping[str, Any]
 ) -> None:
     """Raise ValueError for a measurement that was computed otherwise, or on other text."""
-    identity = measured.identity
-    if identity is None:
-        return
+    identity = measured.identity or {}
     if (",perturbed=" in str(identity.get("geometry"))) != (perturbed == "rounding"):
         raise ValueError("it is perturbed, or is not, where the plan has it otherwise")
     if perturbed not in (None, "rounding") and identity.get("dtype") != f"torch.{perturbed}":
@@ -103,11 +98,6 @@ class SavedAudit:
 
     audit: AuditRecord
     measurements: tuple[Measurement, ...]
-
-    @property
-    def has_identities(self) -> bool:
-        """Return whether each file says what it is of; those of earlier versions do not."""
-        return all(measurement.identity is not None for measurement in self.measurements)
 
     @cached_property
     def every_draw(self) -> Measurements:
@@ -182,9 +172,6 @@ def _measurement(row: MeasurementRow, audit: AuditRecord, folder: Path) -> Measu
                 hint=EDITED,
             )
     _must_be_of(measurement, audit, row.subject, row.spec)
-    if measurement.bit_class is None and kind_of(measurement.spec) is None:
-        # Evidence of an earlier version, under a scheme that is not installed here.
-        measurement = replace(measurement, bit_class=row.bit_class, calibrates=row.calibrates)
     # Two names of the same weights share one file, which has one of them.
     return replace(measurement, subject=row.subject, scheme=row.scheme)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qaudit.errors import AuditError
-from qaudit.saved.codec import decode, encode, parse, text_of
+from qaudit.saved.codec import decode, encode, parse, refuse_other_schema, text_of
 from qaudit.types import Signature
 from qaudit.whole import read_regular, write_whole
 
@@ -19,7 +19,7 @@ _LARGEST_NBYTES = 2**28
 class ExportRecord:
     """What was exported. Hashes are of shape, dtype and bytes of a tensor."""
 
-    schema: Literal["2"]
+    schema: Literal["1"]
     qaudit: str
     format: str
     subject: str
@@ -61,9 +61,5 @@ def export_document(folder: Path) -> dict[str, Any]:
         raise AuditError(f"`{path}` cannot be read: {reason}", hint="export it again") from error
     if not isinstance(document, dict):
         raise AuditError(f"`{path}` is not an object", hint="export it again")
-    if document.get("schema") == "1":
-        raise AuditError(
-            f"`{path}` was written by an earlier version, which recorded no files beside weights",
-            hint="export it again",
-        )
+    refuse_other_schema(document, f"`{path}`", "export it again")
     return document

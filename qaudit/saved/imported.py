@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from qaudit.errors import AuditError, SourceError
+from qaudit.saved.codec import EDITED
 from qaudit.saved.results import Filed, Identity, ResultStore, read_measurement, slug_of, with_tasks
 from qaudit.types import Evidence, Measurement, TaskEvidence, digest
 
@@ -50,7 +51,7 @@ def _identity(measured: Measurement, task: TaskEvidence, sources: Sequence[str])
     if measured.identity is None or task.imported is None:
         raise AuditError(
             f"the evidence of `{measured.subject}` under {measured.scheme} has no identity",
-            hint="scan again with this version: an earlier one wrote it",
+            hint=EDITED,
         )
     changed = {
         "corpus": task.imported.items_sha256,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError, UnfinishedError, UsageError
-from qaudit.saved.codec import decode, encode, is_inside, parse, text_of
+from qaudit.saved.codec import decode, encode, is_inside, parse, refuse_other_schema, text_of
 from qaudit.saved.documents import RoundDocument, RunDocument, UnitDocument
 from qaudit.saved.plans import FILE, LARGEST_NBYTES
 from qaudit.saved.results import slug_of
@@ -42,7 +42,6 @@ from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
 
 FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
-SCHEMA = RunDocument.schema
 FIRST = 1
 """The round of the plan itself."""
 
@@ -81,17 +80,11 @@ def read_plan(path: Path) -> RunDocument:
     if not isinstance(contents, dict) or contents.get("run") != "qaudit run":
         hint = f"name the `{PLAN}` of an output folder"
         raise UsageError(f"`{path}` is not a plan of qaudit", hint=hint)
-    if contents.get("schema") != SCHEMA:
-        version = str(contents.get("qaudit"))[:20]
-        raise UsageError(
-            f"the plan `{path}` has schema version {str(contents.get('schema'))[:20]}, this qaudit "
-            f"reads {SCHEMA}",
-            hint=f"install qaudit {version}, or {AGAIN}",
-        )
     try:
+        refuse_other_schema(contents, "it", AGAIN)
         document = decode(RunDocument, contents, "plan")
     except AuditError as error:
-        raise UsageError(f"the plan `{path}` is damaged: {error.message}", hint=AGAIN) from error
+        raise UsageError(f"the plan `{path}`: {error.message}", hint=error.hint) from error
     if document.digest != digest_of(contents):
         raise UsageError(
             f"the plan `{path}` was edited: its digest is of other contents", hint=AGAIN

@@ -38,7 +38,7 @@ def pointers(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectDocu
 def plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
     return {
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
-        "passes": plan.streams,
+        "passes": (),
         "subjects": tuple(pointers(subject, checkpoints) for subject in plan.subjects),
         "releases": tuple(pointers(release, checkpoints) for release in plan.releases),
         "checkpoints": checkpoints,
@@ -72,4 +72,4 @@ def plan_of(document: PlanDocument) -> Plan:
     values = {field.name: getattr(document, field.name) for field in fields(Plan)}
     for name in ("subjects", "releases"):
         values[name] = subjects_in(values[name], document.checkpoints, f"audit.plan.{name}")
-    return Plan(**{**values, "streams": document.passes, "passes": ()})
+    return Plan(**values)

@@ -4,9 +4,8 @@ A measurement is one `.npz` in `evidence/`: the sums of each document and, as te
 belong to. Its name has the start of its key and the file the whole key, with the identity that the
 key is made of, so that a hit for another model, scheme, text or library version cannot happen. A
 file that does not open, has another key, or whose content has another seal than was written into
-it (`seal_of`) counts as absent and is measured again, and so does one without a seal, of an
-earlier version. Files are written under another name and renamed: a kill at any moment leaves
-whole files only.
+it (`seal_of`) counts as absent and is measured again. Files are written under another name and
+renamed: a kill at any moment leaves whole files only.
 
 A seal finds damage and careless edits, and no forgery: an editor can renew it. A signature
 (`signature.py`) does.
@@ -135,8 +134,8 @@ _About: Any = make_dataclass(
     "_About",
     [
         ("key", str),
+        (SEAL, str),
         *((c.name, get_type_hints(Measurement)[c.name], copy(c)) for c in _COLUMNS),
-        ("sha256", str, ""),  # the seal; earlier versions have none
     ],
     frozen=True,
 )
@@ -171,7 +170,7 @@ class ResultStore:
         for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
             with suppress(OSError, ValueError):
                 measurement, about = _read(read_regular(path, LARGEST_NBYTES))
-                if about.key == key and about.sha256:
+                if about.key == key:
                     return Filed(replace(measurement, subject=subject, scheme=scheme), path)
         return None
 
@@ -244,8 +243,6 @@ def _must_be_as_written(about: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError for another content than was sealed, or another identity than the key's."""
     if about.identity is not None and digest(about.identity) != about.key:
         raise ValueError("its identity is not that of its key")
-    if not about.sha256:
-        return
     text = json.loads(str(arrays["about"]))
     del text[SEAL]
     columns = {name: array for name, array in arrays.items() if name != "about"}

@@ -47,7 +47,7 @@ def signing_key(option: str) -> bytes:
 def sign_audit(folder: Path) -> AuditRecord:
     """Write the signature of an audit into its `audit.json`, and return the audit."""
     key, document = signing_key("--sign"), _document(folder)
-    _must_have_identities(folder)
+    read_saved(folder)  # refuses evidence that is of something else
     value = _signature(document, folder, key)
     text = text_of({**document, "signature": {"method": METHOD, "value": value}})
     write_whole(folder / FILE, text)
@@ -61,7 +61,7 @@ def must_be_signed(audit: AuditRecord, folder: Path, option: str = "--signed") -
         raise AuditError(
             f"`{folder}` is not signed", hint=f"scan it again with `--sign`, and `{VARIABLE}` set"
         )
-    _must_have_identities(folder)
+    read_saved(folder)
     value = _signature(document, folder, key)
     same = to_json(from_json(text_of(document))) == to_json(audit)
     is_known = audit.signature.method == METHOD
@@ -109,14 +109,6 @@ def _document(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise AuditError(f"`{folder / FILE}` cannot be read: {error}", hint=EDITED) from error
     return document if isinstance(document, dict) else {}
-
-
-def _must_have_identities(folder: Path) -> None:
-    if not read_saved(folder).has_identities:
-        raise AuditError(
-            f"evidence of `{folder}` has no identity: an earlier version measured it",
-            hint="run the same scan again with `--sign`: it is measured again",
-        )
 
 
 def _signature(document: dict[str, Any], folder: Path, key: bytes) -> str:

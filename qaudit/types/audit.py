@@ -146,7 +146,7 @@ class Plan:
     item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
-    claim: ClaimKind = "method"  # what the verdict is about; earlier versions did not say
+    claim: ClaimKind = "method"  # what the verdict is about
     perturbations: tuple[Perturbation, ...] = ()  # what ships is computed so too, once it is known
     otherwise: Further | None = None  # the upper price of that
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
@@ -186,10 +186,10 @@ class AuditRecord:
     findings: tuple[Finding, ...]
     pick: Pick | None
     skipped: tuple[Skipped, ...]
-    verdict: Verdict | None = None  # None: measured by a version that had none
+    verdict: Verdict | None = None  # None: nothing quantized was measured
     pooled: tuple[PooledRow, ...] = ()  # where calibration was drawn several times
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
-    schema: str = "2"
+    schema: str = "1"
     qaudit: str = ""
     signature: Signature | None = None
 

@@ -51,8 +51,8 @@ class MeasurementRow(Row):
     worst_share: float | None = None  # of the loss that was added, carried by one document
     documents_for_loss: int | None = None  # for an interval of +-10 % around the loss that is added
     documents_for_kl: int | None = None  # the same for KL divergence
-    bit_class: str | None = None  # what it competes in: `4`, `w4a4`, `fp`
-    calibrates: bool | None = None  # whether it depends on the draw of calibration text
+    bit_class: str = "fp"  # what it competes in: `4`, `w4a4`, `fp`
+    calibrates: bool = False  # whether it depends on the draw of calibration text
     output_error: Interval | None = None  # squared error of the last block's output, relative
     routing_agreement: Interval | None = None  # of tokens and layers whose experts are the same
     routing_moved: Interval | None = None  # mass of routing weights on other experts, mean
@@ -135,7 +135,7 @@ class Comparison(Row):
     b: str
     interval: Interval
     verdict: Literal["a_better", "b_better", "equivalent", "inconclusive"]
-    documents: int | None = None  # None: of a version that compared all on all documents
+    documents: int
     held_out: bool = False  # on documents that no soup was chosen on
 
 

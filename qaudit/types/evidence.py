@@ -147,7 +147,7 @@ class Evidence:
     nbytes: npt.NDArray[np.int64]
     split: tuple[str, ...]
     tasks: tuple[TaskEvidence, ...] = ()
-    fidelity: Fidelity | None = None  # None: full precision, or measured before it was recorded
+    fidelity: Fidelity | None = None  # None: full precision
     positions: Positions | None = None
     strata: tuple[str, ...] = ()  # of each document, where `strata` names a field of the text
     # (L, 1 + E) by layer of experts: its block, and the calibration tokens of each expert, -1
@@ -186,9 +186,9 @@ class Measurement:
     weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
     linears_sha256: dict[str, str] = field(default_factory=dict)  # by BLOCK.NAME
     rest_sha256: str = ""  # of every tensor that is no such linear, as it is stored
-    parameters: int | None = None  # of all tensors; None: measured before it was recorded
+    parameters: int | None = None  # of all tensors; None: of a diagnostic, which counts none
     nbytes: int | None = None  # of all tensors, the linears as the scheme stores them
-    bit_class: str | None = None  # what it competes in; None: measured before it was recorded
-    calibrates: bool | None = None  # whether the result depends on the calibration text
-    identity: dict[str, str | int] | None = None  # of what it is; earlier versions saved none
+    bit_class: str = "fp"  # what it competes in
+    calibrates: bool = False  # whether the result depends on the calibration text
+    identity: dict[str, str | int] | None = None  # of what it is; None: of a part of a file
     plugins: tuple[str, ...] = ()  # distributions and versions that scheme and merge are of

@@ -81,7 +81,7 @@ class WorkUnit:
         place = [] if self.device is None else [self.device]
         settings = [c.settings_content for c in self.checkpoints if c.settings]
         place += [f"reference:{p.reference.content}" for p in self.passes if p.reference]
-        place += [digest(settings)] if settings else []  # old plans pinned none
+        place.append(digest(settings))
         return digest([self.subject.content, self.label, passes, shipped, *place])
 
 

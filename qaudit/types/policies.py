@@ -187,7 +187,7 @@ class ClassVerdict(Row):
     contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
     changes: tuple[str, ...] = ()  # what would make it another
     draws: int = 1  # of calibration text
-    calibrates: bool | None = None  # None: judged before it was recorded
+    calibrates: bool = False
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
     warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
@@ -213,5 +213,5 @@ class Verdict:
     classes: tuple[ClassVerdict, ...]
     status: Status  # the worst of the classes whose level is `error`, and of `others`
     others: tuple[str, ...] = ()  # errors of the policy that are about no class
-    claim: ClaimKind = "method"  # what is judged; earlier versions did not say
+    claim: ClaimKind = "method"  # what is judged
     next_step: NextStep | None = None  # None: nothing is undecided, or more documents do not decide

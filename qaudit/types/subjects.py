@@ -80,7 +80,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     suspect: tuple[str, ...] = ()  # why these weights may not belong to the name
     requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # each needs an option
-    settings: tuple[WeightFile, ...] = ()  # configuration, tokenizer, index; old plans have none
+    settings: tuple[WeightFile, ...] = ()  # configuration, tokenizer, index
     unread: tuple[WeightFile, ...] = ()  # hold only towers that text never enters
 
     @property

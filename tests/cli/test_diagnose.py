@@ -88,7 +88,7 @@ def test_a_recipe_and_the_environment_can_ask_for_diagnostics(
 def test_a_diagnosis_is_part_of_the_price(scan: Run) -> None:
     plain = json.loads(scan("series", "--dry-run", "--json").out)
     asked = json.loads(scan("series", "--dry-run", "--json", "--diagnose", "sensitivity").out)
-    assert asked["passes"] == plain["passes"] + 3 * 19
+    assert asked["streams"] == plain["streams"] + 3 * 19
     assert plain["diagnoses"] == []
 
 

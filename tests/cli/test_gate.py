@@ -311,7 +311,7 @@ def columns_cut(audit: Path) -> None:
         (outside, "is outside the audit"),
         (absolute, "cannot be read"),
         (no_archive, "cannot be read"),
-        (columns_cut, "columns of different lengths"),
+        (columns_cut, "`nll_sum` is no column of such values"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -404,18 +404,14 @@ def test_the_gate_runs_where_there_is_no_torch(shelf: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-SAVED = Path(__file__).parents[1] / "saved" / "audits" / "demo"
+def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(audit: Path, qaudit: Run) -> None:
+    done = qaudit("gate", audit, "-q")
+    assert done.out == "SHIP by the policy release: ship soup at gptq-4bit.\n"
+    assert done.code == qaudit("pick", audit, "-q").code == 0
 
 
-def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(qaudit: Run) -> None:
-    done = qaudit("gate", SAVED, "-q")
-    assert done.out == "SHIP by the policy release: ship soup at gptq-4bit; hold 3 bits.\n"
-    assert done.code == qaudit("pick", SAVED, "-q").code == 0
-
-
-def test_checks_have_the_names_and_units_of_their_rules(qaudit: Run) -> None:
-    text = qaudit("gate", SAVED).out
-    assert "three-bit     12.8 % [11.5, 14.2]" in text
+def test_checks_have_the_names_and_units_of_their_rules(audit: Path, qaudit: Run) -> None:
+    text = qaudit("gate", audit).out
+    assert "0.05 nats" in text
     assert "QA0" not in text
-    assert "Accept it, or set level: error for the rule three-bit." in " ".join(text.split())
     assert "qaudit pick" not in text

@@ -79,7 +79,7 @@ def test_the_card_says_what_the_width_is_made_of(place: Path, repeat: Run) -> No
 def test_the_plan_prices_every_draw(repeat: Run) -> None:
     one, two = (repeat("--dry-run", "--repeats", n, "--json") for n in (1, 2))
     first, second = json.loads(one.out), json.loads(two.out)
-    assert second["passes"] == first["passes"] + 3 * 2  # full precision is beside each
+    assert second["streams"] == first["streams"] + 3 * 2  # full precision is beside each
     assert second["nbytes_read"] == pytest.approx(first["nbytes_read"] * 2)
     words = " ".join(repeat("--dry-run", "--repeats", 2).out.split())
     assert "and full precision, 2 calibration draws: 15 streams" in words

@@ -12,7 +12,6 @@ import pytest
 
 from qaudit.saved.results import SEAL, seal_of, sha256_of
 from tests.support.cli import Run, audit_of, refused
-from tests.support.saved_audits import save
 
 KEY = "0123456789abcdef" * 2
 
@@ -102,16 +101,6 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
     refused(done, 2, state, "openssl rand -hex 32")
     assert "short" not in done.out + done.err.replace("shortest", "")
     assert not (place / "out").exists()
-
-
-def test_an_audit_without_identities_is_gated_and_labelled_and_not_taken_for_signed(
-    tmp_path: Path, qaudit: Run, key: None
-) -> None:
-    save(tmp_path / "old", identities=False)
-    done = qaudit("gate", tmp_path / "old", "--policy", "explore")
-    assert "has no identities: an earlier version measured it" in done.err
-    assert "error: " not in done.err
-    refused(qaudit("gate", tmp_path / "old", "--signed"), 2, "is not signed", "`--sign`")
 
 
 def test_a_signed_export_is_what_was_audited_without_the_audit(

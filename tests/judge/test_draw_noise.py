@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from benchmarks.damage import covered, power_of, recorded
 from qaudit.core.draws import DrawNoise
 from qaudit.judge.draw_noise import carried
-from qaudit.judge.older import calibrates_by_name
 
 
 @given(noise=st.floats(1e-6, 0.1), damage=st.floats(1e-5, 0.5), other=st.floats(1e-5, 0.5))
@@ -36,18 +35,3 @@ def test_measured_draws_hold_what_the_benchmark_publishes() -> None:
     assert covered(subjects, lambda noise, *_: noise)["more"][0] < 0.92
     power, error = power_of(subjects)
     assert power + 2 * error < 1
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("fp", False),
-        ("rtn:bits=4", False),
-        ("gptq-4bit", True),
-        ("gguf-q4_0:importance=false", False),
-        ("gguf-q4_0:importance=true", True),
-        ("gptq:bits=4:of_a_later_version=true", True),
-    ],
-)
-def test_a_draw_moves_what_is_calibrated_on_it(spec: str, expected: bool) -> None:
-    assert calibrates_by_name(spec) is expected

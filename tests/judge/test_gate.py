@@ -568,7 +568,7 @@ def test_strict_warns_where_kl_ranks_nothing_and_no_answers_were_measured() -> N
     "changes",
     [
         {"template": False},
-        {"template": None},  # an older audit does not say
+        {"template": None},  # not looked at
         {"kl": 0.02},
         {"tasks": (items_of(np.ones(8), options=2),)},
     ],

@@ -15,6 +15,7 @@ from qaudit.judge.table import Measurements
 from qaudit.judge.verdict import choices
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.support import sample
+from tests.support.measured import measurement
 
 FULL = sample.halves(sample.measurements())
 LADDER = {
@@ -46,7 +47,7 @@ def drawn(
     for (subject, scheme), loss in losses.items():
         nll = base * loss + draw.standard_normal(60) * 0.01
         evidence = Evidence(shas, nll, tokens, tokens * 4, split)
-        found.append(Measurement(subject, scheme, scheme, evidence, bits[scheme], 1.0))
+        found.append(measurement(subject, scheme, scheme, evidence, bits[scheme]))
     names = dict.fromkeys(subject for subject, _ in losses)
     subjects = tuple(Subject(n, ((Checkpoint(Ref(n), n), 1.0),)) for n in names)
     return Measurements.of(subjects, found, 0.95)

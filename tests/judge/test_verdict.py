@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
 from qaudit.judge import judge
-from qaudit.judge.candidates import bit_class, candidates, classes_of
+from qaudit.judge.candidates import candidates, classes_of
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
-from qaudit.judge.older import kind_of
 from qaudit.judge.table import Measurements
 from qaudit.judge.verdict import choices
 from qaudit.policy import preset
@@ -37,6 +36,7 @@ from qaudit.types import (
     Verdict,
 )
 from tests.support import sample
+from tests.support.measured import measurement
 
 Losses = dict[tuple[str, str], float]
 TODAY = date(2026, 6, 15)
@@ -55,7 +55,7 @@ def measured(losses: Losses, *, seed: int = 0, noise: float = 0.01) -> list[Meas
         nll = base * loss + own.standard_normal(60) * noise
         evidence = Evidence(tuple(map(str, range(60))), nll, tokens, tokens * 4, split)
         spec = parse_scheme(scheme).spec if scheme != "fp" else "fp"
-        rows.append(Measurement(subject, scheme, spec, evidence, 4.25, 1.0))
+        rows.append(measurement(subject, scheme, spec, evidence, 4.25))
     return rows
 
 
@@ -69,64 +69,44 @@ def table_of(rows: list[Measurement]) -> Measurements:
 
 
 @pytest.mark.parametrize(
-    ("spec", "expected"),
+    ("scheme", "bits", "expected", "calibrates"),
     [
-        ("gptq-4bit", "4"),
-        ("gptq:bits=3:group=64", "3"),
-        ("rtn-8bit", "8"),
-        ("bnb-nf4", "4"),
-        ("bnb-nf4:double=true", "4"),  # a parameter that this version does not have
-        ("bnb-int8:threshold=6.0", "8"),  # outliers are left in the dtype of the model
-        ("fp8", "w8a8"),
-        ("nvfp4", "w4a4"),
-        ("nvfp4a16", "4"),
-        ("mxfp4:rule=floor", "w4a4"),
-        ("smoothquant:alpha=0.8", "w8a8"),
-        ("gptq-4bit:kv=fp8", "4kv8"),
-        ("quarot:bits=4:act=4:kv=int4", "w4a4kv4"),
-        ("quik-4bit", "w4a4"),
+        ("gptq-4bit", 4.2, "4", True),
+        ("gptq:bits=3:group=64", 3.3, "3", True),
+        ("rtn-8bit", 8.2, "8", False),
+        ("bnb-nf4", 4.1, "4", False),
+        ("bnb-int8:threshold=6.0", 8.0, "8", False),  # outliers are left in the model's dtype
+        ("fp8", 8.0, "w8a8", False),
+        ("nvfp4", 4.5, "w4a4", True),
+        ("nvfp4a16", 4.5, "4", False),
+        ("mxfp4:rule=floor", 4.2, "w4a4", False),
+        ("smoothquant:alpha=0.8", 8.0, "w8a8", True),
+        ("gptq-4bit:kv=fp8", 4.2, "4kv8", True),
+        ("quarot:bits=4:act=4:kv=int4", 4.2, "w4a4kv4", True),
+        ("quik-4bit", 5.8, "w4a4", True),
+        ("gguf-q4_0:importance=false", 4.5, "4", False),
+        ("gguf-q4_0:importance=true", 4.5, "4", True),
+        # Files of llama.cpp compete by the bits that they store.
+        ("gguf-q4_k", 4.5, "4", False),
+        ("gguf-q4_k", 5.5, "5", False),  # Q5_0, where 256 does not divide the columns
+        ("gguf-q5_k", 6.0, "5", False),  # Q5_1: a scale and a minimum take a bit together
+        ("gguf-q6_k", 8.5, "8", False),
+        ("gguf-q4_k_m", 4.9, "4", False),
+        ("gguf-q4_k_m", 5.9, "5", False),
+        ("gguf-q3_k:kv=int8", 3.4375, "3kv8", False),
+        ("gguf-q4_k", float("nan"), "4", False),
     ],
 )
-def test_a_bit_class_is_that_of_the_codes(spec: str, expected: str) -> None:
-    kind = kind_of(spec)
-    assert kind is not None
-    assert kind[1] == expected
-
-
-@pytest.mark.parametrize("spec", ["fp", "exl3:bits=4", "gptq:bits=<b>", "gptq"])
-def test_what_is_not_known_has_no_class_by_its_name(spec: str) -> None:
-    assert kind_of(spec) is None
-
-
-def test_a_scheme_of_another_version_is_classed_by_its_bits_per_weight() -> None:
-    (one,) = measured({("a", "rtn-4bit"): 2.0})
-    assert bit_class(replace(one, scheme="exl3", spec="exl3", bits_per_weight=3.2)) == "3"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "bits", "expected"),
-    [
-        ("gguf-q4_k", 4.5, "4"),
-        ("gguf-q4_k", 5.5, "5"),  # Q5_0, where 256 does not divide the columns
-        ("gguf-q5_k", 6.0, "5"),  # Q5_1: a scale and a minimum take a bit together
-        ("gguf-q6_k", 8.5, "8"),
-        ("gguf-q4_k_m", 4.9, "4"),
-        ("gguf-q4_k_m", 5.9, "5"),
-        ("gguf-q3_k:kv=int8", 3.4375, "3kv8"),
-        ("gguf-q4_k", float("nan"), "4"),
-        ("quik-4bit", 5.8, "w4a4"),
-    ],
-)
-def test_files_of_llama_cpp_compete_by_the_bits_they_store(
-    scheme: str, bits: float, expected: str
+def test_a_bit_class_is_that_of_the_codes(
+    scheme: str, bits: float, expected: str, calibrates: bool
 ) -> None:
-    (one,) = measured({("a", scheme): 2.0})
-    assert bit_class(replace(one, bits_per_weight=bits)) == expected
+    known = parse_scheme(scheme)
+    assert (known.class_at(bits), known.calibrates) == (expected, calibrates)
 
 
 def test_a_type_of_five_bits_does_not_win_four() -> None:
     rows = measured({("a", "gguf-q4_k"): 2.0, ("a", "rtn-4bit"): 2.1})
-    rows[0] = replace(rows[0], bits_per_weight=5.5)
+    rows[0] = replace(rows[0], bits_per_weight=5.5, bit_class="5")
     ships = {one.bit_class: one.scheme for one in choices(table_of(rows))}
     assert ships == {"5": "gguf-q4_k", "4": "rtn-4bit"}
 

@@ -145,7 +145,7 @@ def test_nothing_measured_says_so() -> None:
 
 
 def comparison(kind: Any, verdict: Any) -> Comparison:
-    return Comparison(kind, "nats per token", "gptq-4bit", "a", "b", Interval(0, 0, 0), verdict)
+    return Comparison(kind, "nats per token", "gptq-4bit", "a", "b", Interval(0, 0, 0), verdict, 64)
 
 
 @pytest.mark.parametrize(

@@ -188,18 +188,6 @@ def test_the_schema_refuses_a_permission_that_does_not_exist_and_traffic_without
     assert len(violations(broken)) == 2
 
 
-def test_an_audit_written_before_there_was_a_hub_is_read() -> None:
-    older = document()
-    for name in ("texts", "traffic", "findings", "detectable_relative_error"):
-        del older["plan"][name]
-    for checkpoint in older["plan"]["checkpoints"]:
-        del checkpoint["suspect"], checkpoint["requires"]
-    for name in ("stages", "every", "last", "limit"):
-        del older["plan"]["recipe"][name]
-    assert violations(older) == []
-    assert from_json(json.dumps(older)) == sample.audit()
-
-
 def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit() -> None:
     alone = json.loads(plan_to_json(sample.audit().plan))
     inside = document()["plan"]

@@ -391,14 +391,6 @@ def test_edited_evidence_is_measured_again_in_any_folder(tmp_path):
     assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
 
 
-def test_evidence_without_a_seal_is_read_and_measured_again(tmp_path):
-    store = ResultStore(tmp_path)
-    path = store.write(measurement(), IDENTITY.key, IDENTITY).path
-    swapped(path, about=without_seal(path))
-    assert read_measurement(path).spec == measurement().spec
-    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
-
-
 def test_an_identity_that_is_not_the_keys_is_refused(tmp_path):
     other = dataclasses.replace(IDENTITY, subject="other")
     path = ResultStore(tmp_path).write(measurement(), IDENTITY.key, other).path

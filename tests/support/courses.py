@@ -10,6 +10,7 @@ import numpy as np
 
 from qaudit.judge.table import Measurements
 from qaudit.types import Checkpoint, Evidence, Measurement, Ref, Subject, WeightFile
+from tests.support.measured import measurement
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EVERY = 1_000_000  # tokens from one checkpoint to the next
@@ -68,4 +69,4 @@ def _measured(
     shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
     evidence = Evidence(shas, nll, tokens, tokens * 4, ("evaluation",) * len(tokens))
     bits = 16.0 if scheme == "fp" else 4.0
-    return Measurement(label, scheme, scheme, evidence, bits, 1.0)
+    return measurement(label, scheme, scheme, evidence, bits)

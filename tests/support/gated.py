@@ -22,6 +22,7 @@ from qaudit.types import (
     Ref,
     Subject,
 )
+from tests.support.measured import measurement
 
 TODAY = date(2026, 6, 15)
 A, B, SOUP = "step1", "step2", "soup"
@@ -87,7 +88,7 @@ def one(
     names = tuple(f"{k:064d}" for k in range(len(tokens)))
     parts = tuple(halves[k % 2] for k in range(len(tokens)))
     evidence = Evidence(names, nll, tokens, tokens * 4, parts)
-    return Measurement(label, scheme, scheme, evidence, 4.25, 1.0, seed)
+    return measurement(label, scheme, scheme, evidence, 4.25, seed)
 
 
 def held(errors: Mapping[tuple[str, str], float] | float = 0.01, **changes: Any) -> GateInput:

@@ -30,6 +30,7 @@ from qaudit.types import (
     Subject,
     WeightFile,
 )
+from tests.support.measured import measurement
 
 PEAK = 3e-3
 SCHEMES = {  # display name: (spec, bits per weight, damage at the end of the held stage)
@@ -117,7 +118,7 @@ def _measured(
     evidence = Evidence(shas, nll, tokens, tokens * 4, ("evaluation",) * len(tokens))
     folded = ("o_proj: no scale folds exactly under grouped-query attention, clip only",)
     notes = folded if scheme.startswith("awq") else ()
-    return Measurement(subject, scheme, spec, evidence, bits, 1.5, 0, notes)
+    return measurement(subject, scheme, spec, evidence, bits, notes=notes)
 
 
 def files(found: tuple[Measurement, ...]) -> dict[tuple[str, str, int], tuple[str, str]]:

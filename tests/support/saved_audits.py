@@ -27,7 +27,6 @@ def save(
     subjects: tuple[Subject, ...] | None = None,
     text: TextFile | None = None,
     tasks: tuple[str, ...] = (),
-    identities: bool = True,
 ) -> AuditRecord:
     """Write the end of the sample's series, its soup, and two columns of evidence."""
     subjects = subjects or sample.series()[-4:]
@@ -42,12 +41,9 @@ def save(
     files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
 
     def write(m: Measurement, place: ResultStore, part: int | str) -> None:
-        key, identity = f"{m.subject}--{m.spec}".encode().hex()[-64:], None
-        if identities:
-            content = next(one.content for one in subjects if one.label == m.subject)
-            identity = identity_of(content, m.spec, str(part))
-            key = identity.key
-        path = place.write(m, key, identity).path
+        content = next(one.content for one in subjects if one.label == m.subject)
+        identity = identity_of(content, m.spec, str(part))
+        path = place.write(m, identity.key, identity).path
         name = path.relative_to(folder).as_posix()
         files[m.subject, m.spec, part] = (name, sha256_of(path))
 

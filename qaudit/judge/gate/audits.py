@@ -20,7 +20,6 @@ import numpy as np
 
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
-from qaudit.judge.candidates import bit_class
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pick import pick_of
 from qaudit.judge.table import Cell, Measurements
@@ -102,7 +101,7 @@ class GateInput:
 
     @cached_property
     def class_of(self) -> Mapping[str, str]:
-        return {m.scheme: bit_class(m) for m in self.table.measurements}
+        return {m.scheme: m.bit_class for m in self.table.measurements}
 
     def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> dict[Cell, str | None]:
         """Return the cells that ship of the rule's classes, each with the split to judge it on.

@@ -210,7 +210,7 @@ def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:
     label, scheme, record = question.subject, question.scheme or FULL_PRECISION, question.record
     draws = table.draws(label, scheme)
     if any(bool(np.isnan(SUMS[record.sums](draw.evidence)).any()) for draw in draws):
-        hint = "scan again: this version measures it"
+        hint = "scan again"
         if record.sums == "reroutings":
             hint = "only models with experts have it, unless `--routing reference` replays it"
         return f"{record.compared} of `{label}` under {scheme} was not measured", hint
