@@ -13,7 +13,6 @@ from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.judge.candidates import bit_class
 from qaudit.planning.prepare import prepare
 from qaudit.report.document import status_in_words
 from qaudit.report.verdict import label, what
@@ -138,10 +137,10 @@ def _what_ships(
 
 def _class_of(scheme: Scheme, record: AuditRecord, bits: str | None) -> str:
     """Return the bit class of a scheme, which must be the one that `--bits` names."""
-    classes = {row.spec: bit_class(row) for row in record.measurements}
+    classes = {row.spec: row.bit_class for row in record.measurements}
     name = classes.get(scheme.spec, scheme.bit_class)
     if bits not in (None, name):
-        of_class = [row.scheme for row in record.measurements if bit_class(row) == bits]
+        of_class = [row.scheme for row in record.measurements if row.bit_class == bits]
         raise UsageError(
             f"{scheme.short} is of the class `{name}`, and `--bits {bits}` asks for another",
             hint=f"of `{bits}` the audit has {', '.join(dict.fromkeys(of_class)) or 'nothing'}; or "
