@@ -76,7 +76,6 @@ def _width() -> int | None:
 
 def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
     from qaudit.cli.options import audit_at
-    from qaudit.diagnostics.phases.judge import traits_of
     from qaudit.judge.suggest import suggest
     from qaudit.report.format import printable
     from qaudit.report.suggestion import render_suggestion, suggestion_to_json
@@ -94,8 +93,7 @@ def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
         raise UsageError(
             f"the audit `{after}` has no finite quantized loss", hint="scan with `--schemes`"
         )
-    traits = traits_of(saved.audit.diagnostics)
-    suggestion = suggest(saved.table, catalog.checkpoints, pick.scheme, traits)
+    suggestion = suggest(saved.table, catalog.checkpoints, pick.scheme)
     promising = [row.label for row in suggestion.prospects if row.better > PROMISING]
     if promising:
         names = (f"--checkpoints {shlex.quote(printable(n))}" for n in promising[:MOST_SUGGESTED])

@@ -8,7 +8,7 @@ prediction is no measurement, and none is ever put into an audit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,13 +20,8 @@ from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Measurements
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, Prospect, Suggestion, Worth
 
-Signals = Mapping[str, Mapping[str, float]]
-"""Quantity -> checkpoint -> value; used where every checkpoint concerned has one."""
 
-
-def suggest(
-    table: Measurements, series: Sequence[Checkpoint], scheme: str, signals: Signals | None = None
-) -> Suggestion:
+def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> Suggestion:
     errors, losses = _measured(table, series, scheme)
     run, places = max(courses(series), key=lambda course: sum(c.label in errors for c in course[0]))
     measured = [k for k, c in enumerate(run) if c.label in errors]
@@ -36,7 +31,7 @@ def suggest(
         return Suggestion(scheme, reason, measured=len(measured))
     if not new:
         return Suggestion(scheme, "every checkpoint of the run is measured", measured=len(measured))
-    names, values_NF = _signals(run, places, [*measured, *new], signals or {})
+    names, values_NF = _signals(run, places, [*measured, *new])
     positions_N = np.array(places.positions)
     labels = [run[k].label for k in measured]
 
@@ -89,16 +84,15 @@ def _measured(
 
 
 def _signals(
-    run: Sequence[Checkpoint], places: Places, which: Sequence[int], more: Signals
+    run: Sequence[Checkpoint], places: Places, which: Sequence[int]
 ) -> tuple[tuple[str, ...], Array]:
+    """Return the names and values of what every checkpoint concerned has, as far as it varies."""
     x = np.array(places.positions)
     log = np.log(x - min(0.0, float(x.min())) + 1.0)
     columns = {places.unit: x[which], f"log {places.unit}": log[which]}
-    rates = {c.label: c.learning_rate for c in run if c.learning_rate is not None}
-    labels = [run[k].label for k in which]
-    for name, values in {"learning rate": rates, **more}.items():
-        if all(label in values for label in labels):
-            columns[name] = np.array([values[label] for label in labels])
+    rates = [rate for k in which if (rate := run[k].learning_rate) is not None]
+    if len(rates) == len(which):
+        columns["learning rate"] = np.array(rates)
     telling = {name: column for name, column in columns.items() if np.ptp(column) > 0}
     return tuple(telling), np.stack(list(telling.values()), axis=1)
 

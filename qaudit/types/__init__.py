@@ -32,9 +32,7 @@ from qaudit.types.conclusions import (
 )
 from qaudit.types.courses import (
     ChangeRow,
-    CorrelationRow,
     Course,
-    PhaseReading,
     PositionRow,
     RoleRow,
     RolloutRow,

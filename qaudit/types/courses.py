@@ -1,4 +1,4 @@
-"""A run along its course: where quantities change, what they correlate with, its phases."""
+"""A run along its course: where quantities change."""
 
 from __future__ import annotations
 
@@ -150,48 +150,11 @@ class ChangeRow:
     against_curve: float | None = None
     decay: Where | None = None  # against the start of the learning rate's decay
     loss_end: Where | None = None  # against where full precision stops improving
-    turn_at_decay: Interval | None = None  # change of slope at that place, looked at alone
-    turn_at_decay_probability: float | None = None
-    turns_at_decay: bool = False  # beyond chance, with every scheme looked at
 
     def __post_init__(self) -> None:
         """Refuse a change without a place: no card can show it."""
         if self.verdict == "change" and self.at is None:
             raise ValueError("has a change without `at`")
-
-
-@dataclass(frozen=True)
-class CorrelationRow:
-    """How the ranks of a relative error go along with those of another quantity; never why.
-
-    `ranks` counts only as many points as differ by themselves, `differences` those from one
-    checkpoint to the next.
-    """
-
-    scheme: str
-    quantity: str
-    points: int
-    effective_points: float | None = None
-    ranks: Interval | None = None
-    differences: Interval | None = None
-    probability: float | None = None  # of such differences, were they independent
-    at_equal_tokens: Interval | None = None  # of ranks, what goes along with tokens taken out
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class PhaseReading:
-    """Three phases of a course under a scheme, each with what loss and error did in it.
-
-    Learning: both fall. Plateau: neither moves by what matters. Divergence: the error grows
-    while the loss barely moves. All intervals hold at once.
-    """
-
-    scheme: str
-    plateau_from: str
-    divergence_from: str
-    loss: tuple[Interval, Interval, Interval]  # change in nats per token, by phase
-    error: tuple[Interval, Interval, Interval]  # change of the relative error, a fraction
 
 
 @dataclass(frozen=True)
@@ -208,5 +171,3 @@ class Course:
     loss_end: Span | None = None  # where full-precision loss stops improving
     loss_end_reason: str = ""
     changes: tuple[ChangeRow, ...] = ()
-    readings: tuple[PhaseReading, ...] = ()
-    correlations: tuple[CorrelationRow, ...] = ()

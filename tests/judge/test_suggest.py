@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 
@@ -78,12 +79,13 @@ def test_a_name_without_a_place_does_not_move_the_others() -> None:
     assert "main" not in [row.label for row in found.prospects]
 
 
-def test_signals_are_used_only_where_all_have_them() -> None:
-    every = {c.label: float(k % 5) for k, c in enumerate(series())}
-    some = {"step1": 1.0}
-    found = suggest(measured(range(0, 24, 3)), series(), "rtn-3bit", {"a": every, "b": some})
-    assert "a" in found.signals
-    assert "b" not in found.signals
+def test_the_learning_rate_is_used_only_where_all_have_one() -> None:
+    made = series()
+    found = suggest(measured(range(0, 24, 3)), made, "rtn-3bit")
+    assert "learning rate" in found.signals
+    unknown = [*made[:-1], replace(made[-1], learning_rate=None)]
+    found = suggest(measured(range(0, 24, 3)), unknown, "rtn-3bit")
+    assert "learning rate" not in found.signals
 
 
 def test_it_is_said_what_predictions_are_worth() -> None:

@@ -1,1 +1,1 @@
-"""Change points, the end of improvement and correlations along a run; computed for every audit."""
+"""Change points and the end of improvement along a run; computed for every audit."""

@@ -27,6 +27,7 @@ Shapes: N checkpoints, D documents, B samples, C candidates, M contrasts, K sums
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -35,7 +36,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.statistics import Array, Statistic
-from qaudit.diagnostics.phases.breaks import Breaks
 from qaudit.types import Interval
 
 MINIMUM_POINTS = 8
@@ -43,6 +43,8 @@ MINIMUM_POINTS = 8
 
 SAMPLES = 1999
 VARIANCES = 14
+BESIDE = 2
+MOST_CANDIDATES = 160
 
 Kind = Literal["turn", "jump"]
 
@@ -67,14 +69,6 @@ class Break:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A turn at a place that was known before looking."""
-
-    probability: float  # of such a likelihood ratio along a line or smooth curve
-    effect: Interval  # the change of slope per unit of position
-
-
-@dataclass(frozen=True)
 class FittedCourse:
     """How well means without a break fit a trajectory, and the break that fits it best."""
 
@@ -82,7 +76,55 @@ class FittedCourse:
     against_curve: float  # the same along the smooth curve that fits the change least badly
     best: Break
     scatter: float  # standard deviation of what is particular to a checkpoint
-    expected: Turn | None = None  # at the expected place alone
+
+
+class Breaks:
+    """Means without a break, and the breaks that may be added, over positions from 0 to 1.
+
+    A break needs two checkpoints on either side: with one, it is indistinguishable from an outlier.
+    Turns are searched between checkpoints as well, as finely as is affordable. The place of a jump
+    between two checkpoints is unknown, so its candidate covers all of the gap.
+    """
+
+    def __init__(self, positions_N: Array) -> None:
+        self.first, self.extent = positions_N[0], positions_N[-1] - positions_N[0]
+        self.x_N = (positions_N - self.first) / self.extent
+        self.turns = self._turns()
+        self.jumps = (self.x_N[BESIDE - 1 : -BESIDE] + self.x_N[BESIDE : len(self.x_N) - 1]) / 2
+        self.jumps = self.jumps[: len(self.x_N) - 2 * BESIDE + 1]
+        self.at_C = np.concatenate([self.turns, self.jumps])
+        self.is_turn_C = np.arange(len(self.at_C)) < len(self.turns)
+        hinges = [np.maximum(0.0, self.x_N - at) for at in self.turns]
+        self.shapes_CN = np.array([*hinges, *(self.x_N > at for at in self.jumps)], float)
+
+    def _turns(self) -> Array:
+        """Return places between checkpoints as well as on them, as many as are affordable."""
+        inner = self.x_N[BESIDE:-BESIDE]
+        parts = max(1, min(4, MOST_CANDIDATES // len(self.x_N)))
+        steps = np.arange(parts) / parts
+        between = (inner[:-1, None] + np.diff(inner)[:, None] * steps).ravel()
+        return np.append(between, inner[-1:])
+
+    def means(self) -> Iterator[Array]:
+        one, x = np.ones_like(self.x_N), self.x_N
+        positions = self.first + self.extent * x
+        gap = float(np.median(np.diff(positions)))
+        log = np.log(positions if self.first > 0 else positions - self.first + gap)
+        yield np.stack([one, x], axis=1)
+        yield np.stack([one, x, x**2], axis=1)
+        yield np.stack([one, x, log], axis=1)
+        yield np.stack([one, x, x**2, log], axis=1)
+
+    def width_of(self, candidate: int) -> tuple[float, float]:
+        """Return the stretch that a candidate covers: up to its neighbours, or checkpoints."""
+        at = float(self.at_C[candidate])
+        among = self.turns if self.is_turn_C[candidate] else self.x_N
+        before, after = among[among < at], among[among > at]
+        return float(before[-1]) if len(before) else at, float(after[0]) if len(after) else at
+
+    def place(self, x: float) -> float:
+        """Return a position in the unit of the trajectory."""
+        return float(self.first + self.extent * x)
 
 
 def trajectory(
@@ -104,14 +146,8 @@ def trajectory(
     return Trajectory(np.asarray(positions, np.float64), values_N, moved_BN)
 
 
-def find_break(
-    series: Trajectory, confidence: float = 0.95, *, expected: float | None = None, seed: int = 1
-) -> FittedCourse:
-    """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it.
-
-    A place where a turn is expected is tested on its own, too: without a search, a smaller turn
-    is detected.
-    """
+def find_break(series: Trajectory, confidence: float = 0.95, *, seed: int = 1) -> FittedCourse:
+    """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it."""
     if len(series.values_N) < MINIMUM_POINTS:
         raise ValueError(f"{len(series.values_N)} points are too few")
     draw = np.random.default_rng(seed)
@@ -120,8 +156,7 @@ def find_break(
     straight = _against(line, series, draw)
     bent = max(_against(curve, series, draw) for curve in curves)
     best, variance = _located(line, series, places, confidence, draw)
-    expected_M = None if expected is None else _expected(places, expected, series, confidence, draw)
-    return FittedCourse(straight, max(straight, bent), best, variance**0.5, expected_M)
+    return FittedCourse(straight, max(straight, bent), best, variance**0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,31 +225,6 @@ def _against(line: _Contrasts, series: Trajectory, draw: np.random.Generator) ->
     ratio = float(line.with_each(seen_1M).max() - none.max())
     ratios_B = line.with_each(samples_BM).max(axis=0) - line.without(samples_BM).max(axis=0)
     return float(1 + (ratios_B >= ratio).sum()) / (1 + len(ratios_B))
-
-
-def _expected(
-    places: Breaks,
-    position: float,
-    series: Trajectory,
-    confidence: float,
-    draw: np.random.Generator,
-) -> Turn | None:
-    shape_1N = places.hinge(position)
-    if shape_1N is None:
-        return None
-    means = [_Contrasts.of(mean, shape_1N, series) for mean in places.means()]
-    probability = max(_against(mean, series, draw) for mean in means)
-    line = means[0]
-    seen_1M = (series.values_N @ line.basis_NM)[None]
-    none_T = line.without(seen_1M)[:, 0]
-    likelihood_T = none_T + [float(line.gains(seen_1M, w)[0, 0]) for w in line.weights]
-    w_M = line.weights[int(likelihood_T.argmax())]
-    size = float(_effect(line, w_M, 0, seen_1M)[0])
-    moved_B = _effect(line, w_M, 0, line.noise(series, likelihood_T, draw))
-    low, high = np.quantile(moved_B, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    unit = 1 / places.extent
-    ends = unit * (size - float(high)), unit * (size - float(low))
-    return Turn(probability, Interval(float(unit * size), float(ends[0]), float(ends[1])))
 
 
 def _located(

@@ -1,4 +1,4 @@
-"""The section `Phases`: where the course of a run changes, and what its error correlates with.
+"""The section `Phases`: where the course of a run changes.
 
 Only the longest run is shown; the others are in `audit.json`. What cannot be decided is listed
 with its reason.
@@ -10,25 +10,17 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qaudit.report import document as doc
-from qaudit.report.format import NOT_FINITE, count, listing, percent, plural, shown, spread
+from qaudit.report.format import NOT_FINITE, count, listing, plural
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
     ChangeRow,
-    CorrelationRow,
     Course,
     Interval,
-    PhaseReading,
     Span,
 )
 
 TITLE = "Phases"
-COLUMNS = doc.columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
-LEGEND = (
-    "Correlations of ranks with the added loss under {scheme}, with intervals. Checkpoints of "
-    "one run are no independent draws: `worth` is how many independent ones they equal, `steps` "
-    "are the differences from one to the next. What correlates with an error need not cause it."
-)
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
 _WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}
@@ -44,35 +36,7 @@ def section(view: View) -> doc.Section:
         if further_courses
         else []
     )
-    return doc.Section(
-        TITLE, (doc.bullets(*_sentences(course)), *_together(view, course), *more), 5
-    )
-
-
-def _together(view: View, course: Course) -> tuple[doc.Block, ...]:
-    schemes = dict.fromkeys(row.scheme for row in course.correlations)
-    pick = view.audit.pick.scheme if view.audit.pick else ""
-    scheme = pick if pick in schemes else next(iter(schemes), "")
-    rows = [correlation for correlation in course.correlations if correlation.scheme == scheme]
-    rows_with_ranks = tuple(_row(row) for row in rows if row.ranks is not None)
-    if not rows_with_ranks:
-        return ()
-    reasons = [f"{row.quantity}, {row.reason}" for row in rows if row.reason]
-    note = [doc.paragraph(doc.words(f"Left out: {listing(reasons)}."))] if reasons else []
-    legend = doc.paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
-    title = f"What the added loss under {scheme} correlates with"
-    return (doc.fold(title, legend, doc.TableBlock(COLUMNS, rows_with_ranks), *note),)
-
-
-def _row(one: CorrelationRow) -> doc.TableRow:
-    worth = shown(one.effective_points, "{:.1f}".format)
-    numbers = [shown(value, _number) for value in (one.ranks, one.differences, one.at_equal_tokens)]
-    return doc.row(doc.name_cell(one.quantity), str(one.points), worth, *numbers)
-
-
-def _number(correlation: Interval) -> str:
-    low, high = correlation.low, correlation.high
-    return f"{correlation.estimate:.2f} [{low:.2f}, {high:.2f}]"
+    return doc.Section(TITLE, (doc.bullets(*_sentences(course)), *more), 5)
 
 
 def main_course(view: View) -> Course | None:
@@ -88,7 +52,7 @@ def changed(course: Course) -> tuple[ChangeRow, ...]:
 
 
 def _sentences(course: Course) -> Iterator[str]:
-    """Yield what a run shows: the rate, the loss, the errors, three phases."""
+    """Yield what a run shows: the rate, the loss, the errors."""
     first, last = course.checkpoints[0], course.checkpoints[-1]
     yield f"From `{first}` to `{last}`, {plural(len(course.checkpoints), 'checkpoint')}."
     yield _span("The learning rate starts to fall", course.decay, course.decay_reason)
@@ -96,9 +60,7 @@ def _sentences(course: Course) -> Iterator[str]:
         "Full-precision loss stops improving", course.loss_end, course.loss_end_reason, "When "
     )
     yield from (_change(course, row) for row in changed(course))
-    yield from _expected(course)
     yield from _rest([row for row in course.changes if row.scheme != FULL_PRECISION])
-    yield from map(_reading, course.readings)
 
 
 def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
@@ -123,23 +85,6 @@ def _change(course: Course, row: ChangeRow) -> str:
     return text + "."
 
 
-def _expected(course: Course) -> Iterator[str]:
-    """Yield whether the error turns at the start of the decay, tested on its own."""
-    rows = [row for row in course.changes if row.scheme != FULL_PRECISION]
-    tested = [row for row in rows if row.turn_at_decay is not None]
-    turning = [row.scheme for row in tested if row.turns_at_decay]
-    if turning:
-        yield (
-            f"At the start of the decay alone, the added loss turns under {listing(turning)}, "
-            "beyond what a smooth curve explains."
-        )
-    elif tested:
-        yield (
-            "At the start of the decay alone, no scheme shows a turn of the added loss beyond "
-            "what a smooth curve explains."
-        )
-
-
 def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
     bent = [row.scheme for row in rows if row.verdict == "bend"]
     none = [row.scheme for row in rows if row.verdict == "none"]
@@ -157,19 +102,6 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
     for reason, schemes in reasons.items():
         under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
         yield f"Change points were not searched{under}: {reason}."
-
-
-def _reading(reading: PhaseReading) -> str:
-    parts = [
-        f"{name} (loss {spread(loss)} nats, error {percent(error)} points)"
-        for name, loss, error in zip(
-            ("learning", "a plateau", "divergence"), reading.loss, reading.error, strict=True
-        )
-    ]
-    return (
-        f"Under {reading.scheme} the run has three phases: {parts[0]}; from "
-        f"`{reading.plateau_from}` {parts[1]}; from `{reading.divergence_from}` {parts[2]}."
-    )
 
 
 def _place(at: Interval, unit: str) -> str:

@@ -21,7 +21,7 @@ from qaudit.report.figures.trajectory import trajectory
 from qaudit.report.markdown import render_blocks
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import AuditRecord, CurvatureRow, Diagnostics, Interval, WeightRow
+from qaudit.types import AuditRecord, Diagnostics
 from tests.support import sample
 from tests.support.cards import titles
 from tests.support.courses import measurements, subjects
@@ -110,30 +110,6 @@ def test_names_of_others_stay_names() -> None:
     text = shown(View(replace(audit(), diagnostics=Diagnostics(phases=(row,)))))
     assert "<script>" not in text.replace("`a|b<script>'?# c`", "")
     assert "\n# c" not in text
-
-
-def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> None:
-    made = subjects(RATES)
-    found = measurements([s.label for s in made], LOSS, ERRORS)
-    weight = WeightRow("", "model", "", 10, 1.0, 0.0, None)
-    bend = CurvatureRow("", "model", "", 10, Interval(1.0, 0.5, 1.5))
-    diagnosed = Diagnostics(
-        weights=tuple(
-            replace(weight, subject=s.label, kurtosis=float(k % 4), part=part)
-            for k, s in enumerate(made)
-            for part in ("model", "role")
-        ),
-        curvature=tuple(replace(bend, subject=s.label) for s in made),
-    )
-    tables, _ = phases.judge(Measurements.of(made, found, 0.95), diagnosed)
-    (course,) = tables.phases
-    beside = {row.quantity: row for row in course.correlations}
-    assert {"tokens", "learning rate", "kurtosis", "curvature"} == set(beside)
-    assert beside["kurtosis"].points == 12
-    assert beside["curvature"].reason == "it is the same at all of them"
-    text = shown(View(replace(audit(), diagnostics=tables)))
-    assert "`kurtosis`" in text
-    assert "Left out: curvature, it is the same at all of them" in text
 
 
 def _drawn(audit: AuditRecord) -> Drawing:

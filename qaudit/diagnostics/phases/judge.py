@@ -1,0 +1,367 @@
+"""The runs of an audit along their course: change points, the end of improvement, advice.
+
+Every statement is about one run in training order (`core.course`) and has an interval or a
+probability that holds for all schemes at once. None is about causes: what changes along a run
+changes together, and one run is one observation.
+
+All pairs of a question are compared at once. Choosing the pair that shows most is then no luck:
+the intervals of all pairs hold together (Bonferroni), including those that are not shown. No
+detectable improvement is not the absence of improvement: the loss has stopped improving from a
+checkpoint on if every later one is better by less than `BARELY` of the loss, with all of its
+interval, and it has not stopped before a checkpoint that a later one beats.
+
+QA030 and QA031 compare all checkpoints of one run at once, under every scheme. They hold for these
+documents and these schemes; neither predicts a longer run or a decay still to come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from qaudit.core import statistics
+from qaudit.core.course import Places
+from qaudit.core.course import courses as runs_in
+from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
+from qaudit.judge.pooling import columns_of, interval_of
+from qaudit.judge.table import Measurements
+from qaudit.types import (
+    FULL_PRECISION,
+    ChangeRow,
+    Checkpoint,
+    Course,
+    Diagnostics,
+    Finding,
+    Interval,
+    Span,
+    Where,
+)
+
+MOST = 32
+"""Of a longer run so many checkpoints are compared in pairs, spread evenly, its ends among them."""
+
+BARELY = 0.005
+"""Of the full-precision loss: half a percent, about what four bits take of a small model."""
+
+FEWEST = 3
+"""Checkpoints of a run: fewer show no end of anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseRun:
+    """One run's checkpoints, their places, and the measurements of the whole audit."""
+
+    table: Measurements
+    checkpoints: list[Checkpoint]
+    places: Places
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(c.label for c in self.checkpoints)
+
+    @cached_property
+    def schemes(self) -> tuple[str, ...]:
+        """Quantized schemes under which every checkpoint of the run has a finite loss."""
+        return tuple(s for s in self.table.quantized_schemes if self.is_measured(s))
+
+    def is_measured(self, scheme: str) -> bool:
+        cells = [(label, which) for label in self.labels for which in (scheme, FULL_PRECISION)]
+        return columns_of(self.table, cells) is not None
+
+    @cached_property
+    def is_solid(self) -> bool:
+        """Whether there are enough documents for a verdict."""
+        return self.table.documents >= statistics.MINIMUM_DOCUMENTS
+
+    @cached_property
+    def thinned(self) -> tuple[int, ...]:
+        last = len(self.labels) - 1
+        if last < MOST:
+            return tuple(range(last + 1))
+        return tuple(sorted({round(k * last / (MOST - 1)) for k in range(MOST)}))
+
+    @property
+    def pairs(self) -> int:
+        return len(self.thinned) * (len(self.thinned) - 1) // 2
+
+    def level(self, at_once: int) -> float:
+        return statistics.simultaneous(self.table.confidence, at_once)
+
+    def loss(self, scheme: str, a: int, b: int, level: float) -> Interval:
+        """Return the loss at b minus the loss at a, in nats per token."""
+        cells = [(self.labels[b], scheme), (self.labels[a], scheme)]
+        change = interval_of(self.table, cells, statistics.change, confidence=level)
+        return change or statistics.UNKNOWN
+
+    def error(self, scheme: str, a: int, b: int, level: float) -> Interval:
+        """Return the relative error at b minus that at a, a fraction."""
+        cells = [(self.labels[k], which) for k in (b, a) for which in (scheme, FULL_PRECISION)]
+        change = interval_of(self.table, cells, statistics.excess_difference, confidence=level)
+        return change or statistics.UNKNOWN
+
+    def full_loss(self, k: int) -> float:
+        loss = interval_of(self.table, [(self.labels[k], FULL_PRECISION)], statistics.per_token)
+        return (loss or statistics.UNKNOWN).estimate
+
+
+def decay_of(run: PhaseRun) -> tuple[Span | None, str]:
+    """Return the stretch in which the rate leaves its peak for good, or why there is none.
+
+    The start is between the last checkpoint at the peak and the one after it.
+    """
+    rates = [c.learning_rate for c in run.checkpoints]
+    if any(rate is None for rate in rates):
+        return None, "the learning rate is not known at every checkpoint"
+    numbers = [rate or 0.0 for rate in rates]
+    peak = max(numbers)
+    at_peak = [k for k, rate in enumerate(numbers) if math.isclose(rate, peak, rel_tol=1e-6)]
+    if at_peak[-1] == len(numbers) - 1:
+        return None, "the learning rate does not fall before the last checkpoint"
+    if at_peak == [0]:
+        return None, "the learning rate falls from the first checkpoint on, or before it"
+    low, high = at_peak[-1], at_peak[-1] + 1
+    x = run.places.positions
+    return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
+
+
+def loss_end_of(run: PhaseRun) -> tuple[Span | None, str]:
+    """Return the stretch in which full-precision loss stops improving, or why there is none."""
+    if len(run.thinned) < FEWEST or not run.is_solid:
+        return None, "too few checkpoints or documents"
+    level = run.level(run.pairs)
+    among = run.thinned
+    later = [
+        [run.loss(FULL_PRECISION, a, b, level) for b in among[k + 1 :]] for k, a in enumerate(among)
+    ]
+    flat = [
+        all(gain.low > -BARELY * run.full_loss(a) for gain in rest)
+        for a, rest in zip(among, later, strict=True)
+    ]
+    ends = next((k for k in range(len(among) - 1) if all(flat[k:])), None)
+    if ends is None:
+        return None, _why_none(run, later)
+    beaten = [k for k, rest in enumerate(later) if any(gain.high < 0 for gain in rest)]
+    first = min(ends, max(beaten) + 1) if beaten else 0
+    x = run.places.positions
+    low, high = among[first], among[ends]
+    return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
+
+
+def _why_none(run: PhaseRun, later: list[list[Interval]]) -> str:
+    last = run.labels[-1]
+    if later[-2][0].high < 0:
+        return f"it still improves at the last checkpoint `{last}`"
+    return f"whether it improves before `{last}` is inconclusive"
+
+
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+    """Return the diagnostics with the table `phases`, and the findings QA030 to QA032."""
+    courses = phases_of(table)
+    return replace(diagnostics, phases=courses), phase_findings(table, courses)
+
+
+def phases_of(table: Measurements) -> tuple[Course, ...]:
+    runs = [(run, places) for run, places in _measured_runs(table) if len(run) > 1]
+    searched = max(1, sum(len(run) >= MINIMUM_POINTS for run, _ in runs))
+    return tuple(_course(table, run, places, searched) for run, places in runs)
+
+
+def phase_findings(table: Measurements, courses: tuple[Course, ...]) -> tuple[Finding, ...]:
+    runs = {run[0].label: (run, places) for run, places in _measured_runs(table)}
+    return tuple(
+        finding
+        for course in courses
+        for finding in findings_of(PhaseRun(table, *runs[course.checkpoints[0]]), course)
+    )
+
+
+def _measured_runs(table: Measurements) -> list[tuple[list[Checkpoint], Places]]:
+    single = [s.first for s in table.subjects if s.kind == "checkpoint"]
+    return runs_in([c for c in single if table.find(c.label, FULL_PRECISION) is not None])
+
+
+def _course(
+    table: Measurements,
+    checkpoints: list[Checkpoint],
+    places: Places,
+    searched: int,
+) -> Course:
+    run = PhaseRun(table, checkpoints, places)
+    decay, decay_reason = decay_of(run)
+    loss_end, loss_end_reason = loss_end_of(run)
+    return Course(
+        run=f"{run.labels[0]} to {run.labels[-1]}",
+        unit=places.unit,
+        checkpoints=run.labels,
+        positions=places.positions,
+        confidence=table.confidence,
+        decay=decay,
+        decay_reason=decay_reason,
+        loss_end=loss_end,
+        loss_end_reason=loss_end_reason,
+        changes=changes_of(run, decay, loss_end, searched),
+    )
+
+
+def changes_of(
+    run: PhaseRun, decay: Span | None, loss_end: Span | None, runs: int = 1
+) -> tuple[ChangeRow, ...]:
+    """Return a row for the loss and for each scheme of the audit, which has so many runs."""
+    level = run.level(runs * max(1, len(run.schemes)))
+    schemes = (FULL_PRECISION, *run.table.quantized_schemes)
+    return tuple(_change_of(run, scheme, level, decay, loss_end) for scheme in schemes)
+
+
+def _change_of(
+    run: PhaseRun, scheme: str, level: float, decay: Span | None, loss_end: Span | None
+) -> ChangeRow:
+    points = len(run.labels)
+    if reason := _why_not(run, scheme):
+        return ChangeRow(scheme, "unknown", reason, points)
+    statistic = statistics.per_token if scheme == FULL_PRECISION else statistics.excess
+    series = trajectory(run.places.positions, _sums(run, scheme), statistic)
+    fit = find_break(series, level)
+    verdict: Literal["change", "bend", "none"] = "none"
+    if fit.against_line <= 1 - level:
+        verdict = "change" if fit.against_curve <= 1 - level else "bend"
+    changed = verdict == "change"
+    best = fit.best
+    return ChangeRow(
+        scheme=scheme,
+        verdict=verdict,
+        points=points,
+        kind=(best.kind if best.certain else "either") if changed else None,
+        at=best.at if changed else None,
+        effect=best.effect if changed and best.certain else None,
+        against_line=fit.against_line,
+        against_curve=fit.against_curve,
+        decay=_where(best.at, decay) if changed else None,
+        loss_end=_where(best.at, loss_end) if changed else None,
+    )
+
+
+def _why_not(run: PhaseRun, scheme: str) -> str:
+    points, documents = len(run.labels), run.table.documents
+    if points < MINIMUM_POINTS:
+        return f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
+    if not run.is_solid:
+        return f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
+    if not run.is_measured(scheme):
+        return "not every checkpoint of the run has a finite loss under it"
+    return ""
+
+
+def _sums(run: PhaseRun, scheme: str) -> statistics.Array:
+    """Return sums (K, N, D): of a scheme and full precision, or of full precision and tokens."""
+    rows = []
+    for label in run.labels:
+        quantized, full = [(label, scheme)], [(label, FULL_PRECISION)]
+        columns = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full)
+        assert columns is not None  # `_why_not` refuses a run with a loss that is not finite
+        rows.append(np.stack(columns.means[:2]))
+    return np.stack(rows, axis=1)
+
+
+def _where(at: Interval, span: Span | None) -> Where | None:
+    if span is None:
+        return None
+    return "before" if at.high < span.low else "after" if at.low > span.high else "around"
+
+
+_UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
+
+
+def findings_of(run: PhaseRun, course: Course) -> Iterator[Finding]:
+    if not run.is_solid:
+        return
+    yield from _ship_before(run)
+    yield from _stop_here(run, course)
+    for change in course.changes:
+        if change.scheme != FULL_PRECISION:
+            yield from _changes(run, course, change)
+
+
+def _ship_before(run: PhaseRun) -> Iterator[Finding]:
+    """QA030: an earlier checkpoint is better quantized, and the last one in full precision."""
+    last = len(run.labels) - 1
+    level = run.level(2 * last * max(1, len(run.schemes)))
+    for scheme in run.schemes:
+        rises = [(run.loss(scheme, k, last, level), k) for k in range(last)]
+        shown = [(rise, k) for rise, k in rises if rise.low > 0]
+        if not shown:
+            continue
+        rise, best = max(shown, key=lambda pair: pair[0].estimate)
+        full = run.loss(FULL_PRECISION, best, last, level)
+        before, end = run.labels[best], run.labels[last]
+        message = (
+            f"at {scheme} `{before}` is better than `{end}`: from there on the quantized loss rose "
+            f"by {_nats(rise)} nats per token, while full precision {_moved(full)}"
+        )
+        hint = f"ship `{before}`, or a soup, where this scheme is what ships"
+        yield Finding("QA030", "warn", end, scheme, message, hint, rise, margin=0.0)
+
+
+def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
+    """QA031: the loss barely improves any more, and the added loss grows."""
+    if course.loss_end is None:
+        return
+    label = course.loss_end.high_label
+    start = run.labels.index(label)
+    level = run.level(len(run.labels) * max(1, len(run.schemes)))
+    for scheme in run.schemes:
+        growth = run.error(scheme, start, len(run.labels) - 1, level)
+        if growth.low <= 0:
+            continue
+        message = (
+            f"from `{label}` on full-precision loss improves by less than {100 * BARELY:g} %, "
+            f"while the added loss at {scheme} grew by {_points(growth)} percentage points"
+        )
+        hint = (
+            "train no further for this scheme; a decay of the learning rate that is still to come "
+            "may lower the loss again, and was not measured"
+        )
+        yield Finding("QA031", "warn", label, scheme, message, hint, growth, margin=0.0)
+
+
+def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Finding]:
+    """QA032: one break fits the course of the error better than smooth curves."""
+    if change.verdict != "change":
+        return
+    cell = run.labels[-1], change.scheme
+    message = f"the added loss at {change.scheme} changes its course: {_place(course, change)}"
+    hint = "a fast smooth rise fits such a course as well: see `docs/phases.md`"
+    yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
+
+
+def _place(course: Course, change: ChangeRow) -> str:
+    at, unit = change.at, _UNITS[course.unit]
+    assert at is not None
+    names = {"turn": "it turns", "jump": "it jumps", "either": "it turns or jumps"}
+    ends = f"[{at.low:,.0f}, {at.high:,.0f}]"
+    text = f"{names[change.kind or 'either']} at {at.estimate:,.0f} {ends} {unit}"
+    if change.decay is not None:
+        text += f", {change.decay} the start of the learning rate's decay"
+    if change.loss_end is not None:
+        text += f", {change.loss_end} the end of the full-precision loss's improvement"
+    return text
+
+
+def _moved(full: Interval) -> str:
+    if full.high < 0:
+        return f"gained {_nats(Interval(-full.estimate, -full.high, -full.low))}"
+    if full.low > 0:
+        return f"rose by {_nats(full)} itself"
+    return f"has no detectable change ({_nats(full)})"
+
+
+def _nats(change: Interval) -> str:
+    return f"{change.estimate:.4f} [{change.low:.4f}, {change.high:.4f}]"
+
+
+def _points(change: Interval) -> str:
+    return f"{100 * change.estimate:.2f} [{100 * change.low:.2f}, {100 * change.high:.2f}]"
