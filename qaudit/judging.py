@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qaudit.diagnostics.registry import parse_diagnostics, parts
+from qaudit.diagnostics.registry import judges, parse_diagnostics
 from qaudit.errors import SourceError
 from qaudit.executors.events import RETRY_TASK, UnitOutcome, one_error
 from qaudit.executors.records import Record, read_record
@@ -101,18 +101,19 @@ def judge(
     differences = [
         (r.unit.subject, r.outcome.difference) for r in records if r.outcome.difference is not None
     ]
-    diagnostics, advice = _derived(
-        Measurements.of(subjects, measurements, recipe.confidence).of_claim(plan.claim),
-        replace(
-            _diagnosed(plan, records),
-            greedy=tuple(search.row for search in searches),
-            released=tuple(compare_released(*difference) for difference in differences),
-            noise=judgement.noise,
-        ),
+    diagnostics = replace(
+        _diagnosed(plan, records),
+        greedy=tuple(search.row for search in searches),
+        released=tuple(compare_released(*difference) for difference in differences),
+        noise=judgement.noise,
     )
     further = [finding for search in searches for finding in search.findings]
     further += [*released_findings(differences)]
-    further += [*_of_devices(environment.get("devices", ()), measured, subjects), *advice]
+    further += [*_of_devices(environment.get("devices", ()), measured, subjects)]
+    table = Measurements.of(subjects, measurements, recipe.confidence).of_claim(plan.claim)
+    for module in judges(recipe.diagnostics):
+        diagnostics, advice = module.judge(table, diagnostics)
+        further += advice
     record = AuditRecord(
         plan=replace(plan, detectable_relative_error=detectable_error(plan, measurements)),
         environment=environment,
@@ -229,17 +230,6 @@ def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
         abs(float(other.kl_sum.sum()) - float(kl)) / tokens,
         abs(float(other.same_top.sum()) - float(same)) / tokens,
     )
-
-
-def _derived(
-    table: Measurements, diagnostics: Diagnostics
-) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    """Return the tables with those that are derived from them, and the findings."""
-    findings: list[Finding] = []
-    for module in parts("judge"):
-        diagnostics, more = module.judge(table, diagnostics)
-        findings += more
-    return diagnostics, tuple(findings)
 
 
 def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:

@@ -226,7 +226,7 @@ class Recipe:
         unset="recognized by the names",
     )
     diagnostics: tuple[str, ...] = setting(
-        "Why it breaks: weights, sensitivity, curvature, plane, or all.",
+        "Why it breaks: weights, sensitivity, curvature, plane, positions, or all.",
         MEASURE,
         (),
         unset="none",

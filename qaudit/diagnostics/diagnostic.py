@@ -33,6 +33,8 @@ class Diagnostic:
     name: ClassVar[str]
     version: ClassVar[int] = 1
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    reads_weights: ClassVar[bool] = True
+    """Whether it has a `measure` part; the others are computed from measurements."""
     reads_previous: ClassVar[bool] = False
     """Whether the checkpoint before changes the result."""
 

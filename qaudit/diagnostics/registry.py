@@ -63,6 +63,15 @@ def parts(name: str) -> Iterator[ModuleType]:
     return (module for module in modules if module is not None)
 
 
+def judges(texts: Iterable[str]) -> Iterator[ModuleType]:
+    """Import the judges of the diagnostics that are requested, and of those that always are."""
+    requested = {diagnostic.name for diagnostic in parse_diagnostics(texts)}
+    for package in packages():
+        module = part(package, "judge")
+        if module is not None and (package in requested or part(package, "parameters") is None):
+            yield module
+
+
 def diagnostics() -> dict[str, type[Diagnostic]]:
     return dict(_diagnostics())
 

@@ -154,7 +154,8 @@ class Measuring:
         groups = [tuple(some) for _, some in groupby(tasks, lambda task: task.subject)]
         subjects = [some[0].subject for some in groups if some[0].subject.label in diagnosed]
         recipe, series = self._plan.recipe, self._series or subjects
-        diagnostics = parse_diagnostics(recipe.diagnostics) if subjects else ()
+        requested = parse_diagnostics(recipe.diagnostics) if subjects else ()
+        diagnostics = [diagnostic for diagnostic in requested if diagnostic.reads_weights]
         self.diagnoses = Diagnoses(
             diagnostics,
             series,

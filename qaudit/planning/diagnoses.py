@@ -39,7 +39,8 @@ def with_needed_again(plan: Plan, evidence: Path) -> Plan:
 
     Only file names are checked: a result for other weights under the same label counts.
     """
-    names = [diagnostic.name for diagnostic in parse_diagnostics(plan.recipe.diagnostics)]
+    requested = parse_diagnostics(plan.recipe.diagnostics)
+    names = [diagnostic.name for diagnostic in requested if diagnostic.reads_weights]
     if not names or not evidence.is_dir():
         return plan
     again = [s.label for s in plan.subjects if _needed_again(s, names, evidence)]

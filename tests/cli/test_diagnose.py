@@ -34,6 +34,18 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     assert "needed again" not in _lines(scan(*ONE, "--diagnose", PARTS).err)
 
 
+def test_positions_are_listed_where_they_are_requested_and_need_no_weights(
+    scan: Run, place: Path
+) -> None:
+    assert scan("series/step1000").code == 0
+    assert "positions" not in audit_of(place / "out")["diagnostics"]
+    done = scan("series/step1000", "--diagnose", "positions")
+    assert (done.code, "needed again" in _lines(done.err)) == (0, False)
+    found = audit_of(place / "out")
+    cells = {(row["subject"], row["scheme"]) for row in found["diagnostics"]["positions"]}
+    assert cells == {(row["subject"], row["scheme"]) for row in found["measurements"]}
+
+
 def _lines(text: str) -> str:
     return " ".join(text.split())
 

@@ -313,11 +313,11 @@ def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_pa
 
 
 def test_every_diagnostic_that_can_be_requested_can_be_measured() -> None:
-    assert set(diagnostics()) == {"curvature", "plane", "sensitivity", "weights"}
-    for name in diagnostics():
+    assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
+    for name, kind in diagnostics().items():
         measure = part_of(name, "measure")
-        assert measure is not None
-        assert isinstance(measure.MEASURE, Measure)
+        assert (measure is not None) == kind.reads_weights
+        assert measure is None or isinstance(measure.MEASURE, Measure)
 
 
 def test_parts_are_what_is_left_when_all_else_stays(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, pooled
-from qaudit.diagnostics.strata.judge import of_bin, position_rows
+from qaudit.diagnostics.positions.judge import position_rows
+from qaudit.diagnostics.strata.judge import of_bin
 from qaudit.judge.draw_noise import noise_of
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Measurements

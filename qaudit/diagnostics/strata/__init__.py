@@ -1,1 +1,1 @@
-"""Errors by group of documents, by position in the window, and by role in a conversation."""
+"""Errors by group of documents, and by role in a conversation."""

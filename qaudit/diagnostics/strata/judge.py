@@ -1,6 +1,6 @@
-"""Loss and errors by group of documents, by where in its window a token is, and by its role.
+"""Loss and errors by group of documents, and by the role of a token in a conversation.
 
-Damage to long context shows in positions, damage to reasoning in roles. The unit stays the
+Damage to reasoning shows in roles. The unit stays the
 document: a bin sums each document's tokens there, and leaves out documents without any. All
 intervals of one subject under one scheme hold at once (Bonferroni over its bins).
 """
@@ -25,7 +25,6 @@ from qaudit.types import (
     Finding,
     Interval,
     Measurement,
-    PositionRow,
     Positions,
     RoleRow,
     Roles,
@@ -35,28 +34,18 @@ Binned = TypeVar("Binned", Positions, Roles)
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    strata, positions, roles = stratum_rows(table), position_rows(table), role_rows(table)
-    return replace(diagnostics, strata=strata, positions=positions, roles=roles), ()
-
-
-def position_rows(table: Measurements) -> tuple[PositionRow, ...]:
-    """Return a row for each subject, scheme and bin of positions that has tokens."""
-    return tuple(
-        PositionRow(first=int(bins.edges[b]), last=int(bins.edges[b + 1]) - 1, **columns)
-        for cell in table.cells
-        for bins, b, columns in _columns(table, cell, "positions", Positions)
-    )
+    return replace(diagnostics, strata=stratum_rows(table), roles=role_rows(table)), ()
 
 
 def role_rows(table: Measurements) -> tuple[RoleRow, ...]:
     return tuple(
         RoleRow(role=bins.names[b], **columns)
         for cell in table.cells
-        for bins, b, columns in _columns(table, cell, "roles", Roles)
+        for bins, b, columns in columns_of(table, cell, "roles", Roles)
     )
 
 
-def _columns(
+def columns_of(
     table: Measurements, cell: Cell, name: str, kind: type[Binned]
 ) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
     draws = _recorded(table.draws(*cell), name, kind)

@@ -1,0 +1,1 @@
+"""Errors by position in the window, from sums that every measurement has."""
