@@ -43,7 +43,7 @@ def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any
         table = json.loads(read_regular(path).decode())
         if not isinstance(table, dict):
             raise ValueError("it is not a table of keys")
-        for inner in _tables(table):
+        for inner in tables_of(table):
             _check(inner)
     except OSError as error:
         raise SourceError(
@@ -86,7 +86,7 @@ def _reason(error: BaseException) -> str:
 
 def must_be_held(config: Mapping[str, Any], tensors: int, where: str) -> None:
     """Refuse more layers than there are tensors: each has at least one."""
-    layers = max((t[k] for t in _tables(config) for k in _LAYERS if t.get(k)), default=0)
+    layers = max((t[k] for t in tables_of(config) for k in _LAYERS if t.get(k)), default=0)
     if layers > tensors:
         raise ConfigurationError(
             f"`config.json` of {where} has {layers} layers, and its weights hold {tensors} tensors",
@@ -112,7 +112,8 @@ def longest_context(config: Mapping[str, Any], default: int) -> int:
     return next((int(config[key]) for key in _CONTEXTS if config.get(key)), default)
 
 
-def _tables(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def tables_of(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield a table and all that are inside it."""
     if depth > _DEEPEST:
         raise ValueError(f"it nests deeper than {_DEEPEST} tables and lists")
     if isinstance(value, dict):
@@ -120,7 +121,7 @@ def _tables(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     inner = value.values() if isinstance(value, dict) else value
     for part in inner:
         if isinstance(part, dict | list):
-            yield from _tables(part, depth + 1)
+            yield from tables_of(part, depth + 1)
 
 
 def _check(table: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """Windows of tokens grouped into batches of one fixed geometry.
 
-Windows of similar length go together and are padded on the right. Attention is causal, so a
-token never sees what stands after it: padding changes no score and needs no mask; padded
-positions are left out of every sum. The geometry depends on the corpus alone, never on the
-machine, because batch size is known to move scores in the last digits.
+Windows of similar length go together and are padded on the right with their last token. Attention
+is causal, so a token never sees what stands after it: padding changes no score and needs no mask;
+padded positions are left out of every sum. Where the positions of a token depend on the length of
+its window (`pad_until`), windows go with those of their own length alone. The geometry depends on
+the corpus and the model's configuration, never on the machine, because batch size is known to move
+scores in the last digits.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qaudit.model.proven import NO_LIMIT
 from qaudit.types import UNSCORED, Corpus, RolloutChoices, RolloutText, Window
 
 TOKENS_PER_BATCH = 4096
@@ -33,6 +36,7 @@ class Batch:
     # Of rollouts, whose windows count behind those of documents.
     choices: RolloutChoices | None = None
     drawn_BT: Tensor | None = None  # of rollouts: tokens that were drawn, and that a mark reads
+    pads: bool = True  # whether its windows would be the same beside longer ones
 
     @property
     def is_rollouts(self) -> bool:
@@ -56,27 +60,38 @@ class Batch:
             None if self.roles_BT is None else self.roles_BT[rows],
             self.choices,
             None if self.drawn_BT is None else self.drawn_BT[rows],
+            self.pads,
         )
 
 
 def make_batches(
-    windows: Sequence[Window], context: int, tokens_per_batch: int = TOKENS_PER_BATCH
+    windows: Sequence[Window],
+    context: int,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+    pad_until: int = NO_LIMIT,
 ) -> tuple[Batch, ...]:
-    """Group windows by length into batches of at most `tokens_per_batch` positions."""
+    """Group windows by length into batches of at most `tokens_per_batch` positions.
+
+    Windows of more than `pad_until` tokens are not padded, nor others to more than that.
+    """
     order = sorted(range(len(windows)), key=lambda w: (-len(windows[w].tokens), w))
     batches: list[Batch] = []
     position = 0
     while position < len(order):
-        width = padded(len(windows[order[position]].tokens), context)
+        length = len(windows[order[position]].tokens)
+        pads = length <= pad_until
+        width = min(padded(length, context), pad_until) if pads else length
         rows = max(1, tokens_per_batch // width)
-        chosen = tuple(order[position : position + rows])
-        batches.append(_batch(windows, chosen, width))
-        position += rows
+        chosen = order[position : position + rows]
+        if not pads:
+            chosen = [w for w in chosen if len(windows[w].tokens) == length]
+        batches.append(replace(_batch(windows, tuple(chosen), width), pads=pads))
+        position += len(chosen)
     return tuple(batches)
 
 
 def make_rollout_batches(
-    corpus: Corpus, tokens_per_batch: int = TOKENS_PER_BATCH
+    corpus: Corpus, tokens_per_batch: int = TOKENS_PER_BATCH, pad_until: int = NO_LIMIT
 ) -> tuple[Batch, ...]:
     """Group rollouts into batches of their own: those of documents are as without them."""
     if corpus.rollouts is None:
@@ -89,7 +104,7 @@ def make_rollout_batches(
             choices=rollouts.choices,
             drawn_BT=_drawn_BT(batch, rollouts),
         )
-        for batch in make_batches(rollouts.windows, rollouts.longest, tokens_per_batch)
+        for batch in make_batches(rollouts.windows, rollouts.longest, tokens_per_batch, pad_until)
     )
 
 
@@ -114,6 +129,7 @@ def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
             batch.lengths[::-1],
             batch.starts[::-1],
             None if batch.roles_BT is None else batch.roles_BT.flip(0),
+            pads=batch.pads,
         )
         for batch in reversed(batches)
     )
@@ -131,6 +147,8 @@ def _batch(windows: Sequence[Window], chosen: tuple[int, ...], width: int) -> Ba
     for row, w in enumerate(chosen):
         tokens = torch.from_numpy(windows[w].tokens.astype("int64"))
         tokens_BT[row, : len(tokens)] = tokens
+        # A token of the text itself: NaN of another one would reach the text at a weight of zero.
+        tokens_BT[row, len(tokens) :] = tokens[-1]
         if roles_BT is not None:
             roles_BT[row, : len(tokens)] = torch.from_numpy(windows[w].roles)
     lengths = tuple(len(windows[w].tokens) for w in chosen)

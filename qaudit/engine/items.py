@@ -27,6 +27,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.items.tokens import PADDED
 from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.proven import NO_LIMIT
 from qaudit.model.tape import Arguments
 from qaudit.planning.footprint import MASKS_NBYTES, TREE_TOKENS
 from qaudit.types import Window
@@ -112,40 +113,49 @@ class _Tree:
 
 
 def make_item_batches(
-    parts: Sequence[Sequence[Window]], *, branches: bool
+    parts: Sequence[Sequence[Window]], *, branches: bool, pad_until: int = NO_LIMIT
 ) -> tuple[ItemBatch, ...]:
     """Group the options of items into batches; each window is one option.
 
     Parts share no batch, so that the losses of one do not depend on what is measured beside it.
+    Beyond `pad_until` tokens a window is that of one length: nothing begins it, or pads it.
     """
     batches: list[ItemBatch] = []
     first = 0
     for windows in parts:
-        batches += _batches(_trees(windows, first, branches=branches))
+        trees = _trees(windows, first, branches=branches, pad_until=pad_until)
+        batches += _batches(trees, pad_until)
         first += len(windows)
     return tuple(batches)
 
 
-def _batches(trees: Sequence[_Tree]) -> Iterator[ItemBatch]:
+def _batches(trees: Sequence[_Tree], pad_until: int) -> Iterator[ItemBatch]:
     order = sorted(range(len(trees)), key=lambda k: (trees[k].branched, -len(trees[k].tokens), k))
     position = 0
     while position < len(order):
         first = trees[order[position]]
-        width = -(-len(first.tokens) // PADDED) * PADDED
+        length = len(first.tokens)
+        width = max(length, min(-(-length // PADDED) * PADDED, pad_until))
         rows = max(1, TOKENS_PER_BATCH // width)
         some = [trees[k] for k in order[position : position + rows]]
         some = [tree for tree in some if tree.branched == first.branched]
+        if length > pad_until:
+            some = [tree for tree in some if len(tree.tokens) == length]
         yield _batch(some, width)
         position += len(some)
 
 
-def _trees(windows: Sequence[Window], first: int = 0, *, branches: bool) -> list[_Tree]:
+def _trees(
+    windows: Sequence[Window], first: int = 0, *, branches: bool, pad_until: int = NO_LIMIT
+) -> list[_Tree]:
     fed = [window.tokens[:-1].astype(np.int64) for window in windows]
     order = sorted(range(len(windows)), key=lambda k: (fed[k].astype(">i8").tobytes(), k))
     trees: list[_Tree] = []
     for k in order:
         shared = trees[-1].shared(fed[k]) if trees else 0
-        if not trees or not trees[-1].takes(fed[k], shared, branches=branches):
+        new = len(fed[k]) - shared
+        alone = new > 0 and len(fed[k]) > pad_until
+        if not trees or alone or not trees[-1].takes(fed[k], shared, branches=branches):
             if trees:
                 trees[-1].close(0)
             trees.append(_Tree())
@@ -164,6 +174,7 @@ def _batch(trees: Sequence[_Tree], width: int) -> ItemBatch:
     for row, tree in enumerate(trees):
         size = len(tree.tokens)
         tokens_BT[row, :size] = torch.tensor(tree.tokens)
+        tokens_BT[row, size:] = tree.tokens[-1]  # one that the model knows how to read
         positions_BT[row, :size] = torch.tensor(tree.positions)
         ends_BT[row, :size] = torch.tensor(tree.ends)
         reads += [(row * width + place, target, option) for place, target, option in tree.reads]
@@ -199,7 +210,10 @@ class ItemStream:
         """Hold items of one model; before the first block all of its streams are the same."""
         self._embedded, self._routes = embedded, routes
         self._model, self._states, self._count = model, states, sum(map(len, parts))
-        self.batches = make_item_batches(parts, branches=model.takes_branches)
+        longest = max((len(w.tokens) - 1 for windows in parts for w in windows), default=0)
+        # A mask is made for a whole tree, and each of its sequences is rotated by its own length.
+        branches = 0 < longest <= model.pad_until and model.takes_branches(longest)
+        self.batches = make_item_batches(parts, branches=branches, pad_until=model.pad_until)
         self._called: dict[int, dict[int, Arguments]] = {}  # by batch, then by block
         self._room = MASKS_NBYTES
 

@@ -218,7 +218,8 @@ def quantize_only(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress, watch: Observer
 ) -> None:
     """Show what schemes make of the weights, without measuring what that costs."""
-    calibration = make_batches(task.corpus.calibration, task.corpus.protocol.context)
+    context = task.corpus.protocol.context
+    calibration = make_batches(task.corpus.calibration, context, pad_until=task.pad_until)
     task = replace(task, schemes=tuple(schemes))
     with unchanged_files(task.subject, task.folder):
         feed = Feed(calibration, (), full_precision=False)

@@ -73,21 +73,20 @@ def opened_states(machine: Machine) -> Iterator[HiddenStates]:
 
 def feed_of(task: Task) -> Feed:
     """Return the batches of a pass; of one that rounds otherwise, smaller and in reverse."""
-    corpus, context = task.corpus, task.corpus.protocol.context
-    scored = corpus.evaluation
+    corpus, context, limit = task.corpus, task.corpus.protocol.context, task.pad_until
+    scored, half = corpus.evaluation, TOKENS_PER_BATCH // 2
     if task.perturbed != ROUNDING:
-        fed = make_batches(corpus.calibration, context)
+        documents = make_batches(scored, context, pad_until=limit)
         return Feed(
-            fed,
-            (*make_batches(scored, context), *make_rollout_batches(corpus)),
+            make_batches(corpus.calibration, context, pad_until=limit),
+            (*documents, *make_rollout_batches(corpus, pad_until=limit)),
             full_precision=task.pass_.full_precision,
             compared=task.compared,
             items=corpus.windows_by_part,
         )
-    half = TOKENS_PER_BATCH // 2
     return Feed(
-        calibration=backwards(make_batches(corpus.calibration, context, half)),
-        evaluation=make_batches(scored, context, half),
+        calibration=backwards(make_batches(corpus.calibration, context, half, limit)),
+        evaluation=make_batches(scored, context, half, limit),
         full_precision=task.pass_.full_precision,
         compared=task.compared,
         perturbed=True,

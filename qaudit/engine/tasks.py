@@ -23,12 +23,13 @@ from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.kept_weights import WeightKeeper
 from qaudit.errors import SourceError
 from qaudit.model.groups import ExpertOptions
+from qaudit.model.proven import pad_until
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.pins import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
 
-ITEMS = 2
+ITEMS = 3
 """Raised whenever another way of feeding items changes their losses."""
 
 TASKS = "tasks"
@@ -98,6 +99,12 @@ class Task:
     @property
     def perturbed(self) -> Perturbation | None:
         return self.pass_.perturbed
+
+    @property
+    def pad_until(self) -> int:
+        """Return up to how many tokens all models of the pass read padded windows as alone."""
+        members = [folder_of(checkpoint) for checkpoint, _ in self.subject.members]
+        return pad_until([*members, *map(self.folder, self.pass_.beside)])
 
     @property
     def streams(self) -> dict[str, Scheme | None]:

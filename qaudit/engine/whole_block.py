@@ -35,6 +35,7 @@ class _Place:
     row: int
     length: int
     width: int  # of a batch in which it is the longest
+    pads: bool
 
 
 def whole_block(
@@ -63,14 +64,17 @@ def _cut(batches: Sequence[Batch]) -> list[tuple[_Place, ...]]:
     for k, batch in enumerate(batches):
         widest = batch.tokens_BT.shape[1]
         for row, (window, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
-            place = _Place(k, row, length, padded(length, widest))
+            width = padded(length, widest) if batch.pads else length
+            place = _Place(k, row, length, width, batch.pads)
             windows.append((-length, window, place))
     ordered = [place for *_, place in sorted(windows, key=lambda one: one[:2])]
     cut = []
     while ordered:
-        count = max(1, STEP_TOKENS // ordered[0].width)
-        cut.append(tuple(ordered[:count]))
-        del ordered[:count]
+        places = ordered[: max(1, STEP_TOKENS // ordered[0].width)]
+        if not ordered[0].pads:
+            places = [place for place in places if place.width == ordered[0].width]
+        cut.append(tuple(places))
+        del ordered[: len(places)]
     return cut
 
 

@@ -33,6 +33,7 @@ from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import ExportChoice
 from qaudit.export.runtimes import Loaded, Program, loaded, without_bars
+from qaudit.model.proven import pad_until
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
 
 _LOGITS = 2**27  # of one call of a model
@@ -60,7 +61,8 @@ def run(
 ) -> RuntimeRun:
     ready = make_ready(choice.plan, choice.options, choice.hub)
     protocol = ready.corpus.protocol
-    feed = Feed((), make_batches(ready.corpus.evaluation, protocol.context))
+    limit = pad_until([folder])
+    feed = Feed((), make_batches(ready.corpus.evaluation, protocol.context, pad_until=limit))
     with _reference(choice, ready, feed, watch) as reference, without_bars():
         model = loaded(runtime, folder, ready.machine.dtype)
         try:

@@ -24,6 +24,7 @@ from qaudit.export import llamacpp
 from qaudit.formats.gguf import FILE as GGUF
 from qaudit.formats.registry import formats
 from qaudit.model.config import class_of, read_config
+from qaudit.model.skeleton import forget_lengths
 from qaudit.types import Tolerances
 
 
@@ -100,6 +101,8 @@ def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 def _of_library(model: Any) -> Loaded:
+    forget_lengths(model)
+
     def logits(tokens_BT: Tensor) -> Tensor:
         logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
         return logits_BTV[:, :-1]

@@ -31,7 +31,7 @@ from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.head import chunked_nll, target_nll
 from qaudit.model.inspector import Inspector
 from qaudit.model.links import Links
-from qaudit.model.proven import STREAMABLE, reads_trees
+from qaudit.model.proven import BRANCHING, STREAMABLE
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
@@ -129,10 +129,15 @@ class BlockModel:
         """What links the blocks beside hidden states."""
         return self._front.links
 
+    @torch.no_grad()
+    def takes_branches(self, longest: int) -> bool:
+        """Return whether windows of so many tokens may be trees, by what the model itself sees."""
+        return self.is_streamable and self.model_type in BRANCHING and self._front.sees_all(longest)
+
     @property
-    def takes_branches(self) -> bool:
-        """Return whether windows may be trees: rotary or learned positions, full attention."""
-        return self.is_streamable and reads_trees(self.config.to_dict())
+    def pad_until(self) -> int:
+        """Return how many tokens a window may have that reads padding as it is alone."""
+        return self._skeleton.fixed_until
 
     @torch.no_grad()
     def branched(

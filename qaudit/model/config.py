@@ -24,6 +24,9 @@ _NOT_COMPARED = frozenset({
     "dtype", "torch_dtype",  # what is stored is read, and merged in double precision
 })  # fmt: skip
 
+_RETURNED = ("return_dict", "output_hidden_states", "output_router_logits")
+"""What a configuration may return beside logits, or in place of names for them."""
+
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Read a folder's config, and refuse what is not a causal language model.
@@ -83,10 +86,14 @@ def _named_class(config: PreTrainedConfig) -> Any:
 
 
 def _choose_implementations(config: PreTrainedConfig) -> None:
-    """Leave attention, experts, kernels and quantization to this engine.
+    """Leave attention, experts, kernels and quantization to this engine, and what is returned.
 
     A checkpoint that names them would load kernels of a repository, or packages, unasked.
     """
+    for part in (config, config.get_text_config()):
+        for key in _RETURNED:
+            if getattr(part, key, None) is not None:
+                setattr(part, key, key == "return_dict")
     config._attn_implementation = "eager" if config.output_attentions else None
     config._experts_implementation = None
     for key in ("kernel_config", "use_kernels", "quantization_config"):

@@ -97,6 +97,20 @@ class Front:
         logits_N1V: Tensor = out.logits
         return logits_N1V.reshape(batch, length, -1)
 
+    def sees_all(self, length: int) -> bool:
+        """Return whether each of so many tokens sees all before it, in every block."""
+        masks: list[Tensor] = []
+        _, recorded = self.record(torch.zeros(1, length, dtype=torch.long))
+        for arguments in recorded.values():
+            arguments.changed(lambda leaf: masks.append(leaf) if isinstance(leaf, Tensor) else None)
+        causal_TT = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()
+        seen = (mask if mask.dtype == torch.bool else mask == 0 for mask in masks)
+        return all(
+            bool((seen_TT == causal_TT).all())
+            for seen_TT in seen
+            if seen_TT.shape[-2:] == (length, length)
+        )
+
     def forget(self) -> None:
         """Drop what was recorded for all shapes of batches."""
         self._recorded = {PROBE: self._recorded[PROBE]}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from qaudit.checkpoints.configuration import is_own_code, read_configuration, tables_of
 
 STREAMABLE = frozenset({
     "apertus", "bloom", "cohere", "cohere2", "deepseek_v4", "exaone4", "falcon", "falcon_h1",
@@ -24,15 +27,15 @@ BRANCHING = frozenset({
 """Model types that read trees as they read each of their sequences alone, which a test holds."""
 
 
+NO_LIMIT = 1 << 40
+"""More tokens than any window has."""
+
 _SLIDING = {"mistral": 4096}
 """The windows of families that slide where `config.json` names none."""
 
 
 def reads_trees(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration's model reads trees: no other mask, no layer that slides.
-
-    True of a `config.json` means true of the model; what the file leaves open counts as sliding.
-    """
+    """Return whether a plan may expect trees; `BlockModel.takes_branches` asks the model."""
     model_type = str(config.get("model_type"))
     if model_type not in BRANCHING:
         return False
@@ -41,3 +44,39 @@ def reads_trees(config: Mapping[str, Any]) -> bool:
         return all(kind == "full_attention" for kind in kinds)
     window = config.get("sliding_window", _SLIDING.get(model_type))
     return window is None or config.get("use_sliding_window", True) is False
+
+
+def pad_until(folders: Iterable[Path]) -> int:
+    """Return up to how many tokens the models in folders read a padded window as it is alone."""
+    configs = [read_configuration(f) for f in folders if (f / "config.json").is_file()]
+    return min(map(fixed_until, configs), default=NO_LIMIT)
+
+
+def fixed_until(config: Mapping[str, Any]) -> int:
+    """Return how many tokens a window may have whose positions do not depend on its length.
+
+    Beyond that, `dynamic` and `longrope` rotate all tokens by how many there are. Code of a
+    repository may do so from the first token on.
+    """
+    if is_own_code(config):
+        return 0
+    tables = list(tables_of(config))
+    if not any(_is_by_length(rope) for table in tables for rope in _rotations(table)):
+        return NO_LIMIT
+    lengths = [t.get(key) for t in tables for key in _TRAINED]
+    return min((n for n in lengths if isinstance(n, int)), default=0)
+
+
+_TRAINED = ("original_max_position_embeddings", "max_position_embeddings")
+_ROTATIONS = ("rope_parameters", "rope_scaling")
+_FIXED = (None, "default", "linear", "llama3", "mrope", "proportional", "yarn")
+"""Kinds of rotation that do not depend on how many tokens there are."""
+
+
+def _rotations(table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for key in _ROTATIONS:
+        yield from tables_of(table.get(key) or ())
+
+
+def _is_by_length(rope: Mapping[str, Any]) -> bool:
+    return rope.get("rope_type", rope.get("type")) not in _FIXED or "long_factor" in rope

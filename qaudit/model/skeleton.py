@@ -31,6 +31,7 @@ from qaudit.model.device import upload
 from qaudit.model.experts import Experts, unfuse
 from qaudit.model.gates import left_as_gates
 from qaudit.model.joined import Joined, route, unread_keys
+from qaudit.model.proven import pad_until
 from qaudit.model.remote import foreign, is_remote, load_remote, model_class
 from qaudit.model.routes import Weights, missing, must_be_floats, some
 from qaudit.model.structure import GATE, Structure, is_linear, must_be_linear
@@ -48,6 +49,7 @@ class Skeleton:
     joined: Mapping[str, Joined]  # parameters that are made of several tensors
     idle: frozenset[str]  # parts of a wrapper that text never enters: never read
     unused: tuple[str, ...]  # keys of further lists of blocks, which are not read
+    fixed_until: int  # tokens of a window whose positions do not depend on its length
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -131,8 +133,9 @@ def build_skeleton(
     absent = missing(model.all_tied_weights_keys, routes.keys, needed, folder, blocks_name)
     dtypes = _dtypes(model, parameters, dtype)
     return Skeleton(
-        model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused
-    )
+        model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused,
+        pad_until([folder]),
+    )  # fmt: skip
 
 
 def must_be_causal_type(config: PreTrainedConfig, folder: Path) -> None:
@@ -204,7 +207,24 @@ def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -
             model = class_of(config)._from_config(config, dtype=dtype)
     model.eval()
     model.requires_grad_(False)
+    forget_lengths(model)
     return model
+
+
+def forget_lengths(model: nn.Module) -> None:
+    """Rotate each text by its own length: `dynamic` frequencies grow with the longest one seen."""
+    for module in model.modules():
+        if hasattr(module, "max_seq_len_cached"):
+            module.register_forward_pre_hook(_forget_length)
+
+
+def _forget_length(rotary: Any, *_: object) -> None:
+    for name in [name for name in vars(rotary) if name.endswith("max_seq_len_cached")]:
+        setattr(rotary, name, rotary.original_max_seq_len)
+        of_kind = name.removesuffix("max_seq_len_cached")
+        if f"{of_kind}original_inv_freq" in rotary._buffers:
+            original = rotary._buffers[f"{of_kind}original_inv_freq"]
+            rotary._buffers[f"{of_kind}inv_freq"] = original.clone()
 
 
 def _unbuilt(folder: Path) -> str:
@@ -282,6 +302,7 @@ def load_whole(
             .from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
             .eval()
         )
+    forget_lengths(model)
     for name, parameter in model.state_dict().items():
         if name in tensors:
             must_be_floats(name, tensors[name], parameter.dtype)

@@ -12,7 +12,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import MachineError, OtherIdentityError
 from qaudit.types import Pins
 
-NUMERICS = 6
+NUMERICS = 7
 """Raised whenever a published number changes, or evidence gets another one.
 
 2: evidence has the divergence from full precision, and sums by position in the window.

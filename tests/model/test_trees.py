@@ -54,10 +54,10 @@ def test_a_tree_gives_the_losses_of_its_sequences(
 ) -> None:
     folder = tiny.make(tmp_path / "model", family, **WHOLE.get(family, {}))
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    assert model.takes_branches
+    assert model.takes_branches(80)
     assert reads_trees(read_configuration(folder))
     trees = option_losses(folder, tmp_path)
-    monkeypatch.setattr(BlockModel, "takes_branches", False)
+    monkeypatch.setattr(BlockModel, "takes_branches", lambda *_: False)
     alone = option_losses(folder, tmp_path)
     # The same fp32 arithmetic in other kernels: rounding only, on sums of up to 60 nats.
     np.testing.assert_allclose(trees, alone, rtol=0, atol=1e-4)
@@ -70,7 +70,7 @@ def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
     is_plain = family in tiny.FAMILIES
     folder = tiny.make(tmp_path, family) if is_plain else released.save(tmp_path, family)
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    assert not model.takes_branches
+    assert not model.takes_branches(80)
     assert not reads_trees(read_configuration(tmp_path))
 
 

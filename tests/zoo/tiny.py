@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 TABLES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("tiny.yaml").read_text(encoding="utf-8")
 )
-_TEXT_PARTS = ("text_config", "llm_config", "decoder_config", "language_config")
+TEXT_PARTS = ("text_config", "llm_config", "decoder_config", "language_config")
 _MOST_PARAMETERS = 100_000_000
 
 
@@ -60,7 +60,7 @@ def _inner(kind: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
         part_kind = part if default_part is None else type(default_part)
         if not getattr(part_kind, "model_type", ""):
             part_kind = CONFIG_MAPPING["llama"] if "text" in name else part_kind
-        table = TABLES["text" if name in _TEXT_PARTS else "vision"]
+        table = TABLES["text" if name in TEXT_PARTS else "vision"]
         inner[name] = {"model_type": part_kind.model_type, **_changed(part_kind, table)}
     return inner
 
@@ -90,7 +90,11 @@ def class_of(config: Any) -> Any:
 
 def save(folder: Path, model_type: str, changes: Mapping[str, Any] | None = None) -> Any:
     """Save a random model as the library saves it; return its class."""
-    config = config_of(model_type, changes)
+    return save_config(folder, config_of(model_type, changes))
+
+
+def save_config(folder: Path, config: Any) -> Any:
+    """Save a random model of a configuration; return its class."""
     kind = class_of(config)
     with torch.device("meta"):
         count = sum(p.numel() for p in kind._from_config(config).parameters())

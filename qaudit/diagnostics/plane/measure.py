@@ -104,11 +104,11 @@ class _Slice:
 
     def _feed(self, *, calibrated: bool) -> Feed:
         corpus = self.case.corpus
-        context = corpus.protocol.context
+        context, limit = corpus.protocol.context, self.case.task.pad_until
         windows = [window for part in self.choice.windows for window in part]
         return Feed(
-            make_batches(corpus.calibration if calibrated else (), context),
-            make_batches(windows, context),
+            make_batches(corpus.calibration if calibrated else (), context, pad_until=limit),
+            make_batches(windows, context, pad_until=limit),
             compared=False,
         )
 

@@ -46,7 +46,7 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
     model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust)
     model = model.to(room.device)
     name = find_blocks(model, case.folder)
-    parts = cut(choice.windows, longest, room.windows * longest)
+    parts = cut(choice.windows, longest, room.windows * longest, case.task.pad_until)
     hessian = LossHessian(model, list(model.get_submodule(name)), parts)
     return _Measuring(case, parameters, hessian, room, choice).rows(_layer_of(name))
 

@@ -29,6 +29,7 @@ from qaudit.diagnostics.curvature.lanczos import dot
 from qaudit.diagnostics.curvature.measure.recomputed import recomputed
 from qaudit.engine.batches import make_batches
 from qaudit.errors import SourceError
+from qaudit.model.proven import NO_LIMIT
 from qaudit.types import Window
 
 
@@ -41,12 +42,14 @@ class HessianPart:
     scored_BT: Tensor
 
 
-def cut(documents: Sequence[Sequence[Window]], context: int, positions: int) -> list[HessianPart]:
+def cut(
+    documents: Sequence[Sequence[Window]], context: int, positions: int, limit: int = NO_LIMIT
+) -> list[HessianPart]:
     """Put the windows of each document side by side, as many as fit in so many positions."""
     return [
         HessianPart(document, batch.tokens_BT, batch.scored_BT())
         for document, windows in enumerate(documents)
-        for batch in make_batches(windows, context, positions)
+        for batch in make_batches(windows, context, positions, limit)
     ]
 
 
