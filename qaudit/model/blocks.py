@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from qaudit.checkpoints.configuration import unreadable
 from qaudit.core.rows import head_rows
 from qaudit.errors import ModelError
 from qaudit.model.copies import Copies
@@ -157,7 +158,8 @@ class BlockModel:
     @torch.no_grad()
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Run everything after the last block."""
-        return self._front.logits(hidden_BTD)
+        with unreadable(f"the head of this `{self.model_type}` does not run", kind=ModelError):
+            return self._front.logits(hidden_BTD)
 
     @torch.no_grad()
     def target_nll(
