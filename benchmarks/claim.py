@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from benchmarks.coverage import GENERATORS, truth
 from benchmarks.deciding import LEVEL, outcome
-from benchmarks.evidence import SCHEMES, SOUP, recorded
-from benchmarks.trials import share
+from benchmarks.evidence import SCHEMES, SOUP, recorded, share
 from qaudit.core import statistics
 from qaudit.types import Interval
 

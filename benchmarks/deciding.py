@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks.coverage import GENERATORS, truth
 from qaudit.core import statistics
-from qaudit.core.draws import pooled
 from qaudit.core.power import documents_to_decide
 from qaudit.types import Interval
 
@@ -45,7 +44,7 @@ def followed(name: str, part: float, documents: int, trials: int, seed: int = 0)
     undecided = commands = decided = wrong = 0
     for _ in range(trials):
         columns = make(draw, documents)
-        result = pooled((columns[1], columns[0]), statistics.excess, LEVEL)
+        result = statistics.estimated((columns[1], columns[0]), statistics.excess, LEVEL)
         if outcome(result.interval, margin) is not None:
             wrong += outcome(result.interval, margin) != (part <= 1)
             continue
@@ -56,7 +55,7 @@ def followed(name: str, part: float, documents: int, trials: int, seed: int = 0)
         commands += 1
         more = make(draw, needed - documents)
         pair = tuple(np.concatenate([columns[k], more[k]]) for k in (1, 0))
-        again = outcome(pooled(pair, statistics.excess, LEVEL).interval, margin)
+        again = outcome(statistics.interval(pair, statistics.excess, LEVEL), margin)
         decided += again is not None
         wrong += again is not None and again != (part <= 1)
     return Followed(undecided, commands, decided, wrong)

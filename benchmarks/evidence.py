@@ -4,9 +4,9 @@
 
 Runs `qaudit scan demo` with that many draws of calibration text, of which no two share a document,
 on every evaluation document that the text of this Python has. It keeps the per-document sums:
-`benchmarks/coverage.py`, `benchmarks/trials.py` and `benchmarks/noise.py` draw documents and draws
-from them. `benchmarks/evidence.npz` is what one machine measured; the file itself names the command
-and the versions.
+`benchmarks/coverage.py` and `benchmarks/claim.py` draw documents and draws from them.
+`benchmarks/evidence.npz` is what one machine measured; the file itself names the command and the
+versions.
 
 Arrays: S draws, two subjects, schemes and D documents: `full` (subject, D), `quantized`
 (subject, scheme, S, D), `tokens` (D), `about` (JSON).
@@ -15,6 +15,7 @@ Arrays: S draws, two subjects, schemes and D documents: `full` (subject, D), `qu
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from benchmarks.clock import ONE_THREAD, ROOT
 from qaudit.saved.results import measured_in
@@ -68,6 +70,14 @@ def recorded(path: Path = HERE) -> Recorded:
             tokens=arrays["tokens"].astype(np.float64),
             about=json.loads(str(arrays["about"])),
         )
+
+
+def share(hits: int, trials: int) -> str:
+    """Print a share with its Monte-Carlo error and its upper bound at 95 %."""
+    p = hits / trials
+    error = math.sqrt(p * (1 - p) / trials)
+    upper = float(stats.beta.ppf(0.95, hits + 1, trials - hits)) if hits < trials else 1.0
+    return f"{100 * p:5.1f} % +- {100 * error:.1f}, at most {100 * upper:.1f} %"
 
 
 def scan(draws: int, folder: Path) -> None:

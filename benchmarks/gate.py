@@ -14,7 +14,6 @@ its Monte-Carlo error (one standard error) and its upper bound at 95 % beside it
   failing once is what makes people ignore a gate; becoming inconclusive is how it must happen. A
   gate by the estimate alone stands beside it.
 
-Damage, its scatter between documents and their lengths are those of `benchmarks.trials`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from datetime import date
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.trials import share
+from benchmarks.evidence import share
 from qaudit.judge.gate import GateInput, gate
 from qaudit.judge.table import Measurements
 from qaudit.types import (

@@ -27,8 +27,7 @@ from experiments.types import (
     Standing,
 )
 from qaudit.core import statistics
-from qaudit.core.draws import over_repetitions
-from qaudit.core.statistics import Array, Statistic
+from qaudit.core.statistics import Array, Statistic, over_repetitions
 from qaudit.types import FULL_PRECISION, Evidence, Interval
 from qaudit.version import __version__
 

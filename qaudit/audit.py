@@ -165,7 +165,6 @@ def gate(
     from qaudit.judge.gate import GateInput
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
-    from qaudit.report.card.protocol import must_claim_alike, must_claim_as
     from qaudit.report.next_step import next_step
 
     def held(opened: Audit) -> GateInput:
@@ -176,9 +175,6 @@ def gate(
 
     rules, opened = policy_named(policy), _opened(audit)
     before = None if baseline is None else _opened(baseline)
-    named = [(a.name or str(a.folder), a.record) for a in (opened, before) if a is not None]
-    must_claim_as(rules, *named[0])
-    must_claim_alike(*named)
     answer = judged(
         rules,
         held(opened),
@@ -195,10 +191,8 @@ def pick(
     """Choose the one subject and scheme to ship from one or several audits."""
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import choose
-    from qaudit.report.card.protocol import must_claim_alike
 
     opened = [*map(_opened, audits)]
-    must_claim_alike(*((str(audit.folder), audit.record) for audit in opened))
     joined = combine({str(audit.folder): audit.evidence for audit in opened})
     return choose(joined.table, parse_objective(objective), bits)
 

@@ -94,7 +94,6 @@ def judge(
         planned=plan.subjects,
         skipped={skip.subject: skip.reason for skip in skipped},
         bits=recipe.bits,
-        claim=plan.claim,
         reference=reference.label if reference else None,
         protocol=records[0].document.protocol,
     )
@@ -110,7 +109,7 @@ def judge(
     further = [finding for search in searches for finding in search.findings]
     further += [*released_findings(differences)]
     further += [*_of_devices(environment.get("devices", ()), measured, subjects)]
-    table = Measurements.of(subjects, measurements, recipe.confidence).of_claim(plan.claim)
+    table = Measurements.of(subjects, measurements, recipe.confidence).first_draws
     for module in judges(recipe.diagnostics):
         diagnostics, advice = module.judge(table, diagnostics)
         further += advice

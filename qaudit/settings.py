@@ -171,17 +171,12 @@ class Recipe:
     calibration_seed: int = setting(
         "Another seed draws other calibration text.", TEXT, 0, at_least=0
     )
-    repeats: int | None = setting(
+    repeats: int = setting(
         "Draws of calibration text, each measured: how much depends on the draw.",
         TEXT,
-        unset="one; of a method, 3 to 7 of what decides",
+        1,
         at_least=1,
         at_most=16,
-    )
-    claim: Literal["file", "method"] | None = setting(
-        "What the verdict is about: file (the weights that are written) or method (any draw).",
-        TEXT,
-        unset="as the policy says: file",
     )
     device: str = setting(
         "auto (a CUDA GPU, else the CPU), cpu, cuda (the one with most free memory) or cuda:1.",

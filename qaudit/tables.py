@@ -79,7 +79,6 @@ class Audit:
         return self.record.verdict
 
     measurements = _RowsOf("One row for each subject, scheme and calibration draw.")
-    pooled = _RowsOf("One row for each subject and scheme, over all calibration draws.")
     tasks = _RowsOf("Accuracy on multiple-choice items.")
     comparisons = _RowsOf("Pairs of subjects, compared on the same documents.")
     strata = _RowsOf("One row for each subject, scheme and stratum, if documents are grouped.")

@@ -150,8 +150,8 @@ def collect(
 ) -> int:
     """Judge what parts have measured, and write the card; no GPU and no torch is needed.
 
-    Exits 3 while parts are missing, and names the round that is due: further draws of calibration
-    text, searches for soups. Run the parts and `collect` again until it exits 0.
+    Exits 3 while parts are missing, and names the round that is due: searches for soups, what
+    ships rounded otherwise. Run the parts and `collect` again until it exits 0.
 
     Example: qaudit collect out
     """

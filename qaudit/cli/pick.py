@@ -52,13 +52,11 @@ def pick(
     from qaudit.audit import decide
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import pick_of
-    from qaudit.report.card.protocol import must_claim_alike
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine
 
     wanted = None if objective == PARETO else parse_objective(objective)
     audits = {name: _read(target, quiet) for name, target in _names(targets).items()}
-    must_claim_alike(*((name, each.audit) for name, each in audits.items()))
     saved = combine(audits)
     audit = saved.audit
     if not saved.table.documents:

@@ -110,11 +110,6 @@ def flips(tasks: Sequence[Marked], confidence: float) -> Interval:
     return mean_accuracy(flipped, confidence)
 
 
-def reach_of_draw(deviation: float, freedom: float, confidence: float) -> float:
-    """Return how far a draw reaches whose standard deviation was estimated with some freedom."""
-    return float(scipy.special.stdtrit(freedom, 0.5 + confidence / 2)) * deviation
-
-
 def mcnemar(lost: int, won: int) -> float:
     discordant = lost + won
     if discordant == 0:

@@ -79,7 +79,7 @@ def read_text(
     readable = tuple(s for s in plan.subjects if s.label not in refused)
     if not readable:
         raise one_error(refused)
-    recipe = with_draws(plan.recipe, parse_schemes(plan.specs), plan.claim)
+    recipe = with_draws(plan.recipe, parse_schemes(plan.specs))
     measured = replace(plan, subjects=readable, recipe=recipe)
     return read_corpus(
         measured,

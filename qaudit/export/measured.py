@@ -142,7 +142,6 @@ def judged_alone(
         today=datetime.now(UTC).date(),
         planned=(choice.subject,),
         bits=(str(bits),),
-        claim="file",
     )
     dtype = str(machine.dtype).removeprefix("torch.")
     alone = replace(
@@ -154,7 +153,6 @@ def judged_alone(
         releases=(),
         device=machine.device.type,
         dtype=dtype,
-        claim="file",
     )
     record = AuditRecord(
         plan=alone,
@@ -164,7 +162,7 @@ def judged_alone(
         skipped=(),
         qaudit=__version__,
         diagnostics=Diagnostics(noise=judgement.noise),
-        **judgement.fields | {"pooled": ()},
+        **judgement.fields,
     )
     write_whole(folder / FILE, to_json(record))
     return replace(choice, record=record, audit_file=folder / FILE)

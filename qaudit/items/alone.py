@@ -142,12 +142,11 @@ def _record(subject: Subject, measured: Sequence[Measurement], files: EvidenceFi
         policy=policy_named(recipe.policy),
         today=now.date(),
         planned=(subject,),
-        claim="file",
     )
     plan = Plan(  # nothing was planned: no weights were opened, and no text was read
         recipe=recipe, subjects=(subject,), specs=specs, device="", dtype="", context=0,
         parameters=0, blocks=0, nbytes_read=0, nbytes_memory=0, nbytes_memory_fixed=0,
-        nbytes_memory_available=0, streams=0, seconds_low=0, seconds_high=0, claim="file",
+        nbytes_memory_available=0, streams=0, seconds_low=0, seconds_high=0,
     )  # fmt: skip
     return AuditRecord(
         plan=plan,

@@ -1,8 +1,8 @@
 """Measurements in, findings and the pick out. Pure: no files, no clock, no torch.
 
 `table` knows which measurement belongs to which subject and what may be compared, `scores`
-gives each measurement and each comparison of subjects its intervals and `pooling` all draws of
-calibration text theirs, `pick` chooses what to ship by an objective, `gate` applies a policy, and
+gives each measurement and each comparison of subjects its intervals, `pooling` quantities of
+several cells, `pick` chooses what to ship by an objective, `gate` applies a policy, and
 `rules` has one small function for each other finding, with a code that stays.
 """
 
@@ -16,13 +16,12 @@ from typing import Any
 
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import Moved, noise, pooled_scores
+from qaudit.judge.pooling import Moved, noise
 from qaudit.judge.rules import RuleCase, apply_rules
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
 from qaudit.types import (
-    ClaimKind,
     Comparison,
     Finding,
     Measurement,
@@ -30,7 +29,6 @@ from qaudit.types import (
     Noise,
     Pick,
     Policy,
-    PooledRow,
     Subject,
     TaskRow,
     Verdict,
@@ -48,7 +46,6 @@ class Judgement:
     comparisons: tuple[Comparison, ...]
     findings: tuple[Finding, ...]
     pick: Pick | None
-    pooled: tuple[PooledRow, ...] = ()
     noise: tuple[Noise, ...] = ()
     verdict: Verdict | None = None
 
@@ -73,7 +70,6 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     planned: Sequence[Subject] = (),
     skipped: Mapping[str, str] | None = None,
     bits: Sequence[str] = (),
-    claim: ClaimKind = "method",
     reference: str | None = None,
     protocol: Mapping[str, Any] = MappingProxyType({}),
 ) -> Judgement:
@@ -82,12 +78,12 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has
     how far rounding moves a (subject, scheme), `other_dtype` how far another dtype does. Ignores of
     a policy expire as of `today`; its rules read what was `planned`, and why it was `skipped`. No
-    `bits`: all classes are decided. `searched` has the labels of soups that a search made. Draws
-    that the `claim` is not about are scored and pooled, and decide nothing.
+    `bits`: all classes are decided. `searched` has the labels of soups that a search made. Of
+    several draws of calibration text the first is judged.
     """
-    all_draws = Measurements.of(subjects, measurements, confidence)
-    table = all_draws.of_claim(claim)
-    scores = tuple(score(all_draws, m, evidence, reference) for m in all_draws.measurements)
+    every = Measurements.of(subjects, measurements, confidence)
+    table = every.first_draws
+    scores = tuple(score(every, m, evidence, reference) for m in every.measurements)
     comparisons = compare(table, searched)
     measured = {m.subject for m in table.measurements}
     held = GateInput(
@@ -97,14 +93,12 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         bits=tuple(bits),
         searched=frozenset(searched),
         objective=objective or LOSS,
-        claim=claim,
         protocol=protocol,
     )
     answer = gate(policy, held, today=today) if policy else None
-    over, made_of = pooled_scores(all_draws), noise(all_draws, floor, other_dtype, claim)
-    deciding = tuple(row for row in over if row.claim == claim)
-    case = RuleCase(table, scores, comparisons, held.pick, deciding, made_of)
+    made_of = noise(every, floor, other_dtype)
+    case = RuleCase(table, scores, comparisons, held.pick)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective)) if answer else None
     tasks = tuple(score_tasks(table, evidence, reference))
-    return Judgement(scores, tasks, comparisons, findings, held.pick, over, made_of, verdict)
+    return Judgement(scores, tasks, comparisons, findings, held.pick, made_of, verdict)

@@ -14,7 +14,6 @@ from typing import Any
 
 from qaudit.errors import AuditError
 from qaudit.judge.pick import choose
-from qaudit.judge.pooling import pooled_scores
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
@@ -26,7 +25,6 @@ from qaudit.types import (
     Interval,
     MeasurementRow,
     Pick,
-    PooledRow,
     TaskRow,
     Verdict,
     reference_in,
@@ -44,9 +42,9 @@ Row = tuple[str, Mapping[str, Any]]
 def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> None:
     """Raise AuditError for the first number that disagrees with the evidence.
 
-    `table` has every draw, also those that the claim is not about.
+    `table` has every draw of calibration text.
     """
-    same, claimed = audit.qaudit == version, table.of_claim(audit.plan.claim)
+    same, first = audit.qaudit == version, table.first_draws
     files: EvidenceFiles = {
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
         for s in audit.measurements
@@ -54,14 +52,14 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
     subject = reference_in(audit.plan.subjects, audit.plan.recipe.reference)
     reference = subject.label if subject else None
     scores = [score(table, m, files, reference) for m in table.measurements]
-    tasks = score_tasks(claimed, reference=reference)
-    again = dict(_rows(scores, pooled_scores(table), tasks))
-    for where, saved in _rows(audit.measurements, audit.pooled, audit.tasks):
+    tasks = score_tasks(first, reference=reference)
+    again = dict(_rows(scores, tasks))
+    for where, saved in _rows(audit.measurements, audit.tasks):
         for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(f"`{name}` of {where} disagrees with its evidence", hint=EDITED)
     if same:
-        _refuse_other_comparisons(audit, claimed)
-        _refuse_another_pick(audit, claimed)
+        _refuse_other_comparisons(audit, first)
+        _refuse_another_pick(audit, first)
 
 
 def refuse_another_verdict(saved: Verdict, computed: Verdict) -> None:
@@ -78,13 +76,9 @@ def _decision(verdict: Verdict) -> str:
     return f"{verdict.status} by `{verdict.policy}`: {', '.join(classes)}"
 
 
-def _rows(
-    scores: Iterable[MeasurementRow], pooled: Iterable[PooledRow], tasks: Iterable[TaskRow]
-) -> Iterator[Row]:
+def _rows(scores: Iterable[MeasurementRow], tasks: Iterable[TaskRow]) -> Iterator[Row]:
     for s in scores:
         yield _place(s.subject, s.scheme, s.calibration_seed), vars(s)
-    for p in pooled:
-        yield _place(p.subject, p.scheme, None), vars(p)
     for t in tasks:
         yield f"{t.task} of {_place(t.subject, t.scheme, None)}", vars(t)
 

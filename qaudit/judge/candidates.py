@@ -1,8 +1,7 @@
 """Every subject under every scheme that may ship, by bit class, the best first.
 
 Subject and scheme compete together within a bit class. They are ordered on the documents to choose
-on, by the draws of calibration text that all of them have, and the first two, which may have
-further draws, by all of theirs. Equal losses keep the order of the series, and then that of names,
+on, Equal losses keep the order of the series, and then that of names,
 so that the order of `--schemes` changes nothing.
 """
 
@@ -33,7 +32,7 @@ def classes_of(table: Measurements) -> tuple[str, ...]:
 def candidates(
     table: Measurements, name: str, objective: Objective = LOSS, split: str | None = SELECTION
 ) -> list[Measurement]:
-    """Return the first draw of every candidate of a class, the best first, without twins."""
+    """Return every candidate of a class, the best first, without twins."""
     ranked = _ranked(table, list(_finite(table, name, objective.scheme)), split)
     if objective.kind == "kl" and ranked:
         same = [m for m in ranked if m.subject == ranked[0].subject]
@@ -61,28 +60,20 @@ def cross_fitted(
 def _finite(table: Measurements, name: str, scheme: str | None) -> Iterator[Measurement]:
     for subject in table.subjects:
         for one in sorted((*table.quantized_schemes, FULL_PRECISION)):
-            draws = table.draws(subject.label, one)
-            if not draws or draws[0].bit_class != name or scheme not in (None, one):
+            measured = table.find(subject.label, one)
+            if measured is None or measured.bit_class != name or scheme not in (None, one):
                 continue
-            if all(map(is_finite, draws)):
-                yield draws[0]
+            if is_finite(measured):
+                yield measured
 
 
 def _ranked(
     table: Measurements, cells: Sequence[Measurement], split: str | None, sums: Sums = losses
 ) -> list[Measurement]:
-    """Order cells by the draws that all have, and the first two by all of theirs."""
     if not cells:
         return []
     scored = table.scored(split)
-    every = {id(m): table.draws(m.subject, m.scheme) for m in cells}
-    common = min((len(every[id(m)]) for m in cells if m.calibrates), default=1)
-
-    def mean(cell: Measurement, draws: int | None) -> float:
-        return float(np.mean([sums(m.evidence)[scored].sum() for m in every[id(cell)][:draws]]))
-
-    ordered = _without_twins(sorted(cells, key=lambda cell: mean(cell, common)))
-    return [*sorted(ordered[:2], key=lambda cell: mean(cell, None)), *ordered[2:]]
+    return _without_twins(sorted(cells, key=lambda cell: float(sums(cell.evidence)[scored].sum())))
 
 
 def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:

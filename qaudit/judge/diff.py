@@ -27,12 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
-from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
 from qaudit.judge.causes import changed, other_weights, protocol_of, versions_of
-from qaudit.judge.draw_noise import noise_in, noise_of
-from qaudit.judge.table import Cell, Measurements, Sums, by_cell, divergences, losses
+from qaudit.judge.table import Cell, Sums, by_cell, divergences, losses
 from qaudit.judge.task_changes import apart, reading, shared_tasks, task_deltas
 from qaudit.types import (
     FULL_PRECISION,
@@ -47,10 +45,7 @@ from qaudit.types import (
 
 Unit = Literal["nats per token", "bits per byte"]
 Rows = npt.NDArray[np.intp]
-Ratio = tuple[Array, Array]
-"""What is summed over documents above the line, (draws, documents), and below it."""
-
-Draws = tuple[Sequence[Measurement], Sequence[Measurement]]
+Two = tuple[Measurement, Measurement]
 """Of a, and of b."""
 
 
@@ -63,13 +58,9 @@ class Side:
     measurements: tuple[Measurement, ...]
 
     @cached_property
-    def draws(self) -> dict[Cell, list[Measurement]]:
-        return by_cell(self.measurements)
-
-    @cached_property
-    def table(self) -> Measurements:
-        subjects, confidence = self.audit.subjects, self.audit.plan.recipe.confidence
-        return Measurements(subjects, self.measurements, confidence)
+    def cells(self) -> dict[Cell, Measurement]:
+        """Measurements by cell; of several draws of calibration text the first."""
+        return {cell: draws[0] for cell, draws in by_cell(self.measurements).items()}
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -102,10 +93,10 @@ class _Common:
 
 def diff(a: Side, b: Side) -> Difference:
     common = _common(a, b)
-    cells = [cell for cell in b.draws if cell in a.draws]
+    cells = [cell for cell in b.cells if cell in a.cells]
     quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
-    has_kl = [cell for cell in cells if _has_kl(a, b, cell, common)]
-    tasks = shared_tasks([(cell, a.draws[cell][0], b.draws[cell][0]) for cell in cells])
+    has_kl = [cell for cell in cells if _has_kl((a.cells[cell], b.cells[cell]), common)]
+    tasks = shared_tasks([(cell, a.cells[cell], b.cells[cell]) for cell in cells])
     losses = len(cells) if common.has_loss else 0
     at_once = max(1, quantized + losses + len(has_kl) + len(tasks))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
@@ -174,26 +165,21 @@ def _unlike(*, paired: bool, known: bool) -> str:
 
 def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta:
     full = (cell[0], FULL_PRECISION)
-    draws: Draws = (a.draws[cell], b.draws[cell])
-    if common.paired:
-        draws = _in_step(*draws)
+    two = (a.cells[cell], b.cells[cell])
     documents = min(map(len, common.rows))
-    same = _identical(draws, common)
-    loss = error = None
-    same_error = False
-    noises = _noises(a, b, cell)
+    same, same_error = _identical(two, common), False
+    loss = kl = error = None
     if common.has_loss:
-        left, right = (_loss(side, k, common) for k, side in enumerate(draws))
-        loss = _between((left, right), noises, common, level)
-    kl = None
-    if _has_kl(a, b, cell, common):
-        left, right = (_divergence(draws[k], common.rows[k]) for k in (0, 1))
-        kl = _between((left, right), _noises(a, b, cell, divergences), common, level)
-    if cell != full and full in a.draws and full in b.draws:
-        wholes = a.draws[full][:1], b.draws[full][:1]
-        left, right = (_error(draws[k], wholes[k][0], common.rows[k]) for k in (0, 1))
-        error = _between((left, right), noises, common, level)
-        same_error = same and _identical(wholes, common)
+        counts = [_units(m, r, common.unit) for m, r in zip(two, common.rows, strict=True)]
+        loss = _between(two, counts, common, level)
+    if _has_kl(two, common):
+        counts = [_units(m, r, common.unit) for m, r in zip(two, common.rows, strict=True)]
+        kl = _between(two, counts, common, level, divergences)
+    if cell != full and full in a.cells and full in b.cells:
+        whole = (a.cells[full], b.cells[full])
+        sums = [m.evidence.nll_sum[rows] for m, rows in zip(whole, common.rows, strict=True)]
+        error = _between(two, sums, common, level)
+        same_error = same and _identical(whole, common)
     return Delta(
         subject=cell[0],
         scheme=cell[1],
@@ -203,79 +189,41 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
         error_reading=_reading(error, documents, same_error),
         documents=documents,
         kl=kl,
-        kl_reading=_reading(kl, documents, same and _identical(draws, common, divergences)),
+        kl_reading=_reading(kl, documents, same and _identical(two, common, divergences)),
     )
 
 
-def _noises(a: Side, b: Side, cell: Cell, sums: Sums = losses) -> tuple[DrawNoise | None, ...]:
-    """The draws of either audit tell of the same scheme in the other one."""
-    of_a, of_b = (noise_of(side.table, cell, sums=sums) for side in (a, b))
-    return noise_in(of_a or of_b), noise_in(of_b or of_a)
+def _has_kl(two: Two, common: _Common) -> bool:
+    """Return whether both have divergences, in the same tokens."""
+    return common.unit == "nats per token" and all(m.evidence.fidelity for m in two)
 
 
-def _has_kl(a: Side, b: Side, cell: Cell, common: _Common) -> bool:
-    """Return whether both have divergences of a cell, in the same tokens."""
-    draws = (*a.draws[cell], *b.draws[cell])
-    return common.unit == "nats per token" and all(m.evidence.fidelity for m in draws)
-
-
-def _in_step(a: Sequence[Measurement], b: Sequence[Measurement]) -> Draws:
-    """Return the draws of seeds that both have, or the first ones where no seed is common."""
-    seeds = {m.calibration_seed for m in a} & {m.calibration_seed for m in b}
-    if seeds:
-        a, b = ([m for m in draws if m.calibration_seed in seeds] for draws in (a, b))
-    number = min(len(a), len(b))
-    return a[:number], b[:number]
-
-
-def _identical(draws: Draws, common: _Common, sums: Sums = losses) -> bool:
+def _identical(two: Two, common: _Common, sums: Sums = losses) -> bool:
     """Return whether every shared document has the same sum in both, to the bit."""
-    of_a, of_b = common.rows
-    return common.paired and all(
-        np.array_equal(sums(left.evidence)[of_a], sums(right.evidence)[of_b])
-        for left, right in zip(*draws, strict=True)
-    )
+    a, b = (sums(m.evidence)[rows] for m, rows in zip(two, common.rows, strict=True))
+    return common.paired and np.array_equal(a, b)
 
 
-def _loss(draws: Sequence[Measurement], side: int, common: _Common) -> Ratio:
-    """Return sums of losses over tokens; or over bytes, in which nats become bits."""
-    rows, evidence = common.rows[side], draws[0].evidence
-    below = evidence.tokens.astype(np.float64)
-    if common.unit == "bits per byte":
-        below = math.log(2) * evidence.nbytes.astype(np.float64)
-    return _stacked(draws, rows), below[rows]
-
-
-def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio:
-    """Return sums of losses over those of full precision: one more than the relative error."""
-    return _stacked(draws, rows), full.evidence.nll_sum[rows]
-
-
-def _divergence(draws: Sequence[Measurement], rows: Rows) -> Ratio:
-    tokens = draws[0].evidence.tokens[rows].astype(np.float64)
-    return np.stack([divergences(m.evidence)[rows] for m in draws]), tokens
-
-
-def _stacked(draws: Sequence[Measurement], rows: Rows) -> Array:
-    return np.stack([m.evidence.nll_sum[rows] for m in draws])
+def _units(measured: Measurement, rows: Rows, unit: Unit) -> Array:
+    """Return what a loss is counted in: tokens, or bytes, in which nats become bits."""
+    if unit == "bits per byte":
+        return math.log(2) * measured.evidence.nbytes[rows].astype(np.float64)
+    return measured.evidence.tokens[rows].astype(np.float64)
 
 
 def _between(
-    ratios: tuple[Ratio, Ratio],
-    noises: tuple[DrawNoise | None, ...],
-    common: _Common,
-    level: float,
+    two: Two, below: Sequence[Array], common: _Common, level: float, sums: Sums = losses
 ) -> Interval:
-    if not all(np.isfinite(column).all() for ratio in ratios for column in ratio):
-        return statistics.UNKNOWN
-    (a, b), (of_a, of_b) = ratios, noises
-    if common.paired:
-        known = (of_b, None, of_a, None)
-        return pooled((*b, *a), statistics.excess_difference, level, known).interval
-    left, right = (
-        pooled(each, statistics.per_token, level, (noise, None)).interval
-        for each, noise in ((a, of_a), (b, of_b))
+    """Return the ratio of sums to what is below them, of b minus that of a."""
+    a, b = (
+        (sums(m.evidence)[rows], under)
+        for m, rows, under in zip(two, common.rows, below, strict=True)
     )
+    if not all(np.isfinite(column).all() for column in (*a, *b)):
+        return statistics.UNKNOWN
+    if common.paired:
+        return statistics.interval((*b, *a), statistics.excess_difference, level)
+    left, right = (statistics.interval(each, statistics.per_token, level) for each in (a, b))
     return apart(right, left)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qaudit.core.statistics import Array
-from qaudit.judge.draw_noise import column_of
+from qaudit.judge.pooling import column_of
 from qaudit.judge.table import Cell, Measurements
 from qaudit.types import FULL_PRECISION, Finding
 
@@ -49,11 +49,11 @@ class WorstDocument:
 
 
 def worst_document(table: Measurements, cell: Cell) -> WorstDocument | None:
-    """Return a cell's worst document over all draws; None where quantization added no loss."""
+    """Return a cell's worst document; None where quantization added no loss."""
     own, full = (column_of(table, (cell[0], scheme)) for scheme in (cell[1], FULL_PRECISION))
     if cell[1] == FULL_PRECISION or own is None or full is None:
         return None
-    added_D = own.mean(axis=0) - full[0]
+    added_D = own - full
     share = largest_share(added_D)
     if share is None:
         return None
@@ -62,7 +62,7 @@ def worst_document(table: Measurements, cell: Cell) -> WorstDocument | None:
     return WorstDocument(
         share,
         of_changes=float(added_D[place] / np.abs(added_D).sum()),
-        added=float(added_D.sum() / full[0].sum()),
+        added=float(added_D.sum() / full.sum()),
         sha256=str(names[place]),
         documents=len(added_D),
     )

@@ -18,8 +18,9 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.keys import first_of
 from qaudit.core.shipped import LOOKS_BROKEN
-from qaudit.judge.pooling import over_draws, settling
+from qaudit.judge.pooling import settling
 from qaudit.judge.rare import rare_damage
+from qaudit.judge.scores import first_rows
 from qaudit.judge.table import Measurements, is_finite
 from qaudit.judge.verdict import outright
 from qaudit.types import (
@@ -28,9 +29,7 @@ from qaudit.types import (
     Comparison,
     Finding,
     MeasurementRow,
-    Noise,
     Pick,
-    PooledRow,
 )
 
 SOLID_DOCUMENTS = 50
@@ -45,13 +44,6 @@ class RuleCase:
     measurements: tuple[MeasurementRow, ...]
     comparisons: tuple[Comparison, ...]
     pick: Pick | None
-    pooled: tuple[PooledRow, ...] = ()
-    noise: tuple[Noise, ...] = ()
-
-    @property
-    def shown(self) -> tuple[MeasurementRow, ...]:
-        """One score for each subject and scheme: over all draws, where there are several."""
-        return tuple(over_draws(self.measurements, self.pooled).values())
 
 
 def apply_rules(case: RuleCase) -> tuple[Finding, ...]:
@@ -174,7 +166,7 @@ def least_loss_is_not_best(case: RuleCase) -> Iterator[Finding]:
     pick = case.pick
     errors = [
         (s.relative_error.estimate, s)
-        for s in case.shown
+        for s in first_rows(case.measurements).values()
         if s.scheme == pick.scheme and s.relative_error is not None
     ]
     if not errors:
@@ -201,25 +193,6 @@ def costs_more_than_before(case: RuleCase) -> Iterator[Finding]:
                 f"{100 * c.interval.estimate:.2f} percentage points more than that of `{c.b}`"
             )
             yield Finding("QA008", "info", c.a, c.scheme, message, "", c.interval, margin=0.0)
-
-
-def draw_outweighs_documents(case: RuleCase) -> Iterator[Finding]:
-    """QA018: most of the noise is the calibration draw's, so that documents do not help."""
-    heavy: dict[str, list[Noise]] = {}
-    for row in case.noise:
-        if (row.share_of_draw or 0.0) > 0.5:
-            heavy.setdefault(row.scheme, []).append(row)
-    for scheme, rows in heavy.items():
-        worst = max(rows, key=lambda row: row.share_of_draw or 0.0)
-        share = 100 * (worst.share_of_draw or 0.0)
-        more = f"; for {len(rows) - 1} more it accounts for most, too" if len(rows) > 1 else ""
-        cell, interval = (worst.subject, scheme), worst.interval
-        message = (
-            f"at {scheme} the calibration draw accounts for {share:.0f} % of the squared "
-            f"width of the interval of `{worst.subject}`, and documents for the rest{more}"
-        )
-        hint = "more documents will not narrow it: raise `--repeats`"
-        yield Finding("QA018", "info", *cell, message, hint, interval, outcome="pass")
 
 
 def has_equal_documents(case: RuleCase) -> Iterator[Finding]:
@@ -258,7 +231,6 @@ RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
     ignores_its_text,
     least_loss_is_not_best,
     costs_more_than_before,
-    draw_outweighs_documents,
     lambda case: rare_damage(case.table),  # QA029
     has_equal_documents,
 )

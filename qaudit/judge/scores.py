@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from qaudit.errors import AuditError
 from qaudit.judge.fidelity import MEANS, fidelity_columns, reference_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
-from qaudit.judge.table import EvidenceFiles, Measurements, is_finite
+from qaudit.judge.table import Cell, EvidenceFiles, Measurements, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,
@@ -109,6 +109,14 @@ def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
             f"there is no evidence for `{measured.subject}` under `{measured.scheme}`",
             hint="run the same scan again: what is missing is measured again",
         ) from None
+
+
+def first_rows(rows: Sequence[MeasurementRow]) -> dict[Cell, MeasurementRow]:
+    """Return one row for each subject and scheme: of several draws the one that is judged."""
+    first: dict[Cell, MeasurementRow] = {}
+    for row in sorted(rows, key=lambda row: row.calibration_seed):
+        first.setdefault((row.subject, row.scheme), row)
+    return {(row.subject, row.scheme): first[row.subject, row.scheme] for row in rows}
 
 
 def compare(table: Measurements, searched: Collection[str] = ()) -> tuple[Comparison, ...]:

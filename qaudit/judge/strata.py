@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
-from qaudit.core.statistics import Statistic
-from qaudit.judge.pooling import Columns, columns_of
+from qaudit.core.statistics import Array, Statistic
+from qaudit.judge.pooling import columns_of
 from qaudit.judge.table import Cell, Measurements, divergences
 from qaudit.types import FULL_PRECISION, Interval, Measurement, StratumRow
 
@@ -66,7 +66,7 @@ def largest(intervals: Iterable[Interval]) -> Interval:
 
 
 def stratum_rows(table: Measurements) -> tuple[StratumRow, ...]:
-    """Return a row for each subject, scheme and stratum, pooled over draws."""
+    """Return a row for each subject, scheme and stratum."""
     return tuple(row for cell in table.cells for row in _rows(table, cell))
 
 
@@ -119,8 +119,8 @@ def _by_stratum(
 
 def columns_by(
     table: Measurements, cell: Cell, measure: Measure, split: str | None = None
-) -> tuple[Columns | None, Statistic]:
-    """Return the columns of a quantity of one cell, over its draws, and the quantity."""
+) -> tuple[tuple[Array, ...] | None, Statistic]:
+    """Return the columns of a quantity of one cell, and the quantity."""
     if cell[1] == FULL_PRECISION:
         return None, statistics.per_token
     if measure == "kl":
@@ -132,8 +132,11 @@ def columns_by(
 
 
 def _interval(
-    columns: Columns | None, statistic: Statistic, inside: npt.NDArray[np.bool_], level: float
+    columns: tuple[Array, ...] | None,
+    statistic: Statistic,
+    inside: npt.NDArray[np.bool_],
+    level: float,
 ) -> Interval:
     if columns is None:
         return statistics.UNKNOWN
-    return columns.pooled(statistic, level, inside).interval
+    return statistics.interval([column[inside] for column in columns], statistic, level)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qaudit.core.course import ends
 from qaudit.errors import AuditError
-from qaudit.types import FULL_PRECISION, ClaimKind, Evidence, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Evidence, Measurement, Subject
 
 Cell = tuple[str, str]
 """A subject, and a scheme by its display name."""
@@ -56,10 +56,11 @@ class Measurements:
         _refuse_other_documents(measurements)
         return cls(tuple(subjects), tuple(measurements), confidence)
 
-    def of_claim(self, claim: ClaimKind) -> Measurements:
-        """Return the measurements of a claim: of a file, the first draw of each cell alone."""
+    @cached_property
+    def first_draws(self) -> Measurements:
+        """The measurements that are judged: the first draw of calibration text of each cell."""
         first = tuple(draws[0] for draws in self._draws.values())
-        if claim == "method" or len(first) == len(self.measurements):
+        if len(first) == len(self.measurements):
             return self
         kept = set(map(id, first))
         return replace(self, measurements=tuple(m for m in self.measurements if id(m) in kept))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +10,8 @@ import numpy.typing as npt
 
 from qaudit.core import items as paired
 from qaudit.core import statistics
-from qaudit.core.items import Marked, reach_of_draw
-from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Cell, EvidenceFiles, Measurements
+from qaudit.core.items import Marked
+from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.types import (
     FULL_PRECISION,
     ImportedAnswers,
@@ -22,44 +20,6 @@ from qaudit.types import (
     TaskEvidence,
     TaskRow,
 )
-
-
-@dataclass(frozen=True)
-class DrawShare:
-    """The standard deviation of a single draw, as a share of the damage that it does."""
-
-    share: float
-    freedom: float
-
-    def reach(self, interval: Interval, confidence: float, origin: float = 0.0) -> float:
-        """Return how far a draw may move what is within an interval; `origin` is no damage."""
-        far = max(abs(interval.low - origin), abs(interval.high - origin))
-        return reach_of_draw(self.share * far, self.freedom, confidence)
-
-    def widened(self, interval: Interval, confidence: float, origin: float = 0.0) -> Interval:
-        """Return an interval over items that holds another draw, too."""
-        return widened(interval, self.reach(interval, confidence, origin))
-
-
-def widened(interval: Interval, reach: float) -> Interval:
-    """Return an interval that reaches farther, the squares of both added."""
-    estimate = interval.estimate
-    return replace(
-        interval,
-        low=estimate - math.hypot(estimate - interval.low, reach),
-        high=estimate + math.hypot(interval.high - estimate, reach),
-    )
-
-
-def draw_share(table: Measurements, cell: Cell) -> DrawShare | None:
-    """Return the share of a cell; None where no draw is known, or the scheme has none."""
-    result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
-    if result is None or result.draw is None:
-        return None
-    far = max(abs(result.interval.low), abs(result.interval.high))
-    alone = math.sqrt(max(0.0, result.draw**2 - result.together**2) * len(table.draws(*cell)))
-    return DrawShare(alone / far, result.freedom) if 0.0 < far < math.inf else None
-
 
 MEAN = "mean"
 """The row of the unweighted mean over tasks, where there are several."""
@@ -165,8 +125,7 @@ def score_tasks(
             rows.append(_mean_row(measured, full, table.confidence))
         if yardstick is not None and measured is not yardstick:
             rows = [_with_reference(row, measured, yardstick, table.confidence) for row in rows]
-        share = draw_share(table, (measured.subject, measured.scheme)) if rows and full else None
-        yield from (_with_draw(row, share, table.confidence) if share else row for row in rows)
+        yield from rows
 
 
 def _row(
@@ -231,22 +190,6 @@ def _with_reference(
         row,
         reference_drop=paired.drop(pairs, confidence, normalized=False),
         reference_flips=paired.flips(pairs, confidence).estimate,
-    )
-
-
-def _with_draw(row: TaskRow, share: DrawShare, confidence: float) -> TaskRow:
-    """Return a row whose intervals hold another draw of calibration text, too."""
-    if row.drop is None:
-        return row
-    drop, margins = row.accuracy_drop, row.margin_factor
-    reach = share.reach(row.drop, confidence)
-    accuracy = widened(row.accuracy, reach)
-    return replace(
-        row,
-        accuracy=replace(accuracy, low=max(0.0, accuracy.low), high=min(1.0, accuracy.high)),
-        drop=widened(row.drop, reach),
-        accuracy_drop=None if drop is None else share.widened(drop, confidence),
-        margin_factor=None if margins is None else share.widened(margins, confidence, origin=1.0),
     )
 
 

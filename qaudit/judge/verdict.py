@@ -164,8 +164,6 @@ def _measured(
         ce=interval_of(table, [cell], statistics.per_token, split=split),
         relative_error=relative,
         kl=interval_of(table, [cell], statistics.per_token, split=split, sums=divergences),
-        draws=len(table.draws(*cell)),
-        calibrates=best.calibrates,
     )
 
 

@@ -16,7 +16,7 @@ from qaudit.planning.resolve import resolve
 from qaudit.planning.shipped import all_shipped
 from qaudit.planning.survey import Survey, survey
 from qaudit.planning.unread import without_unread
-from qaudit.policy import claim_of
+from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
 from qaudit.types import Checkpoint, Recipe, Resolved, Subject, reference_in
 
@@ -41,7 +41,7 @@ def choose(
     _refuse_replays(recipe, schemes)
     for scheme in schemes:
         scheme.must_be_installed()
-    claim_of(recipe)  # a wrong policy is refused before anything is fetched
+    policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
     if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):

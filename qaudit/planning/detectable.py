@@ -1,8 +1,8 @@
 """How small a relative error the text of an audit can tell from none.
 
 That depends on how much the damage differs between documents, which is unknown before anything is
-measured. Told is the difference from zero that an audit like this one, with as many draws of
-calibration text, finds in four of five cases; the median over its subjects and schemes.
+measured. Told is the difference from zero that an audit like this one finds
+in four of five cases; the median over its subjects and schemes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median
-
-import numpy as np
 
 from qaudit.core.power import detectable
 from qaudit.core.statistics import excess
@@ -26,21 +24,18 @@ def detectable_error(plan: Plan, measurements: Sequence[Measurement]) -> float |
 
 
 def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:
-    """Yield the effect that the documents and draws of each subject and scheme detect."""
+    """Yield the effect that the documents of each subject and scheme detect."""
     full = {
         (m.subject, m.evidence.document_sha256): m for m in measurements if m.spec == FULL_PRECISION
     }
-    draws: dict[tuple[str, str, tuple[str, ...]], dict[int, Measurement]] = {}
     for m in measurements:
         documents = m.evidence.document_sha256
+        beside = full.get((m.subject, documents))
         few = len(documents) <= plan.recipe.evaluation_documents
-        if m.spec in plan.specs and (m.subject, documents) in full and few:
-            draws.setdefault((m.subject, m.spec, documents), {})[m.calibration_seed] = m
-    for (subject, _, documents), by_seed in draws.items():
-        beside = full[subject, documents].evidence
-        scored = beside.tokens > 0
-        drawn = np.stack([m.evidence.nll_sum[scored] for m in by_seed.values()])
-        pilot = drawn, beside.nll_sum[scored]
-        effect = detectable(pilot, excess, plan.recipe.confidence)
+        if m.spec not in plan.specs or beside is None or not few:
+            continue
+        scored = m.evidence.tokens > 0
+        pair = (m.evidence.nll_sum[scored], beside.evidence.nll_sum[scored])
+        effect = detectable(pair, excess, plan.recipe.confidence)
         if math.isfinite(effect):
             yield effect

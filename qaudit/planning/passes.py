@@ -17,7 +17,7 @@ from qaudit.errors import UsageError
 from qaudit.planning.cost import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import SEARCHED_AT
-from qaudit.types import GREEDY, ClaimKind, Pass, Price, Recipe, Subject
+from qaudit.types import GREEDY, Pass, Price, Recipe, Subject
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,9 @@ def draw_of(subject: Subject, schemes: Sequence[Scheme], number: int) -> Pass:
     return Pass(subject, _specs(schemes), full_precision=False, draw=number)
 
 
-def with_draws(recipe: Recipe, schemes: Sequence[Scheme], claim: ClaimKind) -> Recipe:
-    """Return the recipe with as many draws of calibration text as its schemes and claim need."""
-    if not calibrated(schemes):
-        return replace(recipe, repeats=1)
-    return recipe if claim == "method" else replace(recipe, repeats=recipe.repeats or 1)
+def with_draws(recipe: Recipe, schemes: Sequence[Scheme]) -> Recipe:
+    """Return the recipe with as many draws of calibration text as its schemes need."""
+    return recipe if calibrated(schemes) else replace(recipe, repeats=1)
 
 
 def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:

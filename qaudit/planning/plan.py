@@ -19,7 +19,7 @@ from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
 from qaudit.planning.devices import choose_audited, choose_column_loop, device_notes
 from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.footprint import Footprint
-from qaudit.planning.further import fits_rounding, price_further, price_otherwise
+from qaudit.planning.further import fits_rounding, price_otherwise
 from qaudit.planning.keeping import begins_again_notes, keeping_notes, kept_specs, nbytes_to_keep
 from qaudit.planning.passes import (
     Pricing,
@@ -40,7 +40,6 @@ from qaudit.planning.traffic import (
     missing_budget,
     price_traffic,
 )
-from qaudit.policy import claim_of
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
 from qaudit.types import Pass, Perturbation, Plan, Price, Recipe, Resolved, Traffic, reference_in
@@ -101,8 +100,7 @@ def _planned(
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
     item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
     protocol = make_protocol(recipe, context, item_context)
-    claim = claim_of(recipe)
-    drawn = with_draws(recipe, schemes, claim)
+    drawn = with_draws(recipe, schemes)
     trees, most = seen.reads_trees, seen.longest_context
     text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=trees, longest=most)
     device, dtype = machine = choose_audited(recipe.device, recipe.dtype)
@@ -120,8 +118,7 @@ def _planned(
     whole_notes = begins_again_notes(footprint.rounds, diagnoses)
     # Of a pass that is kept at a block, and of the one that replaces it.
     nbytes_kept = 2 * footprint.streams_nbytes if is_long and not whole_notes else 0
-    more = drawn.repeats is None and text.draws != 1
-    idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
+    idle = recipe.repeats > 1 and not calibrated(schemes)
     passes = tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes)
     price = sum((step.price for step in passes), Price())
     low, high = seconds_range(price.flops, *machine)
@@ -150,10 +147,6 @@ def _planned(
         findings=resolved.findings,
         releases=releases.subjects,
         passes=passes,
-        further=price_further(chosen.subjects, schemes, pricing, traffic, machine)
-        if more
-        else None,
-        claim=claim,
         perturbations=perturbations,
         otherwise=price_otherwise(chosen.subjects, schemes, pricing, perturbations, machine),
         diagnoses=tuple(work.text for work in diagnoses),
@@ -182,7 +175,7 @@ def _passes(
         )
     otherwise = (recipe.compare_dtype,) if recipe.compare_dtype else ()
     reference = reference_in(subjects, recipe.reference)
-    steps = passes_of(subjects, schemes, recipe.repeats or 1, pricing, releases.subjects)
+    steps = passes_of(subjects, schemes, recipe.repeats, pricing, releases.subjects)
     passes = tuple(with_reference(step, reference, pricing) for step in steps)
     if recipe.arithmetic and fits_rounding(subjects, schemes, pricing, passes):
         return passes, ("rounding", *otherwise)

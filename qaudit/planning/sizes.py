@@ -26,7 +26,6 @@ from qaudit.errors import CorpusError, ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
-from qaudit.text.corpus import ONE_DRAW
 from qaudit.text.hub_texts import is_hub_text
 from qaudit.text.rollouts import read_rollouts
 from qaudit.text.texts import cut_texts
@@ -159,8 +158,6 @@ class TextSize:
     evaluation_tokens: int
     context: int  # tokens that attend to one another
     documents: int | None = None  # of the evaluation text; None: not counted
-    draws: int | None = None  # of the calibration text; None: not counted
-    few: tuple[str, ...] = ()  # a note where the text has too few documents for further draws
     item_tokens: int = 0  # of tasks and multiple-choice items, what the model shares once
     items: tuple[tuple[str, int], ...] = ()  # of each task
     items_counted: bool = True
@@ -198,7 +195,7 @@ class TextSize:
                 "the text was not counted, because it or its tokenizer is not on this machine: "
                 "time and memory assume one window for each document"
             )
-        return (*notes, *self.few)
+        return tuple(notes)
 
 
 def text_size(
@@ -288,8 +285,6 @@ def _counted(
         evaluation_tokens=sum(len(window.tokens) for window in corpus.evaluation),
         context=protocol.context,
         documents=len(corpus.documents),
-        draws=len(corpus.draws),
-        few=tuple(note for note in corpus.notes if note.startswith(ONE_DRAW)),
         item_tokens=items.tokens(trees=trees),
         items=tuple(items.counts.items()),
     )

@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from qaudit.core.keys import nearest
-from qaudit.errors import PolicyError, UsageError
+from qaudit.errors import PolicyError
 from qaudit.policy.table import PRESETS, policy_in, read_table, shipped
-from qaudit.settings import Recipe
-from qaudit.types import ClaimKind, Policy
+from qaudit.types import Policy
 from qaudit.whole import read_regular
 
-__all__ = ["PRESETS", "claim_of", "descriptions", "policy_named", "preset", "read_policy"]
+__all__ = ["PRESETS", "descriptions", "policy_named", "preset", "read_policy"]
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -54,18 +53,6 @@ def policy_named(text: str) -> Policy:
     if text.endswith(_ENDINGS) or Path(text).exists():
         return read_policy(Path(text))
     raise PolicyError(f"there is no policy `{text}`", hint=_instead(text))
-
-
-def claim_of(recipe: Recipe) -> ClaimKind:
-    """Return the claim that a scan is judged for; refuse an option that its policy contradicts."""
-    required = policy_named(recipe.policy).claim
-    if recipe.claim and required and recipe.claim != required:
-        raise UsageError(
-            f"`--claim {recipe.claim}` is against the policy `{recipe.policy}`, whose `claim` is "
-            f"`{required}`",
-            hint=f"leave out `--claim`, or write `claim: {recipe.claim}` in the policy",
-        )
-    return recipe.claim or required or "file"
 
 
 def _instead(name: str) -> str:

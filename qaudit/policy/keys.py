@@ -213,10 +213,6 @@ class PolicyKeys(_Keys):
     confidence: Annotated[
         float | None, Field(gt=0.5, lt=1, description="With which all verdicts hold at once.")
     ] = None
-    claim: Annotated[
-        Literal["file", "method"] | None,
-        Field(description="What a verdict is about: the weights that are written, or any draw."),
-    ] = None
     known: Annotated[
         Literal["error", "warn"] | None,
         BeforeValidator(_as_level),

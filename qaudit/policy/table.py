@@ -93,7 +93,6 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         "minimum_documents": keys.minimum_documents,
         "confidence": keys.confidence,
         "known": keys.known,
-        "claim": keys.claim,
         "required_schemes": file.schemes(required.schemes, ("required", "schemes"), None),
         "required_subjects": file.subjects(required.subjects, ("required", "subjects")),
         "required_answers": required.answers,

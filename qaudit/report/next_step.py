@@ -17,7 +17,7 @@ AVAILABLE = "evaluation_documents_available"  # of the protocol
 def next_step(audit: AuditRecord, classes: Sequence[ClassVerdict]) -> NextStep | None:
     """Return the command that measures what is undecided, and nothing else, on more documents.
 
-    None where nothing is undecided, or where more documents and draws would not decide it.
+    None where nothing is undecided, or where more documents would not decide it.
     """
     undecided = {
         decision.bit_class: decision
@@ -27,18 +27,15 @@ def next_step(audit: AuditRecord, classes: Sequence[ClassVerdict]) -> NextStep |
     if not undecided:
         return None
     documents = max(decision.needed_documents or 0 for decision in undecided.values())
-    draws = max((decision.needed_draws or 0 for decision in undecided.values()), default=0)
     schemes = {row.spec: row.scheme for row in audit.measurements if row.bit_class in undecided}
     changed: dict[str, Any] = {
         "schemes": tuple(schemes[spec] for spec in audit.plan.specs if spec in schemes),
         "bits": tuple(undecided),
         "evaluation_documents": documents,
     }
-    if draws:
-        changed["repeats"] = draws
     command = f"{rescan(audit, **changed)} --out {shlex.quote(_folder(audit, [*undecided]))}"
     available = audit.protocol.get(AVAILABLE)
-    return NextStep(tuple(undecided), command, documents, draws or None, available)
+    return NextStep(tuple(undecided), command, documents, available)
 
 
 def _folder(audit: AuditRecord, bits: Sequence[str]) -> str:

@@ -53,8 +53,6 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _later(plan: Plan) -> Iterator[tuple[str, str]]:
-    if plan.further is not None:
-        yield "then", _further(plan.further)
     if plan.otherwise is not None:
         yield "then", _otherwise(plan.otherwise, plan.perturbations)
     if plan.recipe.arithmetic and "rounding" not in plan.perturbations:
@@ -80,7 +78,7 @@ def _what(plan: Plan) -> str:
     soups = sum(subject.kind == "soup" for subject in plan.subjects)
     parts = [plural(len(plan.subjects) - soups, "checkpoint")] * (soups < len(plan.subjects))
     parts += [plural(soups, "soup")] * (soups > 0)
-    repeats = plan.recipe.repeats or 1
+    repeats = plan.recipe.repeats
     draws = f", {repeats} calibration draws" * (repeats > 1)
     return (
         f"{listing(parts)}, {plural(len(plan.specs), 'scheme')} and full precision{draws}: "
@@ -131,16 +129,6 @@ def _time(plan: Plan) -> str:
         text += f", {low:.2g} to {high:.2g} GPU hours"
     fetching = plan.traffic is not None and plan.traffic.nbytes_to_fetch > 0
     return f"{text} to compute; downloads run at the same time" if fetching else text
-
-
-def _further(further: Further) -> str:
-    fetched = f", {size(further.nbytes_to_fetch)} to fetch again" * (further.nbytes_to_fetch > 0)
-    draws = "2 more draws" + (f", or up to {further.draws}," if further.draws > 2 else "")
-    return (
-        f"what decides is measured again with {draws} of calibration text: "
-        f"at most {further.streams} streams, {_seconds(further.seconds_low)} to "
-        f"{_seconds(further.seconds_high)}, {size(further.nbytes_read)} of weights{fetched}"
-    )
 
 
 def _otherwise(price: Further, perturbations: Sequence[str]) -> str:

@@ -10,15 +10,11 @@ from collections.abc import Iterator, Sequence
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread, typical_percent
 from qaudit.report.views import View
-from qaudit.types import NEAR_BASELINE, ClaimKind, ClassVerdict, Interval, NextStep, Status, Verdict
+from qaudit.types import NEAR_BASELINE, ClassVerdict, Interval, NextStep, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
 """Of the classes in the headline: those that the policy does not ask for are not in it."""
 
-CLAIMS: dict[ClaimKind, str] = {
-    "file": "the file: the weights of one calibration",
-    "method": "the method: what any calibration would give",
-}
 NOT_A_RANK = (
     f"Below {NEAR_BASELINE} nats KL divergence does not rank models: it says how much changes, and "
     "not whether for the worse."
@@ -71,7 +67,7 @@ def what(one: ClassVerdict) -> str:
 
 def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
     bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
-    notices = tuple(_notice(decision, verdict.claim) for decision in verdict.classes)
+    notices = tuple(_notice(decision) for decision in verdict.classes)
     return (doc.Banner(notices), *bullets, *_next_step(verdict.next_step))
 
 
@@ -91,8 +87,8 @@ def _next_step(step: NextStep | None) -> Iterator[doc.Block]:
     yield doc.CodeBlock(step.command, "sh")
 
 
-def _notice(one: ClassVerdict, claim: ClaimKind) -> doc.Notice:
-    details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one, claim), *_advice(one))
+def _notice(one: ClassVerdict) -> doc.Notice:
+    details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one), *_advice(one))
     return doc.Notice(one.status, label(one), doc.prose(what(one)), tuple(map(doc.inline, details)))
 
 
@@ -118,11 +114,9 @@ def effect(error: Interval) -> str:
     return f"no detectable change ({percent(error, unit=' %')}) to"
 
 
-def _certainty(one: ClassVerdict, claim: ClaimKind) -> Iterator[str]:
+def _certainty(one: ClassVerdict) -> Iterator[str]:
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
     parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
-    if claim == "method" and (one.draws > 1 or one.calibrates):
-        parts.append(plural(one.draws, "calibration draw"))
     if parts:
         yield "; ".join(parts)
 
@@ -158,8 +152,7 @@ def coverage(view: View) -> str:
     tokens = max(score.tokens for score in view.audit.measurements)
     text = f"Measured: {plural(len(view.subjects), 'subject')} under "
     text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "
-    text += f"{plural(tokens, 'token')} of {text_name(view)}. "
-    text += f"The verdict is about {CLAIMS[view.audit.plan.claim]}."
+    text += f"{plural(tokens, 'token')} of {text_name(view)}."
     text += _without_arithmetic(view)
     if missing := len(view.audit.skipped):
         text += f" Planned and not measured: {missing}."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from qaudit.core.course import ends
-from qaudit.judge.pooling import over_draws
+from qaudit.judge.scores import first_rows
 from qaudit.types import (
     FULL_PRECISION,
     METRICS,
@@ -50,7 +50,7 @@ class View:
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], MeasurementRow]:
-        return over_draws(self.audit.measurements, self.audit.deciding_rows)
+        return first_rows(self.audit.measurements)
 
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
         return self._scores.get((subject, scheme))
@@ -61,7 +61,7 @@ class View:
 
     @cached_property
     def draws(self) -> int:
-        return max((pooled.draws for pooled in self.audit.pooled), default=1)
+        return max((row.draws for row in self.audit.diagnostics.noise), default=1)
 
     @cached_property
     def schemes(self) -> tuple[str, ...]:
@@ -90,7 +90,6 @@ class View:
             confirmed_on=pick.confirmed_on,
             contenders=tuple(f"{label} at {pick.scheme}" for label in pick.contenders),
             changes=pick.changes,
-            draws=self.draws,
             needs=(NEEDS,),
         )
         recipe = audit.plan.recipe

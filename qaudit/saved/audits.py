@@ -103,7 +103,7 @@ def _check_version(document: Any) -> None:
 def _check_labels(audit: AuditRecord) -> None:
     labels = {subject.label for subject in audit.subjects}
     measured = {(row.subject, row.scheme) for row in audit.measurements}
-    for subject in [s for s, _ in measured] + [row.subject for row in audit.pooled]:
+    for subject, _ in measured:
         if subject not in labels:
             raise AuditError(
                 f"the audit measures `{subject}`, which is none of its subjects", hint=EDITED

@@ -26,7 +26,6 @@ from qaudit.types import (
     Pick,
     Pins,
     Plan,
-    PooledRow,
     Recipe,
     Resolved,
     Signature,
@@ -96,7 +95,6 @@ class AuditDocument:
     environment: dict[str, Any]
     subjects: tuple[SubjectSummary, ...]
     measurements: tuple[MeasurementRow, ...]
-    pooled: tuple[PooledRow, ...] = ()
     comparisons: tuple[Comparison, ...]
     diagnostics: Diagnostics
     findings: tuple[Finding, ...]

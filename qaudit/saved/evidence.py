@@ -101,14 +101,14 @@ class SavedAudit:
 
     @cached_property
     def every_draw(self) -> Measurements:
-        """All measurements, also those that the claim of the audit is not about."""
+        """All measurements, with every draw of calibration text."""
         confidence = self.audit.plan.recipe.confidence
         return Measurements.of(self.audit.subjects, self.measurements, confidence)
 
     @cached_property
     def table(self) -> Measurements:
         """What the verdict is about."""
-        return self.every_draw.of_claim(self.audit.plan.claim)
+        return self.every_draw.first_draws
 
     def checked(self) -> SavedAudit:
         refuse_edited(self.audit, self.every_draw, version=__version__)
@@ -226,6 +226,5 @@ def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
             for subject in saved.audit.subjects
         ),
         measurements=joined(lambda saved: saved.audit.measurements),
-        pooled=joined(lambda saved: saved.audit.pooled),
     )
     return SavedAudit(audit, joined(lambda saved: saved.measurements))

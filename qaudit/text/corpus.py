@@ -21,11 +21,6 @@ from qaudit.text.strata import strata_notes
 from qaudit.text.usable import Usable, drawn, further_draws, take, take_units
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
-ONE_DRAW = "calibration text was drawn once"
-
-DRAWS = (3, 5, 7)
-"""Of calibration text for what decides, where the recipe does not say how many: more as needed."""
-
 
 def make_protocol(recipe: Recipe, context: int, item_context: int | None = None) -> Protocol:
     """Return how text becomes windows of at most `context` tokens."""
@@ -48,13 +43,12 @@ def build_corpus(
     choices: Iterable[Choice],
     tokenizer: Tokenizer,
     protocol: Protocol,
-    repeats: int | None = 1,
+    repeats: int = 1,
     strata: str | None = None,
 ) -> Corpus:
     """Cut text into a corpus; documents are taken lazily, no more than the protocol takes.
 
-    With `repeats` there are as many draws of calibration text, from the protocol's seed upwards.
-    Without a number there are three where the text has so many documents, and one otherwise.
+    There are `repeats` draws of calibration text, from the protocol's seed upwards.
     `strata` is the field that the evaluation documents are grouped by.
     """
     _check(protocol, strata)
@@ -71,14 +65,8 @@ def build_corpus(
     if strata is not None:
         cutter.notes += strata_notes(documents, strata)
     items, item_windows = cutter.choices(tuple(choices))
-    # Without a number the recipe asks for no further draw, and none may refuse its text.
-    taken = fed if repeats is not None else (*fed, *scored)
-    draws = [fed, *further_draws(pool, taken, protocol, repeats or DRAWS[-1])]
-    if repeats is not None:
-        _refuse_too_little(len(draws), count, sum(map(len, draws)))
-    else:
-        draws, notes = _enough(draws, count)
-        cutter.notes += notes
+    draws = [fed, *further_draws(pool, fed, protocol, repeats)]
+    _refuse_too_little(repeats, count, sum(map(len, draws)))
     for draw in draws[1:]:
         _refuse_shared(draw, scored)
     return Corpus(
@@ -152,23 +140,6 @@ def _refuse_too_little(draws: int, count: int, different: int) -> None:
             f"different ones, and the calibration text gives {different}",
             hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
         )
-
-
-def _enough(
-    draws: Sequence[tuple[Encoded, ...]], count: int
-) -> tuple[list[tuple[Encoded, ...]], list[str]]:
-    """Return as many draws as the text fills; one, with a note, where that is fewer than three."""
-    whole = sum(len(draw) == count for draw in draws)
-    usable = max((number for number in DRAWS if number <= whole), default=1)
-    few = [] if usable > 1 else [_one_draw(DRAWS[0], count, sum(map(len, draws[: DRAWS[0]])))]
-    return list(draws[:usable]), few
-
-
-def _one_draw(draws: int, count: int, different: int) -> str:
-    return (
-        f"{ONE_DRAW}, and intervals leave out the draw: {draws} draws of {count} documents need "
-        f"{draws * count} different ones, and the text gives {different}"
-    )
 
 
 def _refuse_shared(fed: Sequence[Encoded], scored: Sequence[Encoded]) -> None:

@@ -19,12 +19,10 @@ from qaudit.types.audit import (
 )
 from qaudit.types.codes import CODES, Code
 from qaudit.types.conclusions import (
-    ClaimKind,
     Comparison,
     Finding,
     MeasurementRow,
     Pick,
-    PooledRow,
     Prospect,
     Suggestion,
     TaskRow,

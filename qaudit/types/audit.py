@@ -7,12 +7,10 @@ from typing import Any, Literal
 
 from qaudit.settings import Recipe
 from qaudit.types.conclusions import (
-    ClaimKind,
     Comparison,
     Finding,
     MeasurementRow,
     Pick,
-    PooledRow,
     TaskRow,
 )
 from qaudit.types.diagnostics import Diagnostics
@@ -107,12 +105,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Further:
-    """The upper price of measuring again what decides, on more calibration text or otherwise."""
+    """The upper price of computing otherwise what ships."""
 
-    draws: int  # of calibration text, beside the first
     streams: int
-    nbytes_read: int
-    nbytes_to_fetch: int  # of weights that the disk budget does not keep
     seconds_low: float
     seconds_high: float
 
@@ -145,8 +140,6 @@ class Plan:
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
     item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
-    further: Further | None = None  # None: nothing is measured again
-    claim: ClaimKind = "method"  # what the verdict is about
     perturbations: tuple[Perturbation, ...] = ()  # what ships is computed so too, once it is known
     otherwise: Further | None = None  # the upper price of that
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
@@ -187,13 +180,7 @@ class AuditRecord:
     pick: Pick | None
     skipped: tuple[Skipped, ...]
     verdict: Verdict | None = None  # None: nothing quantized was measured
-    pooled: tuple[PooledRow, ...] = ()  # where calibration was drawn several times
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     schema: str = "1"
     qaudit: str = ""
     signature: Signature | None = None
-
-    @property
-    def deciding_rows(self) -> tuple[PooledRow, ...]:
-        """The rows of `pooled` that decide: those of the claim."""
-        return tuple(row for row in self.pooled if row.claim == self.plan.claim)

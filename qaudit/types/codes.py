@@ -75,10 +75,6 @@ _OF_AUDITS: dict[str, Code] = {
         "a search for a soup stays at one candidate",
         "No other candidate made it better on the documents to choose on.",
     ),
-    "QA018": Code(
-        "the calibration draw contributes more noise than the documents",
-        "More documents do not narrow such an interval; more draws do.",
-    ),
     "QA019": Code(
         "a release is compared with the soup that its makers describe",
         "It is rebuilt from its ingredients and compared tensor by tensor.",

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from qaudit.types.rows import Interval, Row
-
-ClaimKind = Literal["file", "method"]
-"""`file`: the weights of one calibration, as written. `method`: those of any calibration."""
 
 _CODE = re.compile(r"[A-Z]{2}[0-9]{3}")
 
@@ -62,37 +59,6 @@ class MeasurementRow(Row):
     # By the probability of full precision's likeliest token: up to 0.25, 0.5, 0.9 and above.
     confidence_shares: tuple[float, ...] = ()  # of tokens
     confidence_kl: tuple[float | None, ...] = ()  # nats per token
-
-
-@dataclass(frozen=True)
-class PooledRow(Row):
-    """A subject under a scheme over all draws of calibration text; a row of `pooled`."""
-
-    nulls: ClassVar[Mapping[str, float]] = {"perplexity": math.inf}
-
-    subject: str
-    scheme: str
-    spec: str
-    draws: int
-    ce: Interval
-    relative_error: Interval | None
-    absolute_change: Interval | None
-    perplexity: float
-    bits_per_byte: float | None
-    kl: Interval | None = None
-    top1_agreement: Interval | None = None
-    rms_dp: Interval | None = None
-    routing_agreement: Interval | None = None
-    routing_moved: Interval | None = None
-    sure_flips: Interval | None = None
-    draw_noise: str | None = None  # whose draws widen these intervals; None: its own, or none
-    claim: ClaimKind = "method"  # it decides where the verdict makes the same claim
-
-    def over(self, score: MeasurementRow) -> MeasurementRow:
-        """Return a draw's row with the numbers of all draws."""
-        of_draws = ("draws", "draw_noise", "claim")
-        values = {k: v for k, v in vars(self).items() if k not in of_draws}
-        return replace(score, **values)
 
 
 @dataclass(frozen=True)

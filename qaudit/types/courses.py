@@ -10,7 +10,7 @@ from qaudit.types.rows import Interval, Row
 
 @dataclass(frozen=True)
 class StratumRow(Row):
-    """Loss and errors on the documents of one stratum, over all draws of calibration text.
+    """Loss and errors on the documents of one stratum.
 
     The intervals of one subject under one scheme hold at once. None is not measured.
     """
@@ -30,7 +30,7 @@ class StratumRow(Row):
 
 @dataclass(frozen=True)
 class PositionRow(Row):
-    """Loss and errors of tokens by where in their window they are, over all draws.
+    """Loss and errors of tokens by where in their window they are.
 
     The intervals of one subject under one scheme hold at once. None is not measured. Of rollouts,
     positions count from the prompt's end, prompts take the place of documents, and ends are as in
@@ -54,7 +54,7 @@ class PositionRow(Row):
 
 @dataclass(frozen=True)
 class RoleRow(Row):
-    """Loss and errors of tokens by their role in a conversation, over all draws.
+    """Loss and errors of tokens by their role in a conversation.
 
     The intervals of one subject under one scheme hold at once. None is not measured. Of rollouts,
     prompts take the place of documents, and ends are as in `RolloutRow`.
@@ -102,7 +102,7 @@ class RolloutRow(Row):
 
 @dataclass(frozen=True)
 class RoutingRow(Row):
-    """How far one layer's router chooses other experts than in full precision, over all draws.
+    """How far one layer's router chooses other experts than in full precision.
 
     The intervals of one subject under one scheme hold at once.
     """

@@ -115,13 +115,12 @@ class PlaneRow(Row):
 class Noise(Row):
     """What the width of a relative error is made of; a row of `diagnostics.noise`.
 
-    `documents` is the standard error of the mean over draws, `draw` the standard deviation of
-    a single draw, `numerical` what arithmetic alone moved it by: what enters each block, by about
-    what rounding in one block makes, and other batches. `other_dtype` is what the dtype
+    `documents` is the standard error over documents, `draw` the standard deviation over draws of
+    calibration text, `numerical` what arithmetic alone moved it by: what enters each block, by
+    about what rounding in one block makes, and other batches. `other_dtype` is what the dtype
     `compare_dtype` moved it by. All are fractions of the loss in full precision; None is not
     measured. `kl_floor` and `top1_floor` are what the same moved KL divergence (nats per token) and
-    agreement by; for full precision, its own from what it is unperturbed. `share_of_draw` is the
-    draw's part of the interval's squared width: what more documents would not lessen.
+    agreement by; for full precision, its own from what it is unperturbed.
     """
 
     subject: str
@@ -130,7 +129,6 @@ class Noise(Row):
     interval: Interval | None
     documents: float | None
     draw: float | None
-    share_of_draw: float | None
     numerical: float | None
     numerical_nats: float | None = None  # the same in nats per token
     kl_floor: float | None = None

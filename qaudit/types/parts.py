@@ -106,8 +106,8 @@ def work_of(plan: Plan) -> tuple[object, ...]:
     """Identify the work of a plan and what judges it: everything but its price."""
     releases = tuple(release.label for release in plan.releases)
     units = tuple(unit.content for unit in units_of(plan.passes))
-    decides = (plan.device, plan.dtype, plan.context, plan.claim, plan.column_loop)
-    return (decides, units, releases, plan.recipe, plan.further is None, plan.perturbations)
+    decides = (plan.device, plan.dtype, plan.context, plan.column_loop)
+    return (decides, units, releases, plan.recipe, plan.perturbations)
 
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal
 
-from qaudit.types.conclusions import ClaimKind, Finding
+from qaudit.types.conclusions import Finding
 from qaudit.types.metrics import METRICS, Metric, MetricRecord, Unit
 from qaudit.types.rows import Interval, Row
 
@@ -69,7 +69,6 @@ class Policy:
     known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
     classes: Mapping[str, Level] = field(default_factory=dict)  # bit classes that may ship
     verify: Tolerances = Tolerances()
-    claim: ClaimKind | None = None  # None: of the file, where a scan asks
     path: str | None = None  # of the file; None for a preset
     line_of_documents: int = 1  # of `minimum_documents`
     line_of_required: int = 1
@@ -97,7 +96,6 @@ class Check(Row):
     bit_class: str | None = None  # of the scheme
     ignored: Ignore | None = None
     needed_documents: int | None = None  # that decide an inconclusive check; None: more would not
-    needed_draws: int | None = None  # of calibration text, beside them; None: no more
     known: bool = False  # the baseline breaches it, too, and this is not shown to be worse
     line: int = 1  # of the policy file
 
@@ -122,7 +120,6 @@ class NextStep(Row):
     bits: tuple[str, ...]
     command: str
     documents: int
-    draws: int | None = None  # of calibration text; None: no more
     available: int | None = None  # documents that the text at hand has; None: it was not counted
 
 
@@ -138,7 +135,6 @@ class Gate:
     at_once: int = 1  # intervals of rules that count: all of them hold with the confidence
     classes: tuple[ClassVerdict, ...] = ()  # what ships of each bit class
     next_step: NextStep | None = None
-    claim: ClaimKind = "method"  # what is judged
 
     def of(self, outcome: str) -> tuple[Check, ...]:
         return tuple(c for c in self.checks if c.counts and c.outcome == outcome)
@@ -186,13 +182,10 @@ class ClassVerdict(Row):
     confirmed_on: str | None = None  # the documents that judge it, if the lead holds
     contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
     changes: tuple[str, ...] = ()  # what would make it another
-    draws: int = 1  # of calibration text
-    calibrates: bool = False
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
     warnings: tuple[str, ...] = ()  # of rules that do not decide
-    needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
+    needs: tuple[str, ...] = ()  # what would decide: documents, a missing measurement
     needed_documents: int | None = None  # that decide, in four of five cases; None: more do not
-    needed_draws: int | None = None  # beside them; None: no more
     documents: int | None = None  # that judge it: all intervals here are of these
     chosen_among: int = 1  # schemes of the subject, if these documents chose among them
     held_out: bool = False  # they are those that did not choose it; else each half chooses it
@@ -213,5 +206,4 @@ class Verdict:
     classes: tuple[ClassVerdict, ...]
     status: Status  # the worst of the classes whose level is `error`, and of `others`
     others: tuple[str, ...] = ()  # errors of the policy that are about no class
-    claim: ClaimKind = "method"  # what is judged
     next_step: NextStep | None = None  # None: nothing is undecided, or more documents do not decide

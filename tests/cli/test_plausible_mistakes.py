@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import TEXT, Run, refused
+from tests.support.cli import Run, refused
 from tests.support.saved_audits import save
 
 
@@ -45,11 +45,3 @@ def test_help_cuts_no_sentence(qaudit: Run) -> None:
 def test_doctor_fits_a_terminal(qaudit: Run) -> None:
     words = qaudit("doctor").out.splitlines()
     assert [line for line in words if len(line) > 80 and re.search(r"\S\s\S.*\s", line[22:])] == []
-
-
-def test_a_gate_judges_what_the_audit_claims(place: Path, qaudit: Run) -> None:
-    scanned = qaudit("scan", "series/step10", *TEXT, "--schemes", "gptq-4bit", "--out", "out")
-    assert scanned.code == 0
-    for command in ("gate", "report --format terminal"):
-        name, *form = command.split()
-        assert "calibration draw" not in qaudit(name, "out", *form).out.partition("\n\n")[2][:600]

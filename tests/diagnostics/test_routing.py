@@ -12,7 +12,6 @@ import pytest
 from qaudit.core import statistics
 from qaudit.diagnostics.routing import figure
 from qaudit.diagnostics.routing.judge import judge
-from qaudit.judge.fidelity import reroutings
 from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
 from qaudit.report.card import render
@@ -111,22 +110,6 @@ def test_the_card_has_a_table_and_a_picture_and_one_of_a_dense_model_has_neither
     assert figure.is_drawn(View(audit())) and not figure.is_drawn(View(sample.audit(16)))
     (drawn,) = [drawing for drawing in figures(audit()) if drawing.name == "routing"]
     assert "block" in str(drawn.parts) and "rtn-4bit" in str(drawn.parts)
-
-
-def test_a_draw_widens_the_interval_of_the_agreement() -> None:
-    drawn = [
-        routed(replace(m, calibration_seed=seed), 7)
-        for m in sample.measurements(16)
-        for seed in range(3 if m.scheme == "gptq-4bit" else 1)
-    ]
-    (row, *_) = sample.judged(tuple(drawn)).pooled
-    own = [m.evidence for m in drawn if (m.subject, m.scheme) == (row.subject, row.scheme)]
-    others = np.mean([reroutings(evidence) for evidence in own], axis=0)
-    alone = statistics.interval((others, own[0].tokens), statistics.per_token)
-    assert row.routing_agreement is not None and row.routing_moved is not None
-    assert row.routing_agreement.estimate == pytest.approx(1 - alone.estimate)
-    width = row.routing_agreement.high - row.routing_agreement.low
-    assert width > alone.high - alone.low
 
 
 def test_a_rule_bounds_the_share_of_tokens_with_other_experts() -> None:

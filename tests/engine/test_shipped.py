@@ -19,7 +19,6 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import RuntimeDeparture, opener
 from qaudit.engine.tokens import Feed
 from qaudit.formats.weights import QuantizedFolder
-from qaudit.judge.older import kind_of
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.filled import filled
@@ -124,7 +123,6 @@ def test_a_shipped_file_is_written_and_read_like_a_scheme() -> None:
     assert parse_scheme(one.spec) == one
     assert one.short == "model-GPTQ-Int4"
     assert one.bit_class == "3"
-    assert kind_of(one.spec) == (Shipped, "3")
 
 
 def damaged_copy(base: Path, folder: Path, suffix: str, change) -> Path:

@@ -21,7 +21,7 @@ from experiments.contrasts import (
 )
 from experiments.types import Contrast
 from qaudit.core import statistics
-from qaudit.core.draws import over_repetitions
+from qaudit.core.statistics import over_repetitions
 from qaudit.types import Evidence, Fidelity, Interval
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)

@@ -268,33 +268,6 @@ def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> 
     assert delta(difference, "soup", "gptq-4bit").loss_reading == "same"
 
 
-def test_draws_are_compared_seed_by_seed() -> None:
-    def drawn(measurements: tuple[Measurement, ...], *seeds: int) -> tuple[Measurement, ...]:
-        full = tuple(m for m in measurements if m.scheme == "fp")
-        quantized = [m for m in measurements if m.scheme != "fp"]
-        return full + tuple(
-            replace(sample.with_loss(m, m.evidence.nll_sum * (1 + s / 100)), calibration_seed=s)
-            for m in quantized
-            for s in seeds
-        )
-
-    several = diff(side(drawn(found(), 0, 1, 2)), side(drawn(found(), 1, 2, 7), "b"))
-    assert {d.loss_reading for d in several.deltas} == {"same"}  # on seeds 1 and 2
-    strangers = diff(side(drawn(found(), 0, 1)), side(drawn(found(), 5, 6), "b"))
-    got = delta(strangers, "soup", "gptq-4bit")
-    base = loss_of(found(), "soup", "gptq-4bit").evidence
-    assert got.loss is not None
-    assert got.loss.estimate == pytest.approx(0.05 * base.nll_sum.sum() / base.tokens.sum())
-
-
-def test_draws_that_are_not_paired_may_be_of_any_number() -> None:
-    more = tuple(replace(m, calibration_seed=1) for m in found() if m.scheme != "fp")
-    other = each(found(), lambda m: part(m.evidence, list(range(40)), "other "))
-    got = delta(diff(side((*found(), *more)), side(other, "b")), "soup", "gptq-4bit")
-    assert got.loss is not None
-    assert (got.loss.estimate, got.loss_reading) == (pytest.approx(0.0), "unclear")
-
-
 def test_the_wider_confidence_of_the_two_is_not_promised() -> None:
     assert diff(side(found()), side(found(), "b", confidence=0.9)).confidence == 0.9
 

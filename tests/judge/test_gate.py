@@ -315,18 +315,6 @@ def test_a_single_subject_is_judged_on_all_documents() -> None:
     assert check(judged(only("@pick"), audit), A).documents == 64
 
 
-def test_several_draws_of_calibration_text_widen_the_interval() -> None:
-    first = measured({(A, GPTQ): 0.010}, levels={A: 3.0})
-    second = measured({(A, GPTQ): 0.016}, levels={A: 3.0}, calibration_seed=1)
-    alone = check(judged(only(A), of(first)), A)
-    both = check(judged(only(A), of([*first, *second])), A)
-    assert alone.interval is not None
-    assert both.interval is not None
-    assert both.interval.estimate == pytest.approx(0.013, abs=1e-3)
-    assert both.interval.high - both.interval.low > 2 * (alone.interval.high - alone.interval.low)
-    assert (alone.outcome, both.outcome) == ("pass", "inconclusive")
-
-
 # ----------------------------------------------------------------------- soups
 
 

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import statistics
-from qaudit.core.draws import DrawNoise, pooled
 from qaudit.diagnostics.positions.judge import position_rows
-from qaudit.diagnostics.strata.judge import of_bin
-from qaudit.judge.draw_noise import noise_of
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Measurements
 from qaudit.types import Evidence, Fidelity, Interval, Measurement, Positions, StratumRow, Subject
@@ -80,24 +77,6 @@ def test_strata_add_up_to_the_whole() -> None:
     total = sum(one.ce.estimate * one.tokens for one in rows(table))
     assert total == pytest.approx(measured.evidence.nll_sum.sum())
     assert sum(one.documents for one in rows(table)) == table.documents
-
-
-def test_several_draws_are_pooled() -> None:
-    table = grouped(draws=3)
-    full = table.full(CELL[0])
-    assert full is not None
-    inside = np.array(full.evidence.strata) == "code"
-    losses = np.array([m.evidence.nll_sum[inside] for m in table.draws(*CELL)])
-    known = noise_of(table, CELL)  # of the whole text: a stratum has too few documents for its own
-    assert known is not None
-    (code,) = (one for one in rows(table) if one.stratum == "code")
-    columns = losses, full.evidence.nll_sum[inside]
-    noises = known.noise, None
-    expected = pooled(columns, statistics.excess, 1 - 0.05 / 3, noises).interval
-    assert code.relative_error == expected
-    (alone,) = (one for one in rows(grouped()) if one.stratum == "code")
-    assert alone.relative_error is not None
-    assert expected.high - expected.low > alone.relative_error.high - alone.relative_error.low
 
 
 def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
@@ -202,19 +181,6 @@ def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
     assert last.relative_error is not None
     assert last.relative_error.estimate == pytest.approx(0.3)
     assert last.kl is not None and last.kl.estimate > 0
-
-
-def test_draws_of_a_bin_have_the_noise_of_its_losses_and_that_of_its_divergences() -> None:
-    table, tokens, _, lost = with_positions()
-    measured = table.draws("a", "q")[0]
-    positions = measured.evidence.positions
-    assert positions is not None and positions.kl_sum is not None
-    noises = DrawNoise(1e-4, 0.0, 9.0), DrawNoise(4e-2, 0.0, 9.0)
-    columns = of_bin(measured, 0, [positions], [], noises, 0.95)
-    count = tokens[:, 0].astype(np.float64)
-    for name, sums, noise in zip(("ce", "kl"), (lost, positions.kl_sum), noises, strict=True):
-        expected = pooled((sums[:, 0], count), statistics.per_token, 0.95, (noise, None)).interval
-        assert columns[name] == expected
 
 
 def test_positions_of_full_precision_have_no_error() -> None:

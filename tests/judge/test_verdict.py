@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
-from qaudit.judge import judge
-from qaudit.judge.candidates import candidates, classes_of
+from qaudit.judge.candidates import classes_of
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
 from qaudit.judge.table import Measurements
@@ -164,60 +163,6 @@ def test_the_order_of_measurements_changes_nothing(order: list[int], seed: int, 
         wanted = parse_objective(objective)
         plain, shuffled = table_of(rows), table_of([rows[k] for k in order])
         assert choices(shuffled, wanted) == choices(plain, wanted)
-
-
-# ------------------------------------------------------------------------------- draws
-
-
-def test_a_verdict_about_a_file_is_that_of_its_draw_alone() -> None:
-    alone = measured({("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02})
-    rows = drawn(alone, ("a", "gptq-4bit"), [1.02, 0.97])
-    subjects = table_of(alone).subjects
-    files = {(m.subject, m.spec, m.calibration_seed): ("evidence/a.npz", "0" * 64) for m in rows}
-    first, over = (
-        judge(subjects, some, files, claim="file", policy=preset("release"))
-        for some in (alone, rows)
-    )
-    assert over.verdict == first.verdict
-    assert over.verdict is not None
-    assert over.verdict.claim == "file"
-    assert [row.calibration_seed for row in over.measurements] == [0, 0, 1, 2]
-    assert [(row.claim, row.draws) for row in over.pooled] == [("method", 3)]
-    (noise,) = over.noise
-    assert noise.interval == over.measurements[1].relative_error
-    assert noise.draw == pytest.approx(np.std([1.01, 1.01 * 1.02, 1.01 * 0.97], ddof=1), rel=0.01)
-    assert noise.share_of_draw is None
-
-
-def drawn(rows: list[Measurement], cell: tuple[str, str], losses: list[float]) -> list[Measurement]:
-    """Add further draws of a cell, each with its loss relative to the first."""
-    (first,) = [m for m in rows if (m.subject, m.scheme) == cell]
-    nll = first.evidence.nll_sum
-    more = [
-        replace(
-            first, calibration_seed=k + 1, evidence=replace(first.evidence, nll_sum=nll * factor)
-        )
-        for k, factor in enumerate(losses)
-    ]
-    return [*rows, *more]
-
-
-def test_further_draws_of_what_decides_do_not_change_what_decides() -> None:
-    losses = {(s, "gptq-4bit"): loss for s, loss in (("a", 2.0), ("b", 2.01), ("c", 2.02))}
-    rows = measured(losses)
-    (only,) = choices(table_of(rows))
-    assert (only.subject, only.runner_up) == ("a", "b")
-    rows = drawn(rows, ("a", "gptq-4bit"), [1.05, 1.05])
-    rows = drawn(rows, ("b", "gptq-4bit"), [1.02, 1.02])
-    (only,) = choices(table_of(rows))
-    assert (only.subject, only.runner_up, only.draws) == ("b", "a", 3)
-
-
-def test_draws_that_everything_has_are_all_used() -> None:
-    rows = measured({(s, "gptq-4bit"): loss for s, loss in (("a", 2.0), ("b", 2.01), ("c", 2.02))})
-    for subject, factor in (("a", 1.2), ("b", 1.2), ("c", 1.0)):
-        rows = drawn(rows, (subject, "gptq-4bit"), [factor])
-    assert candidates(table_of(rows), "4")[0].subject == "c"
 
 
 # ------------------------------------------------------------------------------- KL divergence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise, starmap
 from pathlib import Path
@@ -51,16 +50,10 @@ def texts(drawing: Drawing) -> list[str]:
     return [part.text for part in leaves(drawing.parts) if isinstance(part, Label)]
 
 
-@pytest.mark.parametrize(
-    ("audit", "over"),
-    [(sample.audit, "items"), (sample.repeated, "items and calibration draws")],
-)
-def test_the_picture_of_accuracy_says_what_its_bands_hold(
-    audit: Callable[[], AuditRecord], over: str
-) -> None:
+def test_the_picture_of_accuracy_says_what_its_bands_hold() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
-    key = figure(replace(audit(), tasks=tasks), "accuracy").note
-    assert key.split(";")[0] == f"Bands: 95 % intervals over {over}"
+    key = figure(replace(sample.audit(), tasks=tasks), "accuracy").note
+    assert key.split(";")[0] == "Bands: 95 % intervals over items"
 
 
 def renamed(subject: Subject, **changes: object) -> Subject:

@@ -105,7 +105,7 @@ def everything() -> AuditRecord:
 
 
 WHOLE: dict[str, Any] = json.loads(to_json(everything()))
-PARTS = ("diagnostics", "pooled", "verdict", "tasks")
+PARTS = ("diagnostics", "verdict", "tasks")
 WHOLE_PLACES = [place for place in places(WHOLE) if place[0] in PARTS]
 
 

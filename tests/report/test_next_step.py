@@ -31,13 +31,6 @@ def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
     assert options["--bits"] == "4"
     assert options["--evaluation-documents"] == "240"
     assert options["--out"].endswith("-4bit")
-    assert "--repeats" not in options
-
-
-def test_draws_are_asked_for_where_they_are_what_is_missing() -> None:
-    found = step(sample.audit(), needed_draws=5)
-    assert found is not None
-    assert "--repeats 5" in found.command
 
 
 def test_without_a_number_of_documents_there_is_no_command() -> None:

@@ -106,7 +106,7 @@ def test_a_breach_and_what_would_decide_are_in_the_banner() -> None:
 def test_nothing_of_a_class_measured_is_said() -> None:
     row = notice(
         status="undecided", subject=None, scheme=None, relative_error=None, lead=None,
-        confirmed_on=None, needs=("a scheme of 4 bits",), draws=1,
+        confirmed_on=None, needs=("a scheme of 4 bits",),
     )  # fmt: skip
     assert row == "| 4 bits: **UNDECIDED**<br>not measured | a scheme of 4 bits |"
 

@@ -47,7 +47,7 @@ PRICING = Pricing(Sizes(1000, 2, 400, 200, 8, 16, 30), TextSize(100, 100, 32), P
 def with_passes(plan: Plan) -> Plan:
     """Return a plan that a test wrote out by hand with the passes it stands for."""
     schemes = parse_schemes(plan.specs) if plan.specs else ()
-    repeats = plan.recipe.repeats or 1
+    repeats = plan.recipe.repeats
     return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING, plan.releases))
 
 

@@ -168,7 +168,6 @@ def repeated() -> AuditRecord:
     audit = put_together(every, subjects, judgement)
     return replace(
         audit,
-        pooled=judgement.pooled,
         diagnostics=Diagnostics(noise=judgement.noise),
         plan=replace(audit.plan, recipe=replace(audit.plan.recipe, repeats=3)),
     )

@@ -30,7 +30,6 @@ def class_verdict(bits: str, status: Status = "ship", **more: Any) -> ClassVerdi
         "runner_up_scheme": scheme,
         "lead": Interval(-0.05, -0.07, -0.03),
         "confirmed_on": "32 documents that it was not chosen on",
-        "draws": 3,
         **more,
     }
     return ClassVerdict(bits, status=status, **settings)

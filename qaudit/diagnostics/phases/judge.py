@@ -263,7 +263,7 @@ def _sums(run: PhaseRun, scheme: str) -> statistics.Array:
         quantized, full = [(label, scheme)], [(label, FULL_PRECISION)]
         columns = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full)
         assert columns is not None  # `_why_not` refuses a run with a loss that is not finite
-        rows.append(np.stack(columns.means[:2]))
+        rows.append(np.stack(columns[:2]))
     return np.stack(rows, axis=1)
 
 

@@ -80,14 +80,14 @@ def _parts(
         full = getattr(of_full, name, None)
         if of_full is None or not isinstance(full, kind) or not _are_alike(evidence, of_full, name):
             full = None
-        against: list[Any] = [] if full is None else [by_prompt.sums_of(full)]
+        beside = None if full is None else by_prompt.sums_of(full)
         bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
         level = statistics.simultaneous(table.confidence, len(bins))
         for b in map(int, bins):
-            columns = of_bin(measured, b, [part], against, (None, None), level)
+            columns = of_bin(measured, b, part, beside, level)
             for end in {TURN, REASONING}.intersection(evidence.end_names):
                 number = evidence.end_names.index(end)
-                ends = [each.end_sum for each in (part, *against)]
+                ends = [each.end_sum for each in (part, beside) if each is not None]
                 sums = [end_DPG[:, b, number] for end_DPG in ends if end_DPG is not None]
                 columns[f"end_of_{end}"] = _end(sums, level)
             yield part, b, columns

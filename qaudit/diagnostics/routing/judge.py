@@ -11,11 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.draws import pooled
-from qaudit.judge.draw_noise import noise_in, noise_of
-from qaudit.judge.fidelity import MEANS, agreement_of, reroutings
+from qaudit.core.statistics import Array
+from qaudit.judge.fidelity import MEANS, agreement_of
 from qaudit.judge.table import Cell, Measurements
-from qaudit.types import Diagnostics, Finding, Routing, RoutingRow
+from qaudit.types import Diagnostics, Finding, Interval, RoutingRow
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
@@ -24,33 +23,28 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
 
 
 def _rows(table: Measurements, cell: Cell) -> list[RoutingRow]:
-    draws = table.draws(*cell)
-    routing = [r for draw in draws if (r := draw.evidence.routing) is not None]
-    if not routing or len(routing) < len(draws):
+    measured = table.draws(*cell)[0]
+    routing = measured.evidence.routing
+    if routing is None:
         return []
-    tokens = draws[0].evidence.tokens
+    tokens = measured.evidence.tokens
     scored = tokens > 0
     count = tokens[scored].astype(np.float64)
-    level = statistics.simultaneous(table.confidence, len(routing[0].blocks))
-    mass_of = MEANS["routing_moved"].sums
-    noises = [noise_in(noise_of(table, cell, sums=sums)) for sums in (reroutings, mass_of)]
+    level = statistics.simultaneous(table.confidence, len(routing.blocks))
 
-    def row(layer: int, of_draws: list[Routing]) -> RoutingRow:
-        rerouted = np.array([count - r.same[layer, scored] for r in of_draws])
-        moved = np.array([r.moved[layer, scored] for r in of_draws])
-        other, mass = (
-            pooled((sums, count), statistics.per_token, level, (noise, None)).interval
-            for sums, noise in zip((rerouted, moved), noises, strict=True)
-        )
-        return RoutingRow(
+    def per_token(sums: Array) -> Interval:
+        return statistics.interval((sums, count), statistics.per_token, level)
+
+    return [
+        RoutingRow(
             subject=cell[0],
             scheme=cell[1],
-            spec=draws[0].spec,
-            block=int(of_draws[0].blocks[layer]),
+            spec=measured.spec,
+            block=int(block),
             documents=int(scored.sum()),
             tokens=int(tokens.sum()),
-            agreement=agreement_of(other),
-            moved=MEANS["routing_moved"].bounded(mass),
+            agreement=agreement_of(per_token(count - routing.same[layer, scored])),
+            moved=MEANS["routing_moved"].bounded(per_token(routing.moved[layer, scored])),
         )
-
-    return [row(layer, routing) for layer in range(len(routing[0].blocks))]
+        for layer, block in enumerate(routing.blocks)
+    ]

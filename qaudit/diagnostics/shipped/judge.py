@@ -56,7 +56,7 @@ def _leads(
 ) -> dict[str, Interval]:
     """Return the files that dominate one, and by how many nats per token.
 
-    It takes no more bytes and diverges less, paired by document and over the noise of draws.
+    It takes no more bytes and diverges less, paired by document.
     """
     leads: dict[str, Interval] = {}
     for measurement in others:

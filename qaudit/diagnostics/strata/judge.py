@@ -7,18 +7,16 @@ intervals of one subject under one scheme hold at once (Bonferroni over its bins
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.draw_noise import noise_in, noise_of
 from qaudit.judge.strata import stratum_rows
-from qaudit.judge.table import Cell, Measurements, divergences, is_finite
+from qaudit.judge.table import Cell, Measurements, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     Diagnostics,
@@ -48,57 +46,50 @@ def role_rows(table: Measurements) -> tuple[RoleRow, ...]:
 def columns_of(
     table: Measurements, cell: Cell, name: str, kind: type[Binned]
 ) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
-    draws = _recorded(table.draws(*cell), name, kind)
-    if not draws:
+    measured = table.draws(*cell)[0]
+    part = _recorded(measured, name, kind)
+    if part is None:
         return
     full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
-    against = _recorded([full], name, kind) if full is not None else []
-    bins = np.flatnonzero(draws[0].tokens.sum(axis=0) > 0)
+    against = _recorded(full, name, kind) if full is not None else None
+    bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
     level = statistics.simultaneous(table.confidence, len(bins))
-    measured = table.draws(*cell)[0]
-    noises = (noise_in(noise_of(table, cell)), noise_in(noise_of(table, cell, sums=divergences)))
     for b in map(int, bins):
-        yield draws[0], b, of_bin(measured, b, draws, against, noises, level)
+        yield part, b, of_bin(measured, b, part, against, level)
 
 
-def _recorded(draws: Sequence[Measurement], name: str, kind: type[Binned]) -> list[Binned]:
-    """Return the sums of every draw, or nothing where one has none."""
-    recorded = [getattr(m.evidence, name) for m in draws if is_finite(m)]
-    sums = [part for part in recorded if isinstance(part, kind)]
-    return sums if len(sums) == len(draws) else []
+def _recorded(measured: Measurement, name: str, kind: type[Binned]) -> Binned | None:
+    part = getattr(measured.evidence, name)
+    return part if is_finite(measured) and isinstance(part, kind) else None
 
 
 def of_bin(
-    measured: Measurement,
-    b: int,
-    draws: Sequence[Binned],
-    against: Sequence[Binned],
-    noises: tuple[DrawNoise | None, DrawNoise | None],
-    level: float,
+    measured: Measurement, b: int, part: Binned, full: Binned | None, level: float
 ) -> dict[str, Any]:
-    """Return the columns of a bin; each draw has the sums of its documents."""
-    tokens = draws[0].tokens[:, b]
+    """Return the columns of a bin, beside those of full precision."""
+    tokens = part.tokens[:, b]
     inside = tokens > 0
     count = tokens[inside].astype(np.float64)
+    losses = part.nll_sum[inside, b]
 
-    def interval(statistic: Statistic, noise: DrawNoise | None, *columns: Array) -> Interval | None:
-        if not all(map(len, columns)):
-            return None
-        noises = (noise, *(None for _ in columns[1:]))
-        return pooled(columns, statistic, level, noises).interval
+    def interval(statistic: Statistic, *columns: Array) -> Interval:
+        return statistics.interval(columns, statistic, level)
 
-    of_loss, of_kl = noises
-    losses = np.array([draw.nll_sum[inside, b] for draw in draws])
-    full = np.array([draw.nll_sum[inside, b] for draw in against])
-    kl = np.array([draw.kl_sum[inside, b] for draw in draws if draw.kl_sum is not None])
+    error = change = kl = None
+    if full is not None:
+        beside = full.nll_sum[inside, b]
+        error = interval(statistics.excess, losses, beside)
+        change = interval(statistics.change, losses, beside, count)
+    if part.kl_sum is not None:
+        kl = interval(statistics.per_token, part.kl_sum[inside, b], count)
     return {
         "subject": measured.subject,
         "scheme": measured.scheme,
         "spec": measured.spec,
         "documents": int(inside.sum()),
         "tokens": int(tokens.sum()),
-        "ce": pooled((losses, count), statistics.per_token, level, (of_loss, None)).interval,
-        "relative_error": interval(statistics.excess, of_loss, losses, full),
-        "absolute_change": interval(statistics.change, of_loss, losses, full, count),
-        "kl": interval(statistics.per_token, of_kl, kl, count),
+        "ce": interval(statistics.per_token, losses, count),
+        "relative_error": error,
+        "absolute_change": change,
+        "kl": kl,
     }

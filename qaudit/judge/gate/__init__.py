@@ -74,7 +74,6 @@ def gate(
         baseline=baseline.name if baseline else None,
         at_once=max(1, at_once["error"]),
         classes=tuple(class_verdicts(policy, audit, checks)),
-        claim=audit.claim,
     )
 
 

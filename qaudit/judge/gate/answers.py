@@ -16,18 +16,17 @@ import numpy as np
 
 from qaudit.core import items as paired
 from qaudit.core import statistics
-from qaudit.core.draws import Pooled
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.power import documents_to_decide, items_to_detect
-from qaudit.core.statistics import Statistic
+from qaudit.core.statistics import Estimate, Statistic
 from qaudit.judge.gate.audits import SHIPS
 from qaudit.judge.gate.questions import SUMS, Question
 from qaudit.judge.gate.sentences import sentence
-from qaudit.judge.pooling import Deciding, cheapest_to_decide, estimated, settling
+from qaudit.judge.pooling import Deciding, deciding, estimated, settling
 from qaudit.judge.rollouts import QUANTITIES
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
-from qaudit.judge.tasks import MEAN, draw_share, marked, tasks_of, widened
+from qaudit.judge.tasks import MEAN, marked, tasks_of
 from qaudit.types import Check, Interval, Policy, RolloutEvidence
 
 _MORE_PROMPTS = "write rollouts of more prompts with `qaudit rollouts`"
@@ -117,7 +116,6 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
         interval=interval,
         against=result.against,
         needed_documents=needed.documents,
-        needed_draws=needed.draws,
     )
 
 
@@ -164,25 +162,22 @@ def _worst(question: Question, confidence: float) -> _Answer | str:
 
 
 def _tail(question: Question, share: float, confidence: float) -> _Answer | str:
-    """Return the quantile over the tokens of all draws, documents being the clusters.
-
-    Its interval is over documents alone: what another draw would change is not in it.
-    """
+    """Return the quantile over the tokens, documents being the clusters."""
     table, (cell, *_) = question.table, question.columns[0]
-    scored, draws = table.scored(question.split), table.draws(*cell)
-    counts = [m.evidence.fidelity.kl_counts[scored] for m in draws if m.evidence.fidelity]
-    interval = quantile_interval(np.sum(counts, axis=0), share, confidence)
+    scored, measured = table.scored(question.split), table.find(*cell)
+    assert measured is not None
+    assert measured.evidence.fidelity is not None
+    interval = quantile_interval(measured.evidence.fidelity.kl_counts[scored], share, confidence)
 
-    def deciding() -> Deciding:
+    def needed() -> Deciding:
         if not math.isfinite(interval.high):
             return Deciding("too few tokens for the upper bound: evaluate on more documents")
-        estimated_spread = statistics.spread_from(interval, int(scored.sum()), confidence)
-        result = Pooled(interval, estimated_spread.standard_error, spread=estimated_spread)
+        spread = statistics.spread_from(interval, int(scored.sum()), confidence)
+        result = Estimate(interval, spread)
         count = documents_to_decide(result, question.rule.margin, confidence)
-        needed = {1: _as_many(question, count)} if count else {}
-        return cheapest_to_decide(needed, 1, table.documents)
+        return deciding(count and _as_many(question, count), table.documents)
 
-    return _Answer(interval, None, deciding)
+    return _Answer(interval, None, needed)
 
 
 def _mean(question: Question, confidence: float) -> _Answer | str:
@@ -206,11 +201,11 @@ def _mean(question: Question, confidence: float) -> _Answer | str:
     _, other, _ = max(results, key=lambda each: each[0].estimate)
     _, _, cells = max(results, key=lambda each: each[0].high)
 
-    def deciding() -> Deciding:
+    def needed() -> Deciding:
         margin = question.rule.margin
         return settling(table, cells, statistic, margin, split, confidence=confidence, sums=sums)
 
-    return _Answer(whole, other, deciding)
+    return _Answer(whole, other, needed)
 
 
 def _rollouts(question: Question) -> tuple[RolloutEvidence, RolloutEvidence]:
@@ -236,7 +231,6 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
     rule = question.rule
     tasks = tuple(tasks_of(measured)) if rule.tasks else (MEAN,)
     confidence = statistics.simultaneous(confidence, len(tasks))
-    share = draw_share(question.table, question.own[0])
     results: list[tuple[Interval, str, int]] = []
     for task in tasks:
         pairs = marked(measured, full, task)
@@ -248,16 +242,14 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
         results.append((interval, task, sum(len(pair.full_N) for pair in pairs)))
     worst, task, items = max(results, key=lambda one: one[0].estimate)
     high = max(interval.high for interval, _, _ in results)
-    items_alone = Interval(worst.estimate, max(interval.low for interval, _, _ in results), high)
-    draw = share.reach(items_alone, confidence) if share else 0.0
-    whole = widened(items_alone, draw)
+    whole = Interval(worst.estimate, max(interval.low for interval, _, _ in results), high)
 
-    def deciding() -> Deciding:
-        needed = items_to_detect(items_alone, items, rule.margin, confidence, draw)
-        if needed is None:
+    def needed() -> Deciding:
+        count = items_to_detect(whole, items, rule.margin, confidence)
+        if count is None:
             return Deciding("more items may not decide it: the estimate is at the margin")
         imported = [one for one in tasks_of(measured).values() if one.imported]
         more = "import more" if imported else "raise `--task-items`"
-        return Deciding(f"needs about {needed} items to decide; {items} were measured: {more}")
+        return Deciding(f"needs about {count} items to decide; {items} were measured: {more}")
 
-    return _Answer(whole, task if rule.tasks else None, deciding)
+    return _Answer(whole, task if rule.tasks else None, needed)

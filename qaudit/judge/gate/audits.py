@@ -28,7 +28,6 @@ from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,
     AuditRecord,
-    ClaimKind,
     ClassVerdict,
     Level,
     Pick,
@@ -52,7 +51,6 @@ class GateInput:
     searched: frozenset[str] = frozenset()  # labels of soups that a search made
     bits: tuple[str, ...] = ()  # the classes to decide; empty: all that were measured
     objective: Objective = LOSS
-    claim: ClaimKind = "method"
     lost: tuple[tuple[str, str], ...] = ()  # planned, and neither measured nor skipped
 
     @classmethod
@@ -76,7 +74,6 @@ class GateInput:
             searched=frozenset(s.label for s in audit.plan.subjects if s.is_search),
             bits=bits or audit.plan.recipe.bits,
             objective=objective,
-            claim=audit.plan.claim,
             lost=tuple(_lost(audit)),
         )
 

@@ -37,7 +37,6 @@ def verdict_of(gate: Gate, objective: str) -> Verdict:
         classes=gate.classes,
         status=_STATUS[gate.verdict],
         others=tuple(_with_hint(check) for check in further),
-        claim=gate.claim,
         next_step=gate.next_step,
     )
 
@@ -182,7 +181,6 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
     deciding = _deciding(covering)
     worst = next(iter(deciding), None)
     further = [c for c in covering if c not in deciding and c.outcome != "pass" and not c.ignored]
-    documents, draws = _needed(deciding)
     errors = (c.interval for c in deciding if c.metric == "relative_error" and c.against is None)
     return replace(
         chosen,
@@ -194,8 +192,7 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
         unit=worst.unit if worst and worst.margin is not None else None,
         metric=worst.metric if worst and worst.margin is not None else None,
         breaches=tuple(_sentence(c) for c in deciding if c.outcome == "fail"),
-        needed_documents=documents,
-        needed_draws=draws,
+        needed_documents=_needed(deciding),
         needs=tuple(
             dict.fromkeys(
                 c.hint or c.message for c in deciding if c.outcome not in ("pass", "fail")
@@ -205,14 +202,10 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
     )
 
 
-def _needed(deciding: Sequence[Check]) -> tuple[int | None, int | None]:
-    """Return the documents and draws that decide every unclear check; None where more do not."""
-    unclear = [check for check in deciding if check.outcome == "inconclusive"]
-    if any(check.needed_documents is None for check in unclear):
-        return None, None
-    documents = max((check.needed_documents or 0 for check in unclear), default=0)
-    draws = max((check.needed_draws or 0 for check in unclear), default=0)
-    return documents or None, draws or None
+def _needed(deciding: Sequence[Check]) -> int | None:
+    """Return the documents that decide every unclear check; None where more do not."""
+    needed = [check.needed_documents for check in deciding if check.outcome == "inconclusive"]
+    return None if None in needed else max((n for n in needed if n), default=None)
 
 
 def _with_hint(check: Check) -> str:

@@ -208,16 +208,15 @@ def _missing(question: Question, table: Measurements) -> tuple[str, str]:
 def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:
     """Return why a stream was not compared with full precision, and a hint; '' where it was."""
     label, scheme, record = question.subject, question.scheme or FULL_PRECISION, question.record
-    draws = table.draws(label, scheme)
-    if any(bool(np.isnan(SUMS[record.sums](draw.evidence)).any()) for draw in draws):
+    measured = table.find(label, scheme)
+    assert measured is not None
+    if np.isnan(SUMS[record.sums](measured.evidence)).any():
         hint = "scan again"
         if record.sums == "reroutings":
             hint = "only models with experts have it, unless `--routing reference` replays it"
         return f"{record.compared} of `{label}` under {scheme} was not measured", hint
     scored = table.scored(question.split)
-    if record.sums == "sure_flips" and not any(
-        sure_tokens(draw.evidence)[scored].any() for draw in draws
-    ):
+    if record.sums == "sure_flips" and not sure_tokens(measured.evidence)[scored].any():
         return (
             f"full precision of `{label}` gives no token of these documents at least 0.5",
             "measure more documents, or text that the model is surer of: `--evaluation`",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from qaudit.judge.draw_noise import without_draws
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points, shown
 from qaudit.report.views import View
@@ -41,7 +39,6 @@ def _shown(view: View) -> set[str]:
 
 
 def _row(noise: Noise, width: int) -> doc.TableRow:
-    share = noise.share_of_draw
     cells = [
         doc.name_cell(noise.subject),
         *map(
@@ -50,21 +47,14 @@ def _row(noise: Noise, width: int) -> doc.TableRow:
                 noise.scheme,
                 str(noise.draws),
                 shown(noise.interval, percent),
-                _part(noise.documents, None if share is None else 1 - share),
-                _part(noise.draw, share),
-                _part(noise.numerical, None),
-                _part(noise.other_dtype, None),
+                shown(noise.documents, points),
+                shown(noise.draw, points),
+                shown(noise.numerical, points),
+                shown(noise.other_dtype, points),
             ),
         ),
     ]
     return doc.TableRow(tuple(cells[:width]))
-
-
-def _part(part: float | None, share: float | None) -> str:
-    """Print a part of an added loss in percentage points, and its share of the width."""
-    if part is None:
-        return NOT_MEASURED
-    return points(part) + ("" if share is None else f" ({100 * share:.0f} %)")
 
 
 def _sources(view: View) -> list[str]:
@@ -73,7 +63,7 @@ def _sources(view: View) -> list[str]:
         f"Documents: intervals are at {level}, paired on the same "
         f"{plural(view.documents, view.unit)}.",
         *_power(view),
-        *_draws(view),
+        *_another_calibration(view),
         *_arithmetic(view),
     ]
 
@@ -99,30 +89,7 @@ def _documents_needed(view: View, one: ClassVerdict) -> Iterator[str]:
     if parts:
         yield (
             f"Documents that narrow the interval of `{one.subject}` at {one.scheme} to 10 % either "
-            f"way, for one draw: {listing(parts)}; {score.documents:,} were measured."
-        )
-
-
-def _draws(view: View) -> Iterator[str]:
-    """Yield which intervals include another draw of calibration text."""
-    if view.audit.plan.claim == "file":
-        yield from _another_calibration(view)
-        return
-    pooled = view.audit.pooled
-    drawn = [row for row in pooled if row.draws > 1]
-    widened = [row for row in pooled if row.draw_noise is not None]
-    left_out = without_draws(view.audit)
-    if drawn:
-        yield (
-            f"Calibration draws: {plural(len(drawn), 'measurement')} drawn {view.draws} times, and "
-            "the intervals include how they differ."
-        )
-    for source, count in Counter(row.draw_noise for row in widened).items():
-        yield f"{plural(count, 'interval')} of one draw widened by the draws of {source}."
-    if left_out:
-        yield (
-            f"{plural(len(left_out), 'measurement')} of one draw: the interval leaves out what "
-            f"another draw would change (`{NOT_MEASURED}`). `--repeats` measures it."
+            f"way: {listing(parts)}; {score.documents:,} were measured."
         )
 
 
@@ -201,8 +168,8 @@ def _dtype(view: View) -> str | None:
 def _budget(view: View) -> str:
     text = (
         "What makes added losses uncertain, in percentage points: the standard error over "
-        f"{view.unit}s, the standard deviation of one calibration draw, and the change by "
+        f"{view.unit}s, the standard deviation over calibration draws, and the change by "
         "arithmetic alone"
     )
     text += "" if _dtype(view) is None else f" and by {_dtype(view)}"
-    return f"{text}. In brackets: their shares of the squared width of the interval."
+    return f"{text}."

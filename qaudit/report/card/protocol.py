@@ -1,8 +1,4 @@
-"""How it was measured and how to measure it again; notes; what was not measured.
-
-Audits with different claims are not compared: that of a file holds for the weights of one
-calibration, that of a method for what any calibration would give.
-"""
+"""How it was measured and how to measure it again; notes; what was not measured."""
 
 from __future__ import annotations
 
@@ -10,12 +6,11 @@ import shlex
 from collections.abc import Collection
 from typing import Any
 
-from qaudit.errors import UsageError
 from qaudit.report import document as doc
 from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
 from qaudit.settings import Entry, settings_of
-from qaudit.types import AuditRecord, ClaimKind, Policy, Recipe
+from qaudit.types import AuditRecord, Recipe
 
 PLAN = "plan.json"  # beside the audit: saved/parts.py
 PERMISSIONS = {
@@ -168,25 +163,3 @@ def _option(entry: Entry, value: Any) -> list[str]:
 
 def _permitted(needs: Collection[str]) -> list[str]:
     return [flag for need, flag in PERMISSIONS.items() if need in needs]
-
-
-def must_claim_alike(*audits: tuple[str, AuditRecord]) -> None:
-    """Raise UsageError where audits, each with its name, are about different things."""
-    by_claim: dict[ClaimKind, tuple[str, AuditRecord]] = {
-        audit.plan.claim: (name, audit) for name, audit in audits
-    }
-    if len(by_claim) > 1:
-        file, (method, audit) = by_claim["file"][0], by_claim["method"]
-        raise UsageError(
-            f"`{file}` is about a file and `{method}` about a method, which do not compare",
-            hint=f"scan `{method}` again: `{rescan(audit, claim='file')}`",
-        )
-
-
-def must_claim_as(policy: Policy, name: str, audit: AuditRecord) -> None:
-    if policy.claim is not None and policy.claim != audit.plan.claim:
-        raise UsageError(
-            f"`{name}` is about a {audit.plan.claim}, and the policy `{policy.name}` about a "
-            f"{policy.claim}",
-            hint=f"scan it again: `{rescan(audit, claim=policy.claim)}`",
-        )

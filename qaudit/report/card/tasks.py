@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from qaudit.judge.draw_noise import without_draws
 from qaudit.report import document as doc
-from qaudit.report.format import listing, percent, plural, shown
+from qaudit.report.format import percent, plural, shown
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval, TaskRow
@@ -43,7 +42,7 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
     ]
     whole = [some[-1] for some in by_cell.values()]  # the mean, or the only task
     every = doc.TableBlock(_ALL, tuple(map(_whole_row, whole)))
-    about = (doc.paragraph(f"{_ABOUT} {_intervals(view, by_cell)}"),) if tables else ()
+    about = (doc.paragraph(_ABOUT),) if tables else ()
     return (
         *tables,
         *about,
@@ -83,21 +82,6 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
             texts = (one.scheme, _name(one))
             rows.append(doc.row(doc.name_cell(subject), *texts, *percents, str(one.items)))
     return (doc.TableBlock(_ACCURACIES, tuple(rows)),) if rows else ()
-
-
-def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
-    calibrated = [(row.subject, row.scheme) for row in view.audit.deciding_rows]
-    alone = [scheme for subject, scheme in without_draws(view.audit) if (subject, scheme) in known]
-    texts = ["Intervals hold other items of the same kind."]
-    if any(cell in known for cell in calibrated):
-        texts.append(
-            "Items are scored on the first draw of calibration text; by the spread of the added "
-            "loss, intervals hold another draw, too."
-        )
-    if alone:
-        names = listing(list(dict.fromkeys(alone)))
-        texts.append(f"Another draw of calibration text is left out for {names}: it was not drawn.")
-    return " ".join(texts)
 
 
 def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:

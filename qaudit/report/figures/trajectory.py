@@ -261,8 +261,7 @@ def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
 def _key(view: View) -> str:
     """Return the meaning of bands, hollow marks, stars and shades, as far as they occur."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    draws = " and calibration draws" * (view.draws > 1)
-    words = [f"bands: {level} intervals over {view.unit}s{draws}"]
+    words = [f"bands: {level} intervals over {view.unit}s"]
     if len(trunk(view)) < len(view.checkpoints):
         words.append("hollow, on lines of their own: other ingredients")
     if len(runs(view, axis(view))) > 1:

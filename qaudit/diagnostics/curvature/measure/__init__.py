@@ -4,8 +4,8 @@ The model is held whole, in float32 whatever the dtype of its weights, with the 
 attention (`hessian.py`). Documents are fixed by content: those evaluation documents whose hashes
 come first, the same for every subject and whatever order the text has. The interval around the
 trace is over the probes; a second one, over documents too, covers other documents like these:
-probes are drawn as calibration text is, crossed with documents
-(`core/draws.py`). The samples of single tensors add up to roles and layers, at no cost.
+probes are crossed with documents
+(`core/statistics.py`). The samples of single tensors add up to roles and layers, at no cost.
 
 What does not fit in memory is made smaller, with a note: fewer windows side by side, the vectors
 of Lanczos on the host, power iteration in their place. A model that does not fit at all is refused
@@ -21,8 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from qaudit.core.draws import pooled
-from qaudit.core.statistics import per_token
+from qaudit.core.statistics import crossed
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
 from qaudit.diagnostics.curvature.lanczos import EigenSearch, Ends, find_ends, power_iteration
@@ -91,7 +90,7 @@ class _Measuring:
     def _whole(self, trace: Trace) -> CurvatureRow:
         tokens_D = self.hessian.tokens_D
         forms_ND = trace.forms_NK[:, : len(tokens_D)]
-        elsewhere = pooled((forms_ND, tokens_D), per_token, self.case.confidence).interval
+        elsewhere = crossed(forms_ND, tokens_D, self.case.confidence)
         return CurvatureRow(
             subject=self.case.subject.label,
             part="model",
