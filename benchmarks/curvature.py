@@ -23,7 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
-from qaudit.diagnostics.curvature.hutchinson import signs
+from qaudit.diagnostics.curvature.spectrum import signs
 from qaudit.engine.hidden_states import return_large_blocks, share_one_arena
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, Part
 from qaudit.diagnostics.curvature.measure.room import Shape, product_nbytes

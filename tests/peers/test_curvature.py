@@ -24,9 +24,15 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace, signs
-from qaudit.diagnostics.curvature.lanczos import EigenSearch, find_ends
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
+from qaudit.diagnostics.curvature.spectrum import (
+    EigenSearch,
+    Probing,
+    Trace,
+    estimate_trace,
+    find_ends,
+    signs,
+)
 from qaudit.types import Window
 
 pytestmark = pytest.mark.peers

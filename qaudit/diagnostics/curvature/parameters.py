@@ -22,20 +22,19 @@ class Curvature(Diagnostic):
     documents: int = 16
     probes: int = 30  # at most
     tolerance: float = 0.01  # standard error of the trace over the probes, as a part of it
-    sketch: int = 0  # vectors of Hutch++; 0: Hutchinson
     eigenvalues: int = 1  # 0: only the trace
     steps: int = 40  # of Lanczos, at most
     residual: float = 0.01  # of an eigenvalue, as a part of it
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._must_be_at_least(documents=2, probes=2, sketch=0, eigenvalues=0, steps=2, seed=0)
+        self._must_be_at_least(documents=2, probes=2, eigenvalues=0, steps=2, seed=0)
         for field in ("tolerance", "residual"):
             if not 0 <= getattr(self, field) < 1:
                 raise self._out_of_range(field, "use a number from 0 to 1")
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
-        products = 2 * self.sketch + self.probes + (self.steps if self.eigenvalues else 0)
+        products = self.probes + (self.steps if self.eigenvalues else 0)
         return DiagnosticWork(
             f"curvature: at most {products} products with the Hessian on {self.documents} "
             f"documents, each of about {FORWARDS} forward passes; the model held whole in float32, "

@@ -100,15 +100,14 @@ def test_one_document_is_refused(series, tmp_path) -> None:
 # ------------------------------------------------------------------------- want of memory
 
 
-def with_free(monkeypatch, nbytes: int, host: int | None = None) -> None:
-    there = {"cpu": nbytes if host is None else host}
-    monkeypatch.setattr(room, "room_nbytes", lambda device: there.get(device.type, nbytes))
+def with_free(monkeypatch, nbytes: int) -> None:
+    monkeypatch.setattr(room, "room_nbytes", lambda device: nbytes)
 
 
 def test_with_room_enough_nothing_is_said(monkeypatch) -> None:
     with_free(monkeypatch, 10**12)
     found = find_room(SHAPE, 256, QUICK, CPU)
-    assert (found.windows, found.iterates, found.notes) == (16, False, ())
+    assert (found.windows, found.notes) == (16, ())
 
 
 def test_fewer_windows_go_side_by_side_where_less_fits(monkeypatch) -> None:
@@ -118,32 +117,17 @@ def test_fewer_windows_go_side_by_side_where_less_fits(monkeypatch) -> None:
     assert found.notes == ("3 of 16 windows side by side, to fit in memory",)
 
 
-def test_vectors_go_to_the_host_and_then_power_iteration_takes_their_place(monkeypatch) -> None:
-    device = torch.device("cuda")
-    with_free(monkeypatch, product_nbytes(SHAPE, 16, 256) + 100, host=10**12)
-    found = find_room(SHAPE, 256, QUICK, device)
-    assert (found.keep_on.type, found.iterates) == ("cpu", False)
-    with_free(monkeypatch, product_nbytes(SHAPE, 16, 256) + 100, host=10**6)
-    found = find_room(SHAPE, 256, QUICK, device)
-    assert found.iterates
-    assert "power iteration" in found.notes[0]
-
-
-def test_power_iteration_says_what_it_found(series, tmp_path, monkeypatch) -> None:
-    real = room.find_room
-    monkeypatch.setattr(
-        "qaudit.diagnostics.curvature.measure.find_room",
-        lambda *given: replace(real(*given), iterates=True, notes=("to fit in memory",)),
-    )
-    (whole, *_) = measured(series[:1], tmp_path)
-    assert len(whole.eigenvalues) == 1
-    assert whole.smallest is None
-    assert "to fit in memory" in whole.notes
+def test_vectors_of_lanczos_that_do_not_fit_are_refused_with_what_would(monkeypatch) -> None:
+    with_free(monkeypatch, product_nbytes(SHAPE, 1, 256) + 100)
+    with pytest.raises(MachineError, match=r"eigenvalues 24\.0 MB more") as refusal:
+        find_room(SHAPE, 256, QUICK, CPU)
+    assert "`curvature:eigenvalues=0`" in refusal.value.hint
+    assert find_room(SHAPE, 256, replace(QUICK, eigenvalues=0), CPU).windows == 1
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_it_takes(monkeypatch) -> None:
     with_free(monkeypatch, 10**6)
-    with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory, and 1\.0 MB are free"):
+    with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory.*; 1\.0 MB are free"):
         find_room(SHAPE, 256, QUICK, CPU)
 
 

@@ -14,10 +14,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.diagnostics.curvature.hutchinson import Probing, estimate_trace, signs
-from qaudit.diagnostics.curvature.lanczos import EigenSearch, find_ends
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.diagnostics.curvature.measure.recomputed import recomputed
+from qaudit.diagnostics.curvature.spectrum import (
+    EigenSearch,
+    Probing,
+    estimate_trace,
+    find_ends,
+    signs,
+)
 from qaudit.errors import SourceError
 from qaudit.types import Window
 from tests.support.tiny import FAMILIES

@@ -7,9 +7,8 @@ trace is over the probes; a second one, over documents too, covers other documen
 probes are crossed with documents
 (`core/statistics.py`). The samples of single tensors add up to roles and layers, at no cost.
 
-What does not fit in memory is made smaller, with a note: fewer windows side by side, the vectors
-of Lanczos on the host, power iteration in their place. A model that does not fit at all is refused
-with the memory that it would take.
+What does not fit in memory is made smaller, with a note: fewer windows side by side. A model or
+vectors of Lanczos that do not fit are refused with the memory that they would take.
 """
 
 from __future__ import annotations
@@ -23,11 +22,17 @@ import torch
 
 from qaudit.core.statistics import crossed
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
-from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
-from qaudit.diagnostics.curvature.lanczos import EigenSearch, Ends, find_ends, power_iteration
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.diagnostics.curvature.measure.room import PassShape, Room, find_room
 from qaudit.diagnostics.curvature.parameters import Curvature
+from qaudit.diagnostics.curvature.spectrum import (
+    EigenSearch,
+    Ends,
+    Probing,
+    Trace,
+    estimate_trace,
+    find_ends,
+)
 from qaudit.diagnostics.roles import role_of
 from qaudit.model.config import read_config
 from qaudit.model.skeleton import find_blocks, load_whole
@@ -66,20 +71,19 @@ class _Measuring:
             Probing(
                 probes=self.parameters.probes,
                 tolerance=self.parameters.tolerance,
-                sketch=self.parameters.sketch,
                 seed=self.parameters.seed,
                 confidence=self.case.confidence,
             ),
             lambda done, total: self.case.progress(done, total, f"curvature: product {done}"),
         )
-        ends, products, notes = self._ends()
+        ends = self._ends()
         whole = replace(
             self._whole(trace),
             eigenvalues=tuple(end.value for end in ends.largest) if ends else (),
             residuals=tuple(end.residual for end in ends.largest) if ends else (),
-            smallest=ends.smallest.value if ends and ends.steps else None,
-            products=trace.products + products,
-            notes=(*self.room.notes, *self._unreached(trace), *notes),
+            smallest=ends.smallest.value if ends else None,
+            products=len(trace.samples_N) + (ends.steps if ends else 0),
+            notes=(*self.room.notes, *_unreached(trace, ends)),
         )
         groups = {"role": _role_of, "layer": layer_of}
         return [
@@ -120,38 +124,27 @@ class _Measuring:
                 probes=len(trace.samples_N),
             )
 
-    def _ends(self) -> tuple[Ends | None, int, tuple[str, ...]]:
-        parameters, size = self.parameters, sum(self.hessian.sizes)
+    def _ends(self) -> Ends | None:
+        parameters = self.parameters
         if not parameters.eigenvalues:
-            return None, 0, ()
-        search = EigenSearch(
-            parameters.eigenvalues, parameters.steps, parameters.residual, parameters.seed
-        )
-        if self.room.iterates:
-            end, steps, settled = power_iteration(
-                self.hessian.multiply, size, self.hessian.like, search
-            )
-            notes = () if settled else (f"power iteration did not settle in {steps} products",)
-            return Ends((end,), end, 0, settled), steps, notes
-        ends = find_ends(
+            return None
+        return find_ends(
             self.hessian.multiply,
-            size,
+            sum(self.hessian.sizes),
             self.hessian.like,
-            search,
-            self.room.keep_on,
+            EigenSearch(
+                parameters.eigenvalues, parameters.steps, parameters.residual, parameters.seed
+            ),
             lambda done, total: self.case.progress(done, total, f"curvature: step {done}"),
         )
-        if ends.reached:
-            return ends, ends.steps, ()
-        return ends, ends.steps, (f"Lanczos: residual still above tolerance at {ends.steps} steps",)
 
-    def _unreached(self, trace: Trace) -> tuple[str, ...]:
-        if trace.reached:
-            return ()
+
+def _unreached(trace: Trace, ends: Ends | None) -> Iterator[str]:
+    if not trace.reached:
         error = trace.standard_error / abs(trace.interval.estimate)
-        return (
-            f"trace: standard error {100 * error:.1f} % of it after {len(trace.samples_N)} probes",
-        )
+        yield f"trace: standard error {100 * error:.1f} % of it after {len(trace.samples_N)} probes"
+    if ends is not None and not ends.reached:
+        yield f"Lanczos: residual still above tolerance at {ends.steps} steps"
 
 
 def _role_of(name: str) -> str:

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qaudit.diagnostics.curvature.hutchinson import Applied
-from qaudit.diagnostics.curvature.lanczos import dot
 from qaudit.diagnostics.curvature.measure.recomputed import recomputed
+from qaudit.diagnostics.curvature.spectrum import Applied, dot
 from qaudit.engine.batches import make_batches
 from qaudit.errors import SourceError
 from qaudit.model.proven import NO_LIMIT

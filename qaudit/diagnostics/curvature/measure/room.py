@@ -67,8 +67,6 @@ class Room:
 
     device: torch.device
     windows: int  # side by side
-    keep_on: torch.device  # vectors of Lanczos
-    iterates: bool = False  # there is no room for them anywhere
     notes: tuple[str, ...] = ()
 
 
@@ -88,32 +86,24 @@ def find_room(shape: PassShape, length: int, parameters: Curvature, device: torc
     if device.type == "mps":
         device = torch.device("cpu")
         notes.append("computed on the CPU: this device has no double precision")
-    host = torch.device("cpu")
     free = room_nbytes(device)
-    sketch = parameters.sketch * shape.vector_nbytes
+    basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
     most = max(1, POSITIONS // length)
-    windows = next(_fitting(shape, most, length, free - sketch), 0)
+    windows = next(_fitting(shape, most, length, free - basis), 0)
     if not windows:
-        needed = product_nbytes(shape, 1, length) + sketch
+        needed = product_nbytes(shape, 1, length)
+        more = f", and eigenvalues {size(basis)} more" if basis else ""
+        smaller = "the trace alone with `curvature:eigenvalues=0`, or fewer `steps`"
         raise MachineError(
-            f"curvature of {shape.parameters:,} parameters takes {size(needed)} of memory, "
-            f"and {size(free)} are free",
-            hint="use a machine with more memory, or a shorter `--context`",
+            f"curvature of {shape.parameters:,} parameters takes {size(needed)} of memory{more}; "
+            f"{size(free)} are free",
+            hint=f"measure {smaller}"
+            if needed <= free
+            else "use a machine with more memory, or a shorter `--context`",
         )
     if windows < most:
         notes.append(f"{windows} of {most} windows side by side, to fit in memory")
-    basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
-    nbytes_left = free - sketch - product_nbytes(shape, windows, length)
-    if basis <= nbytes_left:
-        return Room(device, windows, device, notes=tuple(notes))
-    if device.type != "cpu" and basis <= room_nbytes(host) - 2 * shape.vector_nbytes:
-        notes.append("vectors of Lanczos on the host, to fit in memory")
-        return Room(device, windows, host, notes=tuple(notes))
-    notes.append(
-        f"power iteration in place of Lanczos, which takes {size(basis)} more: one eigenvalue, "
-        "the one of largest magnitude"
-    )
-    return Room(device, windows, device, iterates=True, notes=tuple(notes))
+    return Room(device, windows, tuple(notes))
 
 
 def _fitting(shape: PassShape, most: int, length: int, free: int) -> Iterator[int]:
