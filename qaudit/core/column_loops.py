@@ -1,11 +1,11 @@
-"""How the columns of a block are rounded: by the plain loop, as a CUDA graph, or by one kernel.
+"""How the columns of a block are rounded: by the plain loop, or on a GPU by one kernel.
 
 The plain loop starts about six kernels for each column, 140,000 in a block of a 7B model, which
 takes a GPU longer than the arithmetic. `fused=auto`, the default of GPTQ and what derives from it,
 takes what the plan names, and the plan names what it proved where it was made: each width of the
 model is walked once with random weights, and in every block of 128 columns each row's codes must be
-those of the plain loop up to a weight at a tie, within rounding. Whatever differs, does not compile
-or cannot be captured leaves the plain loop, and a note says so. No time is taken, so that the same
+those of the plain loop up to a weight at a tie, within rounding. What differs or does not
+compile leaves the plain loop, and a note says so. No time is taken, so that the same
 machine always gives the same plan. On a CPU it is always the plain loop.
 
 Shapes: B columns of a block, R rows.
@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qaudit.core.gptq_block import BLOCK, Pull, quantize_block
-from qaudit.core.gptq_graph import quantize_block_replayed
 from qaudit.core.gptq_triton import obstacle, quantize_block_fused
 from qaudit.core.grid import fit
 
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PLAIN, GRAPH, FUSED = "plain", "graph", "fused"
+PLAIN, FUSED = "plain", "fused"
 LOOPS: Mapping[str, Callable[..., None]] = MappingProxyType(
-    {PLAIN: quantize_block, GRAPH: quantize_block_replayed, FUSED: quantize_block_fused}
+    {PLAIN: quantize_block, FUSED: quantize_block_fused}
 )
-_NAMES = {GRAPH: "a CUDA graph", FUSED: "the fused kernel"}
 _ROWS, _GROUP, _BITS = 250, 32, 4
 
 
@@ -38,18 +36,15 @@ def choose(widths: Iterable[int], device: torch.device) -> tuple[str, str]:
     """Return the loop for models of these widths on a GPU, and a note that says why."""
     import torch
 
-    reasons = []
-    for name in (FUSED, GRAPH):
-        why = obstacle(torch.empty(0, device=device)) if name == FUSED else None
-        if why is None:
-            try:
-                why = _difference(LOOPS[name], sorted(set(widths)), device)
-            except Exception as error:  # noqa: BLE001 - compilers and drivers raise anything
-                why = " ".join(str(error).split())[:200] or type(error).__name__
-        if why is None:
-            return name, f"GPTQ's columns are rounded by {_NAMES[name]}: the plain loop's codes"
-        reasons.append(f"not by {_NAMES[name]} ({why})")
-    return PLAIN, f"GPTQ's columns are rounded by the plain loop: {', '.join(reasons)}"
+    why = obstacle(torch.empty(0, device=device))
+    if why is None:
+        try:
+            why = _difference(LOOPS[FUSED], sorted(set(widths)), device)
+        except Exception as error:  # noqa: BLE001 - compilers and drivers raise anything
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+    if why is None:
+        return FUSED, "GPTQ's columns are rounded by the fused kernel: the plain loop's codes"
+    return PLAIN, f"GPTQ's columns are rounded by the plain loop: not by the fused kernel ({why})"
 
 
 def _difference(

@@ -11,7 +11,7 @@ Weights are transposed (columns first): what is touched at each step is then one
 run over the rows, on a CPU as on a GPU. Within a leaf of 16 columns a column pulls what the
 leaf's earlier columns feed it; columns behind the leaf get its feedback by one matrix product.
 
-A CUDA graph or a kernel can replace the column loop (`qaudit/core/column_loops.py`). What it must
+A kernel can replace the column loop (`qaudit/core/column_loops.py`). What it must
 keep: IEEE division by the scale, round half to even, codes clamped before they are scaled. The
 order in which feedback is summed is free. Rows do not depend on each other, so a program may own
 a set of rows and walk the columns alone.
