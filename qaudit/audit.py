@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import MissingParts
 from qaudit.saved.audits import read_audit
 from qaudit.saved.evidence import SavedAudit, combine
-from qaudit.saved.kept import keep_what_ships
+from qaudit.saved.exports import keep_what_ships
+from qaudit.saved.parts import one_writer
 from qaudit.saved.signature import must_be_signed, sign_audit, signing_key
-from qaudit.saved.writer import one_writer
 from qaudit.tables import Audit as Audit  # part of the API
 from qaudit.types import SILENT, Gate, Pass, Pick, Plan, Verdict, Watch, units_of
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qaudit.diagnostics.registry import judges, parse_diagnostics
+from qaudit.core.course import previous_of
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.registry import judges, parse_diagnostics, part
 from qaudit.errors import SourceError
 from qaudit.executors.events import RETRY_TASK, UnitOutcome, one_error
 from qaudit.executors.records import Record, read_record
@@ -24,17 +26,17 @@ from qaudit.planning.detectable import detectable_error
 from qaudit.planning.further import planned_rounds
 from qaudit.policy import policy_named
 from qaudit.report.next_step import next_step
-from qaudit.saved.diagnosed import tables_of
-from qaudit.saved.documents import UnitDocument
-from qaudit.saved.imported import with_imported
+from qaudit.saved.codec import decode
+from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.parts import read_run, unfinished
-from qaudit.saved.results import Filed, sha256_of
+from qaudit.saved.results import Filed, sha256_of, with_imported
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
     Diagnostics,
     Evidence,
     Finding,
+    NotDiagnosed,
     Perturbation,
     Plan,
     Skipped,
@@ -159,6 +161,36 @@ def _diagnosed(plan: Plan, records: Sequence[Record]) -> Diagnostics:
     labels = [s.label for s in subjects if documents[s.label].error is None]
     rows = {label: document.diagnostics for label, document in documents.items()}
     return tables_of(parse_diagnostics(plan.recipe.diagnostics), rows, labels, subjects)
+
+
+def tables_of(
+    diagnostics: Iterable[Diagnostic],
+    rows: Mapping[str, DiagnosticRows],
+    labels: Sequence[str],
+    subjects: Sequence[Subject],
+) -> Diagnostics:
+    """Return the rows of all subjects, in the order of the labels; `subjects` is the series."""
+    before = {subject.label: previous_of(subject, subjects) for subject in subjects}
+    labels_before = {
+        label: checkpoint.label for label, checkpoint in before.items() if checkpoint is not None
+    }
+    of_subject = [rows.get(label, DiagnosticRows()) for label in labels]
+    tables: dict[str, Any] = {}
+    names = [diagnostic.name for diagnostic in diagnostics]
+    for name in names:
+        table = [row for record in of_subject for row in record.rows.get(name, ())]
+        summary = part(name, "summary")
+        tables[name] = table if summary is None else summary.summarize(table, labels_before)
+    columns = {field.name for field in fields(Diagnostics)}
+    further = {name: tables.pop(name) for name in tables.keys() - columns if tables[name]}
+    measured = decode(Diagnostics, {**tables, "others": further}, "diagnostics")
+    skipped = (
+        NotDiagnosed(label, name, record.reasons[name])
+        for label, record in zip(labels, of_subject, strict=True)
+        for name in names
+        if name in record.reasons and name not in record.rows
+    )
+    return replace(measured, skipped=tuple(skipped))
 
 
 def _by_label(outcomes: Iterable[UnitOutcome]) -> dict[str, UnitOutcome]:

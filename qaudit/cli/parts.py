@@ -41,7 +41,7 @@ def plan(
     from qaudit.cli.progress import Progress
     from qaudit.cli.scan import output_folder, prepared
     from qaudit.executors.folder import pin
-    from qaudit.saved.plans import plan_to_json
+    from qaudit.saved.audits import plan_to_json
 
     out = output_folder(targets, settings)
     with Progress(quiet=quiet) as progress:

@@ -73,8 +73,8 @@ def scan(
     from qaudit.core.registry import parse_schemes
     from qaudit.planning.keeping import kept_specs
     from qaudit.report.plan import render_plan
-    from qaudit.saved.kept import not_kept
-    from qaudit.saved.plans import plan_to_json
+    from qaudit.saved.audits import plan_to_json
+    from qaudit.saved.exports import not_kept
 
     name = executor_named(executor, gpus)
     if dry_run:

@@ -26,9 +26,9 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError, is_out_of_memory
 from qaudit.saved.codec import encode
-from qaudit.saved.diagnosed import DiagnosticRows, tables_of
+from qaudit.saved.documents import DiagnosticRows
 from qaudit.saved.results import ResultStore
-from qaudit.types import Checkpoint, Diagnostics, Subject, digest
+from qaudit.types import Checkpoint, Subject, digest
 
 
 class Diagnoses:
@@ -103,9 +103,6 @@ class Diagnoses:
         for diagnostic in self._diagnostics:
             if diagnostic.name == name or (not name and (label, diagnostic.name) not in self._rows):
                 self._reasons.setdefault((label, diagnostic.name), reason)
-
-    def tables(self, labels: Sequence[str]) -> Diagnostics:
-        return tables_of(self._diagnostics, self.rows, labels, self._subjects)
 
     @property
     def rows(self) -> dict[str, DiagnosticRows]:

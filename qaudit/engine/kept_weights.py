@@ -29,7 +29,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError, SourceError, not_written
 from qaudit.model.blocks import Weights
-from qaudit.saved.kept import SHAPES, kept_folder
+from qaudit.saved.exports import SHAPES, kept_folder
 from qaudit.whole import read_regular, write_whole
 
 _LARGEST_NBYTES = 2**28  # of a file of shapes, and of one of tensors that are not quantized

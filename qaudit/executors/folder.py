@@ -17,9 +17,16 @@ from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.pins import NUMERICS, default_threads, pinned_libraries
 from qaudit.planning.prepare import Prepared
-from qaudit.saved.kept import kept_files
-from qaudit.saved.parts import evidence_of, last_round, read_round, read_run, unit_path, write_unit
-from qaudit.saved.writer import one_writer
+from qaudit.saved.exports import kept_files
+from qaudit.saved.parts import (
+    evidence_of,
+    last_round,
+    one_writer,
+    read_round,
+    read_run,
+    unit_path,
+    write_unit,
+)
 from qaudit.text.hub_texts import fetch_texts
 from qaudit.types import SILENT, Corpus, Pins, Run, Watch, units_of
 from qaudit.whole import partial_name

@@ -24,8 +24,7 @@ from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
 from qaudit.executors.records import record_of, states_of
 from qaudit.planning.further import planned_rounds
 from qaudit.planning.pins import refuse_other_libraries
-from qaudit.saved.diagnosed import DiagnosticRows
-from qaudit.saved.documents import UnitDocument
+from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.parts import DIRECTORY, FIRST, FOLDER, UNITS, read_run, unit_path, write_unit
 from qaudit.saved.results import ResultStore
 from qaudit.settings import RunOptions
@@ -147,7 +146,7 @@ def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     from qaudit.executors.folder import pinned
     from qaudit.executors.ready import make_ready
     from qaudit.report.folder import must_take_files
-    from qaudit.saved.writer import one_writer
+    from qaudit.saved.parts import one_writer
 
     must_take_files(prepared.out)
     with one_writer(prepared.out):

@@ -17,8 +17,8 @@ from qaudit.planning.prepare import prepare
 from qaudit.report.document import status_in_words
 from qaudit.report.verdict import label, what
 from qaudit.saved.audits import read_audit
+from qaudit.saved.codec import FILE
 from qaudit.saved.parts import is_unfinished
-from qaudit.saved.plans import FILE
 from qaudit.saved.results import sha256_of
 from qaudit.settings import SEARCHED_AT, RunOptions
 from qaudit.types import AuditRecord, ClassVerdict, Plan, Subject, Watch

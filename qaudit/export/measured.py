@@ -20,8 +20,8 @@ from qaudit.export.choice import ExportChoice
 from qaudit.judge import judge
 from qaudit.policy import policy_named
 from qaudit.saved.audits import to_json
-from qaudit.saved.kept import kept_folder, key_of
-from qaudit.saved.plans import FILE
+from qaudit.saved.codec import FILE
+from qaudit.saved.exports import kept_folder, key_of
 from qaudit.saved.results import ResultStore, read_measurement, sha256_of
 from qaudit.types import AuditRecord, Diagnostics, Measurement, MeasurementRow, Watch
 from qaudit.version import __version__

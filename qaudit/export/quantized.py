@@ -48,8 +48,7 @@ from qaudit.model.stored_names import Names
 from qaudit.planning.permissions import refuse
 from qaudit.planning.unread import whole
 from qaudit.saved.audits import read_audit
-from qaudit.saved.exports import ExportRecord, read_export
-from qaudit.saved.kept import key_of
+from qaudit.saved.exports import ExportRecord, key_of, read_export
 from qaudit.saved.signature import may_sign
 from qaudit.types import SILENT, Measurement, Watch
 

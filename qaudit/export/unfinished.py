@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qaudit.errors import UsageError, not_written
-from qaudit.saved.writer import LOCK, WRITER, one_writer
+from qaudit.saved.parts import LOCK, WRITER, one_writer
 from qaudit.whole import read_regular, write_whole
 
 _MARKER = "qaudit-work"

@@ -20,9 +20,8 @@ from qaudit.judge import EvidenceFiles, judge
 from qaudit.judge.tasks import same_items
 from qaudit.policy import policy_named
 from qaudit.report.folder import must_take_files, write_folder
-from qaudit.saved.imported import FOLDER
-from qaudit.saved.results import Identity, ResultStore, sha256_of, slug_of
-from qaudit.saved.writer import one_writer
+from qaudit.saved.parts import one_writer
+from qaudit.saved.results import IMPORTED, Identity, ResultStore, sha256_of, slug_of
 from qaudit.settings import Recipe
 from qaudit.types import (
     FULL_PRECISION,
@@ -99,7 +98,7 @@ def _files(
     for each in measured:
         tasks: tuple[TaskEvidence | None, ...] = (None, *each.evidence.tasks)
         for task in tasks:
-            folder = out / "evidence" / (f"{FOLDER}/{slug_of(task.task)}" if task else "")
+            folder = out / "evidence" / (f"{IMPORTED}/{slug_of(task.task)}" if task else "")
             evidence = replace(each.evidence, tasks=(task,) if task else ())
             identity = _identity(subject, each, task)
             filed = ResultStore(folder).write(

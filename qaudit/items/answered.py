@@ -21,9 +21,8 @@ from qaudit.items import inspect_logs, lm_eval_samples
 from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file
 from qaudit.judge.tasks import MEAN, same_items
 from qaudit.saved.evidence import SavedAudit, read_saved
-from qaudit.saved.imported import write_imported
-from qaudit.saved.parts import PLAN
-from qaudit.saved.writer import one_writer
+from qaudit.saved.parts import PLAN, one_writer
+from qaudit.saved.results import write_imported
 from qaudit.types import FULL_PRECISION, ImportedAnswers, Measurement, TaskEvidence, digest
 from qaudit.whole import read_regular
 

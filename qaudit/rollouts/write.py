@@ -23,7 +23,7 @@ from qaudit.rollouts.folder import RolloutFolder, add_marks, read_marks, write_t
 from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt, read_prompts
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.sandbox import Templates
-from qaudit.saved.writer import one_writer
+from qaudit.saved.parts import one_writer
 from qaudit.settings import Recipe, RunOptions
 from qaudit.text.chat import Chat
 from qaudit.text.rollouts import FORMAT, Rollout, RolloutHeader, Rollouts, Sampler, read_rollouts

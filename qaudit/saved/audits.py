@@ -5,44 +5,111 @@ Top-level `subjects` repeat what people look for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.saved.codec import EDITED, decode, encode, parse, refuse_other_schema, text_of
-from qaudit.saved.documents import AuditDocument, MeasuredPlanDocument, SubjectSummary
-from qaudit.saved.parts import refuse_unfinished
-from qaudit.saved.plans import (
+from qaudit.saved.codec import (
+    EDITED,
     FILE,
     LARGEST_NBYTES,
-    checkpoints_of,
-    plan_fields,
-    plan_of,
-    pointers,
-    subjects_in,
+    decode,
+    encode,
+    parse,
+    refuse_other_schema,
+    text_of,
 )
-from qaudit.types import AuditRecord, Checkpoint, Subject
+from qaudit.saved.documents import (
+    AuditDocument,
+    MeasuredPlanDocument,
+    MemberDocument,
+    PlanDocument,
+    SubjectDocument,
+    SubjectSummary,
+)
+from qaudit.saved.parts import refuse_unfinished
+from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
 from qaudit.whole import read_regular
+
+
+def plan_to_json(plan: Plan) -> str:
+    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
+    table = encode(PlanDocument(**_plan_fields(plan, checkpoints)))
+    del table["passes"]
+    return text_of(table)
+
+
+def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:
+    return tuple(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
+
+
+def _pointers(subject: Subject, places: Mapping[Checkpoint, int]) -> SubjectDocument:
+    """Return a subject whose members point into a list of checkpoints."""
+    members = tuple(MemberDocument(c.label, weight, places[c]) for c, weight in subject.members)
+    return SubjectDocument(subject.label, subject.merge, members)
+
+
+def _plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
+    places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
+    return {
+        **vars(plan),
+        "passes": (),
+        "subjects": tuple(_pointers(subject, places) for subject in plan.subjects),
+        "releases": tuple(_pointers(release, places) for release in plan.releases),
+        "checkpoints": checkpoints,
+    }
+
+
+def subjects_in(
+    documents: Sequence[SubjectDocument], checkpoints: Sequence[Checkpoint], where: str
+) -> tuple[Subject, ...]:
+    """Return subjects with the checkpoints that their members point to."""
+    return tuple(
+        _subject(document, checkpoints, f"{where}[{place}].members")
+        for place, document in enumerate(documents)
+    )
+
+
+def _subject(document: SubjectDocument, checkpoints: Sequence[Checkpoint], where: str) -> Subject:
+    if not document.members:
+        raise AuditError(f"`{where}` is empty", hint=EDITED)
+    for place, member in enumerate(document.members):
+        if not 0 <= member.checkpoint < len(checkpoints):
+            raise AuditError(f"`{where}[{place}].checkpoint` points to no checkpoint", hint=EDITED)
+    members = tuple((checkpoints[m.checkpoint], m.weight) for m in document.members)
+    return Subject(document.label, members, document.merge)
+
+
+def plan_of(document: PlanDocument) -> Plan:
+    """Return a plan as it was written; its passes are not among that."""
+    if not 0 < document.recipe.confidence < 1:
+        raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=EDITED)
+    values = {field.name: getattr(document, field.name) for field in fields(Plan)}
+    for name in ("subjects", "releases"):
+        values[name] = subjects_in(values[name], document.checkpoints, f"audit.plan.{name}")
+    return Plan(**values)
 
 
 def to_json(audit: AuditRecord) -> str:
     checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
     tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
-    plan = plan_fields(audit.plan, checkpoints)
+    plan = _plan_fields(audit.plan, checkpoints)
+    places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
     tables["plan"] = MeasuredPlanDocument(**plan, protocol=audit.protocol)
-    tables["subjects"] = tuple(_summary(subject, checkpoints) for subject in audit.subjects)
+    tables["subjects"] = tuple(_summary(subject, places) for subject in audit.subjects)
     document = encode(AuditDocument(**tables))
+    del document["plan"]["passes"]
     document["diagnostics"] = {k: rows for k, rows in document["diagnostics"].items() if rows}
     return text_of(document)
 
 
-def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSummary:
+def _summary(subject: Subject, places: Mapping[Checkpoint, int]) -> SubjectSummary:
     alone = subject.kind == "checkpoint"
     checkpoint = subject.first
     return SubjectSummary(
-        **vars(pointers(subject, checkpoints)),
+        **vars(_pointers(subject, places)),
         kind=subject.kind,
         revision=checkpoint.ref.revision if alone else None,
         commit=checkpoint.commit if alone else None,

@@ -25,6 +25,10 @@ EDITED = "the audit may be damaged or edited by hand: run the same scan again"
 SCHEMA = "1"
 """The version of every document; within one version names are only added."""
 
+FILE = "audit.json"
+LARGEST_NBYTES = 256 * 2**20
+"""Of an audit: a thousand subjects under eight schemes take about ten megabytes."""
+
 LARGEST_INTEGER = 2**63 - 1
 """Of a saved document: what every reader of JSON and every table can hold."""
 

@@ -5,11 +5,13 @@ The published schemas are made from these dataclasses.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Any, Literal
 
-from qaudit.saved.diagnosed import DiagnosticRows
+from qaudit.saved.codec import schema_of
 from qaudit.types import (
     Check,
     Checkpoint,
@@ -74,7 +76,7 @@ class PlanDocument(Plan):
 
     subjects: tuple[SubjectDocument, ...]  # type: ignore[assignment]
     releases: tuple[SubjectDocument, ...] = ()  # type: ignore[assignment]
-    passes: tuple[()] = ()  # of `plan.json` alone
+    passes: tuple[()] = ()  # not written
     checkpoints: tuple[Checkpoint, ...]
 
 
@@ -146,6 +148,14 @@ class ResultDocument:
     evidence: str
     sha256: str
     tasks: tuple[TaskFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiagnosticRows:
+    """What the diagnostics of one subject gave, by name, and why others are missing."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -234,3 +244,37 @@ class GateFailure:
     verdict: Literal["error"]
     exit_code: Literal[2, 4, 130]
     error: Failure
+
+
+FOLDER = Path(__file__).parent
+
+_NAMES_GROW = (
+    "Intervals are three numbers: an estimate, and its name with _low and _high. A bound that is "
+    "null is no bound. Names are only added within one version of the schema."
+)
+
+DOCUMENTS: dict[str, tuple[Any, str, str]] = {
+    "audit": (AuditDocument, "audit.json of qaudit", _NAMES_GROW),
+    "plan": (PlanDocument, "the plan of qaudit scan --dry-run --json", _NAMES_GROW),
+    "gate": (GateAnswer | GateFailure, "qaudit gate --format json", _NAMES_GROW),
+}
+
+
+def schema(name: str) -> dict[str, Any]:
+    described = schema_of(*DOCUMENTS[name])
+    for table in (described, *described["$defs"].values()):
+        table.get("properties", {}).pop("passes", None)
+    return described
+
+
+def text_of_schema(name: str) -> str:
+    return json.dumps(schema(name), indent=1) + "\n"
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}.schema.json"
+
+
+if __name__ == "__main__":
+    for name in DOCUMENTS:
+        path_of(name).write_text(text_of_schema(name), encoding="utf-8")

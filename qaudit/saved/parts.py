@@ -14,17 +14,29 @@ not by the number of the part: parts may be cut anew at any time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import AuditError, UnfinishedError, UsageError
-from qaudit.saved.codec import decode, encode, is_inside, parse, refuse_other_schema, text_of
+from qaudit.errors import AuditError, MachineError, UnfinishedError, UsageError, not_written
+from qaudit.host import NO_LOCKS
+from qaudit.saved.codec import (
+    FILE,
+    LARGEST_NBYTES,
+    decode,
+    encode,
+    is_inside,
+    parse,
+    refuse_other_schema,
+    text_of,
+)
 from qaudit.saved.documents import RoundDocument, RunDocument, UnitDocument
-from qaudit.saved.plans import FILE, LARGEST_NBYTES
 from qaudit.saved.results import slug_of
 from qaudit.types import (
     Pass,
@@ -40,6 +52,46 @@ from qaudit.types import (
 )
 from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
+
+LOCK, WRITER = ".qaudit.lock", ".qaudit.writer"
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Hold an output folder; MachineError names the process that holds it already."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
+    writer = json.dumps({"pid": os.getpid(), "host": platform.node()})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        write_whole(folder / WRITER, writer)  # in place of a link, not through it
+    except Timeout as error:
+        raise MachineError(
+            f"`{folder}` is being written by {_writer(folder)}",
+            hint="wait until it ends, or name another folder with `--out`",
+        ) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise not_written(folder, error) from error
+        yield  # without a lock
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / WRITER).unlink()
+        lock.release()
+
+
+def _writer(folder: Path) -> str:
+    try:
+        writer = json.loads(read_regular(folder / WRITER, 1000))
+        return f"process {int(writer['pid'])} on {json.dumps(str(writer['host']))[1:-1]}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "another process"
+
 
 FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
 FIRST = 1

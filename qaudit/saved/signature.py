@@ -18,10 +18,9 @@ from typing import Any
 
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.saved.audits import from_json, to_json
-from qaudit.saved.codec import EDITED, encode, parse, text_of
+from qaudit.saved.codec import EDITED, FILE, LARGEST_NBYTES, encode, parse, text_of
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import ExportRecord, export_document
-from qaudit.saved.plans import FILE, LARGEST_NBYTES
 from qaudit.saved.results import sha256_of
 from qaudit.types import AuditRecord, Signature, digest
 from qaudit.whole import read_regular, write_whole

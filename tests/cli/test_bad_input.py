@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qaudit.errors
-from qaudit.saved.writer import one_writer
+from qaudit.saved.parts import one_writer
 from tests.house.source import modules
 from tests.support.cli import QUICK, TEXT, Outcome, Run, audit_of, refused
 from tests.support.models import save_model, save_tokenizer, write_documents

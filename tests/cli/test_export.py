@@ -25,7 +25,7 @@ from qaudit.engine.linear_hashes import sha256_of
 from qaudit.export import parts
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
-from qaudit.saved.writer import one_writer
+from qaudit.saved.parts import one_writer
 from tests.support.cli import TEXT, Run, refused
 from tests.support.filled import filled
 from tests.support.models import save_model

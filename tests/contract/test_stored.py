@@ -15,7 +15,7 @@ from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.stored import IntegerCodes
 from qaudit.engine.kept_weights import WeightKeeper, kept_groups
-from qaudit.saved.kept import kept_folder
+from qaudit.saved.exports import kept_folder
 from tests.support.filled import filled
 from tests.support.schemes import every_plain_scheme, every_scheme, example, transform_nbits
 

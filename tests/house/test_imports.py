@@ -130,7 +130,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.*",),
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
-    "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
+    "filelock": ("qaudit.hub.*", "qaudit.saved.parts"),
     "pyarrow": ("qaudit.text.*", "qaudit.items.files", "qaudit.gallery"),
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.

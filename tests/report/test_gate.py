@@ -31,7 +31,7 @@ from qaudit.report.gate.badge import COLORS
 from qaudit.report.gate.document import COMMENT_NBYTES, within
 from qaudit.report.gate.sarif import MOST_RESULTS, policy_uri
 from qaudit.report.gate.standing import standing, worst_first
-from qaudit.saved.schemas import path_of
+from qaudit.saved.documents import path_of
 from qaudit.types import Gate, Interval
 from tests.support import gate_sample as sample
 from tests.support.cards import screen

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from qaudit.errors import AuditError
-from qaudit.saved.audits import from_json, to_json
+from qaudit.saved.audits import from_json, plan_to_json, to_json
 from qaudit.saved.codec import text_of
-from qaudit.saved.plans import plan_to_json
 from qaudit.types import AuditRecord, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
 from tests.support.items import answered

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.saved.writer import WRITER, one_writer
+from qaudit.saved.parts import WRITER, one_writer
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from qaudit.saved.writer import one_writer
+from qaudit.saved.parts import one_writer
 with one_writer(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

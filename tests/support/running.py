@@ -19,12 +19,12 @@ from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
 from qaudit.judge.pooling import Moved
-from qaudit.judging import moved_by
+from qaudit.judging import moved_by, tables_of
 from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.traffic import missing_nbytes
-from qaudit.saved.plans import checkpoints_of
+from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import (
@@ -137,7 +137,7 @@ def measure_tasks(
     return Outcome(
         tuple(one for event in done for one in event.results),
         {s.label: e.error for s in subjects if (e := events[s.label]).error is not None},
-        measuring.diagnoses.tables([event.label for event in done]),
+        tables_of(diagnostics, measuring.diagnoses.rows, [e.label for e in done], subjects),
     )
 
 
