@@ -7,9 +7,8 @@
     ---
 
 The client of the Hub reads and writes the whole again, which rewrites `1.10` to `1.1` and drops
-comments. Here only a key that changes is written again, from the nodes of the parser, which have
-scalars and quotes as they were; comments inside that key go. Our results are known by their
-source: the name `qaudit`, and the address of a `qaudit/audit.json`.
+comments. Here only a key that changes is written again; comments and quotes inside that key go.
+Our results are known by their source: the name `qaudit`, and the address of a `qaudit/audit.json`.
 
 Afterwards the whole is read once more: it must hold what it held before, and what was to be
 added, and nothing else. A front matter that cannot be read is refused, because the Hub could not
@@ -18,12 +17,13 @@ read it either.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from yaml import MappingNode, Node, ScalarNode, SequenceNode
+from yaml import MappingNode, Node
 
 from qaudit.core.foreign import yaml_of
 from qaudit.errors import HubError
@@ -220,51 +220,16 @@ def _with_key(front: str, name: str, value: Any) -> str:
     pairs = root.value if root is not None else ()
     key, node = next((pair for pair in pairs if pair[0].value == name), (None, None))
     column = root.start_mark.column if root is not None else 0
-    lines = "" if value is None else _lines(name, _node_of(value, node), column)
+    lines = ""
+    if value is not None:
+        text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=math.inf)
+        lines = re.sub(r"(?m)^(?=.)", " " * column, text)
     if key is None or node is None:
         return front + lines
     if node.start_mark.index < key.end_mark.index:
         raise OddError("a value is written elsewhere")
     start = key.start_mark.index - column
     return front[:start] + lines + front[_next_line(front, _end_of(node)) :]
-
-
-def _node_of(value: Any, before: Node | None) -> Node:
-    """Return the node of a value; what it has in common with the one before is as it was."""
-    if before is not None and _same(before, value):
-        return before
-    if isinstance(value, list):
-        items = before.value if isinstance(before, SequenceNode) else []
-        nodes = [next((n for n in items if _same(n, v)), None) for v in value]
-        if before is not None and len(items) == len(value):  # one of them has changed inside
-            nodes = [n or old for n, old in zip(nodes, items, strict=True)]
-        flow = isinstance(before, SequenceNode) and before.flow_style
-        made = [_node_of(v, n) for v, n in zip(value, nodes, strict=True)]
-        return SequenceNode("tag:yaml.org,2002:seq", made, flow_style=flow)
-    if isinstance(value, dict) and isinstance(before, MappingNode):
-        inner = {key.value: (key, node) for key, node in before.value}
-        if value.keys() == inner.keys():
-            pairs = [(inner[k][0], _node_of(v, inner[k][1])) for k, v in value.items()]
-            return MappingNode("tag:yaml.org,2002:map", pairs, flow_style=before.flow_style)
-    dumped = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-    node = yaml.compose(dumped, Loader=yaml.SafeLoader)
-    assert node is not None
-    return node
-
-
-def _same(node: Node, value: Any) -> bool:
-    loader = yaml.SafeLoader("")
-    try:
-        return repr(loader.construct_document(node)) == repr(value)
-    finally:
-        loader.dispose()
-
-
-def _lines(name: str, node: Node, column: int) -> str:
-    key = ScalarNode("tag:yaml.org,2002:str", name)
-    table = MappingNode("tag:yaml.org,2002:map", [(key, node)], flow_style=False)
-    text = yaml.serialize(table, Dumper=yaml.SafeDumper, allow_unicode=True, width=float("inf"))
-    return re.sub(r"(?m)^(?=.)", " " * column, str(text))
 
 
 def _end_of(node: Node) -> int:
