@@ -57,7 +57,7 @@ def main() -> None:
 def measure(folder: Path, url: str, megabytes: int, repeats: int) -> None:
     from huggingface_hub import hf_hub_download
 
-    from qaudit.hub.client import Client
+    from qaudit.hub.api import Client
     from qaudit.hub.fetch import Fetcher
     from qaudit.hub.listing import Listing
     from qaudit.types import Checkpoint, Ref, WeightFile

@@ -144,7 +144,7 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a home folder with a network, no token and empty caches."""
-    from qaudit.hub.client import Client
+    from qaudit.hub.api import Client
     from qaudit.hub.fetch import Fetcher
 
     for name in list(os.environ):

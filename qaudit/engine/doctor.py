@@ -29,7 +29,7 @@ from qaudit.report.format import duration, size
 if TYPE_CHECKING:
     import torch
 
-    from qaudit.hub.client import Client
+    from qaudit.hub.api import Client
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 FASTER = 1.5
@@ -185,17 +185,14 @@ def _schemes() -> Iterator[Fact]:
 
 
 def _hub() -> Iterator[Fact]:
-    from qaudit.hub.client import Client
+    from qaudit.hub.api import Client
 
     client = Client.from_environment(patient=False)
     yield Fact("hub", "endpoint", client.endpoint)
-    try:
-        presence = "present" if client.logged_in else "none"
-        hint = "" if client.logged_in else "`hf auth login` raises the limits on shared machines"
-        yield Fact("hub", "token", presence, "ok" if client.logged_in else "without", hint)
-        yield _reached(client)
-    finally:
-        client.close()
+    presence = "present" if client.logged_in else "none"
+    hint = "" if client.logged_in else "`hf auth login` raises the limits on shared machines"
+    yield Fact("hub", "token", presence, "ok" if client.logged_in else "without", hint)
+    yield _reached(client)
 
 
 def _reached(client: Client) -> Fact:

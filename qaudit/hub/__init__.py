@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from qaudit.types import SILENT, Watch
 
 if TYPE_CHECKING:
-    from qaudit.hub.client import Client
+    from qaudit.hub.api import Client
     from qaudit.hub.fetch import Fetcher
     from qaudit.hub.listing import Listing
 
@@ -29,7 +29,7 @@ class Hub:
 
 def open_hub(watch: Watch | None = None) -> Hub:
     """Open the Hub that the environment names; no request is sent yet."""
-    from qaudit.hub.client import Client
+    from qaudit.hub.api import Client
     from qaudit.hub.fetch import Fetcher
     from qaudit.hub.listing import Listing
 

@@ -80,10 +80,6 @@ def revisions_in(answer: Any) -> tuple[Revision, ...]:
     return revisions
 
 
-def commit_in(answer: Any) -> str:
-    return matching(COMMIT, table_in(answer, "the answer").get("sha"), "the commit")
-
-
 def files_in(pages: Sequence[Any]) -> tuple[HubFile, ...]:
     """Read the files in all pages of a tree; folders and links of git are none."""
     entries = [entry for page in pages for entry in tables_in(page, "a page", "an entry")]
@@ -97,13 +93,6 @@ def tree_entry(file: HubFile) -> dict[str, Any]:
     entry = {"type": "file", "path": file.path, "size": file.nbytes, "oid": file.git_id}
     lfs = {"oid": file.sha256, "size": file.nbytes}
     return entry if file.sha256 is None else {**entry, "lfs": lfs}
-
-
-def repositories_in(pages: Sequence[Any]) -> tuple[str, ...]:
-    """Read the names of repositories; one that no client could request is left out."""
-    entries = [entry for page in pages for entry in tables_in(page, "a page", "an entry")]
-    names = [entry.get("id") for entry in entries]
-    return tuple(name for name in names if isinstance(name, str) and is_repository(name))
 
 
 def is_repository(text: str) -> bool:

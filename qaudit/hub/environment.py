@@ -9,17 +9,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from functools import cache
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from qaudit.errors import HubError, UsageError
-from qaudit.version import __version__
 
 if TYPE_CHECKING:  # a local audit checks the variables and needs no connection
-    import ssl
-
     import httpx2
 
 ENDPOINT = "https://huggingface.co"
@@ -100,18 +95,13 @@ def endpoint_origin(endpoint: str) -> Origin:
     return scheme, host, port
 
 
-def http_client(auth: httpx2.Auth, timeout_seconds: float) -> httpx2.Client:
-    """Open a client with the proxies and certificates of the environment, and no cookies."""
+def session() -> httpx2.Client:
+    """Return the library's session, with the proxies and certificates of the environment."""
     import httpx2
+    from huggingface_hub import get_session
 
     try:
-        return httpx2.Client(
-            auth=auth,
-            verify=_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
-            timeout=timeout_seconds,
-            headers={"User-Agent": f"qaudit/{__version__}"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        )
+        return get_session()
     except (httpx2.InvalidURL, ValueError, ImportError) as error:
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
         used = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
@@ -125,11 +115,3 @@ def http_client(auth: httpx2.Auth, timeout_seconds: float) -> httpx2.Client:
             f"`SSL_CERT_FILE` or `SSL_CERT_DIR` cannot be read: {error.strerror or error}",
             hint="set it to a file of certificates that is there, or unset it",
         ) from error
-
-
-@cache
-def _certificates(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Read the certificates that the environment names once, which takes 30 ms."""
-    import httpx2
-
-    return httpx2.create_ssl_context()

@@ -38,8 +38,8 @@ from qaudit.hub.answers import (
     shapes_in,
     tree_entry,
 )
+from qaudit.hub.api import Client
 from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
-from qaudit.hub.client import Client
 from qaudit.hub.failures import Request, no_revision, not_known_offline
 from qaudit.hub.records import AnswerStore
 

@@ -141,7 +141,7 @@ from qaudit.cli import main
 try:
     main()
 finally:
-    heavy = {"qaudit.hub.client", "qaudit.hub.fetch"}
+    heavy = {"qaudit.hub.api", "qaudit.hub.fetch"}
     if "--dry-run" in sys.argv:  # an audit itself loads transformers, which loads the rest
         heavy |= {"huggingface_hub", "httpx2", "torch", "transformers"}
     print(sorted(heavy & set(sys.modules)), file=sys.stderr)

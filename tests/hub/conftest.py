@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session, constants
 
 from tests.support.fetching import REVISIONS, Desk, write
 from tests.support.hub import Hub
@@ -14,6 +15,15 @@ from tests.support.hub import Hub
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("hub"), REVISIONS)
+
+
+@pytest.fixture(autouse=True)
+def _online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the library send requests, each test over connections of its own."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    close_session()
+    yield
+    close_session()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from qaudit.checkpoints.places import text_path
 from qaudit.errors import HubError
-from qaudit.hub.client import Client
+from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series_files import with_files

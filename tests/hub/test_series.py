@@ -10,7 +10,7 @@ import pytest
 
 from qaudit.core.doubts import NO_WEIGHTS, names_in_equal_report
 from qaudit.errors import HubError, UsageError
-from qaudit.hub.client import Client
+from qaudit.hub.api import Client
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all, is_hub
 from qaudit.hub.series_files import with_files

@@ -18,7 +18,7 @@ import pytest
 
 from qaudit import hub as hub_package
 from qaudit.errors import HubError, MachineError, SourceError, UsageError
-from qaudit.hub.client import Client
+from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.planning.lock import pinned_or_resolved, read_lock

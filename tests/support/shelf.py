@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from qaudit.hub import Hub
-from qaudit.hub.client import Client
+from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series_files import with_files

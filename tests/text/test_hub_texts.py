@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from qaudit.checkpoints.places import text_path
 from qaudit.errors import CorpusError, HubError, QauditError, UsageError
-from qaudit.hub.client import Client
+from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.text.choices import read_choices

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from qaudit.errors import (
     AuditError,
@@ -38,7 +38,7 @@ from qaudit.errors import (
 )
 from qaudit.hub import Hub
 from qaudit.hub.answers import HubFile, git_id_of
-from qaudit.hub.client import checked
+from qaudit.hub.api import GarbledAnswerError, checked
 from qaudit.hub.failures import LOG_IN, DroppedError, Request
 from qaudit.hub.publishing.front_matter import with_metadata
 from qaudit.hub.publishing.metadata import Repository, metadata_of
@@ -56,9 +56,8 @@ from qaudit.saved.evidence import read_saved
 from qaudit.types import AuditRecord, MeasurementRow, TaskRow
 
 if TYPE_CHECKING:
-    from huggingface_hub import Discussion, HfApi
+    from huggingface_hub import CommitInfo, Discussion, HfApi
 
-T = TypeVar("T")
 State = Literal["new", "changed", "unchanged"]
 Count = Callable[[int, int], object]
 """Called with how many of how many files are sent."""
@@ -195,7 +194,7 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
     additions = [CommitOperationAdd(a.path, a.content) for a in plan.additions]
     for start in range(0, len(additions), _AT_A_TIME):
         some = additions[start : start + _AT_A_TIME]
-        _asked(hub, request, partial(_upload, plan.repo, some, where))
+        hub.client.ask(request, partial(_upload, plan.repo, some, where))
         if ignored := [a.path_in_repo for a in some if a._should_ignore]:
             raise HubError(
                 f"`.gitignore` of `{plan.repo}` leaves out `{ignored[0]}`",
@@ -205,14 +204,7 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
     where |= {"commit_message": title, "commit_description": description}
     operations: list[Any] = [*additions, *map(CommitOperationDelete, plan.removed)]
     try:
-        commit = _asked(
-            hub,
-            request,
-            lambda api: api.create_commit(
-                plan.repo, operations, parent_commit=plan.commit, **where
-            ),
-            once=True,
-        )
+        commit = _commit(plan, operations, where, hub, request)
         url = plan.onto.url if plan.onto else str(commit.pr_url)
     except LostReplyError as lost:
         url = _search(plan, hub, lost).url
@@ -220,53 +212,46 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
 
 
 def _upload(repo: str, some: Any, where: Mapping[str, Any], api: HfApi) -> None:
-    api.preupload_lfs_files(repo, some, **where)
-
-
-def _asked(hub: Hub, request: Request, call: Callable[[HfApi], T], *, once: bool = False) -> T:
-    """Call the library; what breaks off is repeated, but for a commit that may have been taken."""
-    import httpx2
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    from qaudit.hub.bodies import dropped_by
+    disable_progress_bars()
+    with warnings.catch_warnings(action="ignore"):
+        api.preupload_lfs_files(repo, some, **where)
 
+
+def _commit(
+    plan: PublishPlan, operations: list[Any], where: Mapping[str, Any], hub: Hub, request: Request
+) -> CommitInfo:
+    """Send the commit: again only where it is known that it was not taken."""
     client = hub.client
-    api = HfApi(client.endpoint, token=client.wire.credentials.token or False)
 
-    def attempt() -> T:
+    def send(api: HfApi) -> CommitInfo:
         try:
-            return call(api)
-        except (httpx2.HTTPError, RuntimeError, ValueError, LookupError, TypeError) as error:
-            failure = _failure(error.__cause__ if isinstance(error, RuntimeError) else error)
-            if once and not isinstance(failure, HubError) and not _is_surely_not_taken(failure):
-                raise LostReplyError(failure.reason) from error
-            raise failure from error
-
-    def _failure(error: BaseException | None) -> DroppedError | HubError:
-        if isinstance(error, HfHubHTTPError):
-            return client.wire.failure(error.response, request)
-        if isinstance(error, httpx2.HTTPError):
-            return dropped_by(error)
-        if "metadata in README" in str(error):
-            return HubError(
-                f"the Hub does not take the metadata of `{README}` in `{request.repo}`: "
-                f"{client.wire.credentials.cleaned(str(error).partition('- ')[2])}",
+            with warnings.catch_warnings(action="ignore"):
+                commit: CommitInfo = api.create_commit(
+                    plan.repo, operations, parent_commit=plan.commit, **where
+                )
+                return commit
+        except ValueError as error:
+            if "metadata in README" not in str(error):
+                raise
+            raise HubError(
+                f"the Hub does not take the metadata of `{README}` in `{plan.repo}`: "
+                f"{client.credentials.cleaned(str(error).partition('- ')[2])}",
                 hint="fix the front matter of the README on the Hub, then run this again",
-            )
-        if once:
-            return DroppedError("its answer makes no sense")
-        return client.wire.garbled(request, "it lacks what the client needs")
+            ) from error
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        disable_progress_bars()
-        return client.with_retries(request, attempt)
+    def attempt() -> CommitInfo:
+        try:
+            return client.attempt(request, send)
+        except GarbledAnswerError as error:
+            raise LostReplyError("its answer makes no sense") from error
+        except DroppedError as dropped:
+            if dropped.unreached or dropped.status == 429:
+                raise
+            raise LostReplyError(dropped.reason) from dropped
 
-
-def _is_surely_not_taken(dropped: DroppedError) -> bool:
-    return dropped.unreached or dropped.status == 429
+    return client.with_retries(request, attempt)
 
 
 def _own_pull_requests(repo: str, hub: Hub) -> list[Discussion]:
@@ -277,7 +262,7 @@ def _own_pull_requests(repo: str, hub: Hub) -> list[Discussion]:
         ours = api.get_repo_discussions(repo, author=author, discussion_type="pull_request")
         return [d for d in ours if d.is_pull_request and d.author == author]
 
-    ours = _asked(hub, Request(f"the pull requests of `{checked(repo)}`", repo), read)
+    ours = hub.client.ask(Request(f"the pull requests of `{checked(repo)}`", repo), read)
     ours = [d for d in ours if d.status in ("open", "draft") and d.title.endswith(MARK)]
     return sorted(ours, key=lambda discussion: -discussion.num)
 

@@ -145,7 +145,7 @@ def test_the_client_of_the_hub_reads_what_was_published(
     card = fetched("qaudit/card.md").decode()
     assert 'src="plots/trajectory.svg"' in card
     readme = fetched("README.md").decode()
-    assert readme.startswith("---\nlicense: mit  # ours\ntags: [text, qaudit]\n")
+    assert readme.startswith("---\nlicense: mit  # ours\ntags:\n- text\n- qaudit\n")
     assert f"---\n{BODY}\n<!-- qaudit:begin -->" in readme
     assert "[card](qaudit/card.md)" in readme
     assert len(readme.partition("<!-- qaudit:begin -->")[2].splitlines()) <= 20

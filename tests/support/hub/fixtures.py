@@ -20,14 +20,10 @@ class Serve(Protocol):
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve() -> Iterator[Serve]:
     """Start Hubs that are gone when the test ends, and fail a test in which one had a bug."""
-    from huggingface_hub import constants
-
     from tests.support.hub.server import Hub
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # a Hub without that protocol
     with contextlib.ExitStack() as stack:
 
         def start(root: Path | None = None, **settings: Any) -> Hub:

@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
+from unittest.mock import patch
 
 from tests.support.hub import control, faults, routes
 from tests.support.hub.exchange import RefusedError, Reply, Request
@@ -113,10 +114,19 @@ class Hub:
 
     @contextlib.contextmanager
     def running(self, port: int = 0) -> Iterator[Hub]:
-        """Serve until the end of the block."""
+        """Serve until the end of the block, to a client that is online and never sleeps."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils import _http
+
+        awake = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
         self.start(port)
         try:
-            yield self
+            with (
+                patch.object(constants, "HF_HUB_OFFLINE", False),
+                patch.object(constants, "HF_HUB_DISABLE_XET", True),  # not served here
+                patch.object(_http, "time", awake),
+            ):
+                yield self
         finally:
             self.stop()
             self._release()
