@@ -18,7 +18,15 @@ from qaudit.errors import SchemeError
 from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import wide
 from qaudit.formats.packing import Document, Format, Runtime, schemes_of
-from qaudit.formats.reading import Config, Layout, Reader, StoredLinear, contradiction, refused
+from qaudit.formats.reading import (
+    SCALES,
+    Config,
+    Layout,
+    Reader,
+    StoredLinear,
+    contradiction,
+    refused,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +79,11 @@ def layout(parts: StoredLinear) -> Layout:
     if not suffix:
         raise parts.refused("has no `quant_state`")
     state = _state(parts.name, suffix, parts.raw(suffix))
+    nested = parts.must_hold(".weight.absmax", "U8", *SCALES) == "U8"
+    for table, size in (("quant_map", 16), *((("nested_quant_map", 256),) if nested else ())):
+        parts.must_be(f".weight.{table}", (size,), "a table")
+    if nested:
+        parts.must_hold(".weight.nested_absmax", *SCALES)
     return Layout(tuple(state["shape"]), 4, partial(_four, parts.name, state))
 
 
@@ -100,9 +113,9 @@ def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Te
 
     rows, columns = state["shape"]
     packed, count, size = read[".weight"].flatten(), rows * columns, state["blocksize"]
-    table, scales = read.get(".weight.quant_map"), read.get(".weight.absmax")
-    if table is None or scales is None or table.numel() != 16 or packed.numel() * 2 != count:
-        raise refused(name, f"does not hold {count} codes of 4 bits with a table of 16 values")
+    table, scales = read[".weight.quant_map"], read[".weight.absmax"]
+    if packed.numel() * 2 != count:
+        raise refused(name, f"does not hold {count} codes of 4 bits")
     if ".weight.nested_absmax" in read:
         scales = _nested(name, scales, state, read)
     if scales.numel() != -(-count // size):
@@ -126,11 +139,11 @@ def _nested(
 ) -> Tensor:
     import torch
 
-    table, outer = read.get(".weight.nested_quant_map"), read[".weight.nested_absmax"]
+    table, outer = read[".weight.nested_quant_map"], read[".weight.nested_absmax"]
     size = state.get("nested_blocksize") or 256
     codes = codes.flatten()
-    if table is None or table.numel() != 256 or codes.dtype != torch.uint8:
-        raise refused(name, "has scales that are quantized by no table of 256 values")
+    if codes.dtype != torch.uint8:
+        raise refused(name, "has scales of scales, and scales that are no codes")
     if outer.numel() != -(-codes.numel() // size):
         raise refused(name, f"has {outer.numel()} scales for blocks of {size} scales")
     of_block = wide(outer, name).repeat_interleave(size)[: codes.numel()]

@@ -60,7 +60,11 @@ def _block(parts: StoredLinear, suffix: str) -> tuple[int, int]:
     if shape in ((rows,), (rows, 1)):
         return 1, columns
     size = parts.config.get("weight_block_size") or (128, 128)
-    if len(size) != 2 or not all(isinstance(one, int) and one > 0 for one in size):
+    if (
+        not isinstance(size, list | tuple)
+        or len(size) != 2
+        or not all(isinstance(one, int) and one > 0 for one in size)
+    ):
         raise contradiction(f"`weight_block_size` is `{str(size)[:40]}`, which is no pair of sizes")
     needed = (-(-rows // size[0]), -(-columns // size[1]))
     parts.must_be(suffix, needed, f"blocks of {size[0]} by {size[1]}")

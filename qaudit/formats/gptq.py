@@ -85,6 +85,8 @@ def _gptq(parts: StoredLinear) -> Layout:
     if ".g_idx" in parts.infos:
         parts.must_hold(".g_idx", "I32", "I64")
         parts.must_be(".g_idx", (columns,), f"{bits}-bit `qweight`")
+    elif parts.config.get("desc_act") is True and not _by_rules(parts.config, "desc_act"):
+        raise parts.refused("has no `g_idx`, and the configuration has `desc_act: true`")
     if not parts.config.get("dynamic"):
         must_be_group(parts, columns, size, parts.config)
     how = _Stored(

@@ -25,6 +25,10 @@ from qaudit.formats.registry import formats, reader_named, readers
 if TYPE_CHECKING:
     from torch import Tensor
 
+_DENSE = ("F64", "F32", "F16", "BF16")
+_OF_INPUTS = (".input", ".activation", "._weight_act")
+"""How parts begin that may be beside a dense weight, too."""
+
 _WEIGHTS_ONLY = (
     "weights only: the file also quantizes activations ({}), which stay as they are here"
 )
@@ -144,6 +148,7 @@ class QuantizedFolder:
         self.notes = tuple(note for note in (weights_only, unread_shards(folder)) if note)
         """What is not run as it ships."""
         self._stored = self._as_stored(reader, frozenset(base))
+        self._must_be_whole(reader, frozenset(base))
 
     @property
     def linears(self) -> Mapping[str, Layout]:
@@ -212,6 +217,20 @@ class QuantizedFolder:
                 continue
             name = base + kind.dense
             self._layouts[name], self._keys[name] = open_linear(self._files, kind, config, base)
+
+    def _must_be_whole(self, kind: Reader, base: frozenset[str]) -> None:
+        """Refuse codes without what decodes them, and parts of a linear without its codes."""
+        parts = tuple(one for one in kind.suffixes if one != kind.dense)
+        for key in self._stored:
+            info = self._files.infos[key]
+            suffix = next((one for one in parts if key.endswith(one) and key not in base), "")
+            if suffix and not suffix.startswith(_OF_INPUTS):
+                name = key.removesuffix(suffix) + kind.dense
+                raise refused(name, f"has a `{suffix.lstrip('._')}`, and not all that decodes it")
+            is_weight = key in base or key.endswith(".weight")
+            if info.dtype not in _DENSE and (is_weight or info.dtype.startswith("F")):
+                needed = " or ".join(f"`{root.lstrip('._')}`" for root in kind.roots)
+                raise refused(key, f"is stored as `{info.dtype}` and has no {needed}")
 
     def _as_stored(self, kind: Reader, base: frozenset[str]) -> tuple[str, ...]:
         parts = {key for keys in self._keys.values() for key in keys.values()}

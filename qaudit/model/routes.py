@@ -72,6 +72,12 @@ def must_be_floats(key: str, tensor: Tensor, dtype: torch.dtype) -> None:
             "weight, which takes floating-point numbers",
             hint="its header is damaged, or it was quantized: audit it as bf16, fp16 or fp32",
         )
+    if dtype.is_floating_point and tensor.itemsize == 1:
+        raise SourceError(
+            f"tensor `{key}` is stored as `{str(tensor.dtype).removeprefix('torch.')}` without the "
+            "scale that 8-bit floats have",
+            hint="a quantized checkpoint has a `quantization_config`: download it whole again",
+        )
 
 
 def _file_of(folder: Path, key: str) -> Path:

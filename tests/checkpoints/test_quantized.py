@@ -512,6 +512,28 @@ def test_floats_have_no_zero_points(kind: str, tmp_path: Path) -> None:
     assert bool(torch.isfinite(whole).all())
 
 
+@pytest.mark.parametrize(
+    ("kind", "own", "match"),
+    [
+        ("gptq", {"desc_act": True}, "has no `g_idx`"),
+        ("compressed-tensors", {"actorder": "group"}, "has no `weight_g_idx`"),
+        ("fp8", {"weight_block_size": 96}, "`weight_block_size` is `96`, which is no pair"),
+        ("bnb nf4", {}, r"has a `weight.quant_map` of shape \[16, 1\]"),
+    ],
+)
+def test_what_decodes_as_something_else_is_refused(
+    kind: str, own: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    tensors, config = _sample(kind)
+    tensors.pop(f"{NAME}.g_idx", None)
+    if kind == "bnb nf4":
+        tensors[f"{NAME}.weight.quant_map"].unsqueeze_(1)
+    groups = config.get("config_groups", {"": {"weights": config}})
+    next(iter(groups.values()))["weights"] |= own
+    with pytest.raises(SourceError, match=match):
+        QuantizedFolder(write(tmp_path, tensors, config))
+
+
 def test_a_table_that_bitsandbytes_does_not_decode_by_is_refused(tmp_path: Path) -> None:
     tensors, config = _sample("bnb nf4")
     tensors[f"{NAME}.weight.quant_map"] /= 2
@@ -687,6 +709,28 @@ def _metadata(kind: str) -> dict[str, str]:
 def test_samples_are_read_while_they_are_whole(kind: str, tmp_path: Path) -> None:
     weights = QuantizedFolder(write(tmp_path, *_sample(kind), _metadata(kind)))
     assert all(bool(torch.isfinite(weights.read(name)).all()) for name in weights.names())
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_linear_without_one_of_its_parts_is_refused_or_the_same(
+    kind: str, tmp_path: Path
+) -> None:
+    tensors, config = _sample(kind)
+    name, other = min(tensors).rpartition("proj")[0] + "proj", "model.layers.1.other"
+    whole = {**tensors, **{key.replace(name, other): t.clone() for key, t in tensors.items()}}
+    texts = _metadata(kind)
+    texts |= {key.replace(name, other): text for key, text in texts.items()}
+    weights = QuantizedFolder(write(tmp_path / "whole", whole, config, texts))
+    dense = next(one for one in weights.linears if one.startswith(other))
+    for key in (key for key in whole if key.startswith(other)):
+        part = {k: t for k, t in whole.items() if k != key}
+        folder = write(tmp_path / key, part, config, texts)
+        try:
+            found = QuantizedFolder(folder).read(dense)
+        except SourceError as error:
+            assert other in error.message
+        else:
+            assert torch.equal(found, weights.read(dense)), key
 
 
 _JSON = st.recursive(

@@ -181,15 +181,16 @@ def test_nan_in_a_late_block_is_named_when_it_is_reached(tmp_path: Path) -> None
         stream(model, tiny.tokens(1, 4))
 
 
-def test_weights_relabelled_as_whole_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int16", "float8_e4m3fn"])
+def test_weights_that_are_codes_without_a_scale_are_refused(kind: str, tmp_path: Path) -> None:
     folder = tiny.make(tmp_path, "qwen3")
     name = "model.layers.1.mlp.up_proj.weight"
     tensor = safetensors.torch.load_file(folder / SINGLE)[name]
-    edit(folder, add={name: tensor.to(torch.bfloat16).view(torch.int16)})
+    edit(folder, add={name: tensor.to(getattr(torch, kind))})
     model = open_model(folder)
-    with pytest.raises(SourceError, match=rf"`{name}` is stored as `int16` and is a weight"):
+    with pytest.raises(SourceError, match=rf"`{name}` is stored as `{kind}`"):
         stream(model, tiny.tokens(1, 4))
-    with pytest.raises(SourceError, match="is stored as `int16`"):
+    with pytest.raises(SourceError, match=f"is stored as `{kind}`"):
         load_whole(folder, WeightFolder(folder), torch.float32)
 
 

@@ -51,6 +51,8 @@ def read_words(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
         parts.must_be(".weight_zero_point", (packed, groups), "`weight_packed`")
     if ".weight_g_idx" in parts.infos:
         parts.must_be(".weight_g_idx", (columns,), "`weight_packed`")
+    elif arguments.get("actorder") in ("group", "dynamic"):
+        raise parts.refused("has no `weight_g_idx`, and the configuration orders columns by group")
     size, symmetric = _group(parts, columns, groups, arguments)
     shape = (bits, dense, rows, columns, size)
     decode = partial(_decode_words, parts.name, shape, symmetric)
