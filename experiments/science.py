@@ -152,8 +152,7 @@ def rendered(text: str) -> str:
 def take(out: Path) -> None:
     """Sum up what was measured in a folder of experiments, and keep it with its pictures."""
     from experiments.seeds import LabRequest, sum_up
-    from experiments.summary import drawing_of
-    from qaudit.report.figures.svg import document
+    from experiments.summary import svg_of
 
     for name in shipped_experiments():
         audits = (out / f"{name}-{SIZE}").glob("seed-*/audit.json")
@@ -164,8 +163,7 @@ def take(out: Path) -> None:
         summary = sum_up(request, read_experiment(name))
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")
-        svg = document(drawing_of(summary))
-        (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
+        (FOLDER / f"{name}.svg").write_text(svg_of(summary), encoding="utf-8")
 
 
 if __name__ == "__main__":

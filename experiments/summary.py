@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from experiments.types import Claim, Contrast, ContrastResult, ExperimentSummary
 from qaudit.report import document as doc
-from qaudit.report.figures import frame
-from qaudit.report.figures.drawing import Drawing, Label, Part, Swatch, line
-from qaudit.report.figures.frame import Scale, linear
-from qaudit.report.figures.style import look_of, name
-from qaudit.report.figures.svg import document
+from qaudit.report.chart import COLOURS, FAINT, INK, POINT, Chart, drawing, look_of, name_of
 from qaudit.report.format import NOT_MEASURED, count, percent, plural, shown, spread
 from qaudit.report.markdown import render_blocks
+from qaudit.report.plots import interval_across, rows_of
 from qaudit.saved.codec import text_of
 from qaudit.types import Interval
 from qaudit.whole import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SCHEMA = "1"
 STANDINGS = {
@@ -45,7 +46,7 @@ def summary_to_json(summary: ExperimentSummary) -> str:
 def write_summary(summary: ExperimentSummary, folder: Path) -> None:
     texts = {"summary.json": summary_to_json(summary), "summary.md": render_summary(summary)}
     if summary.points:
-        texts["summary.svg"] = document(drawing_of(summary))
+        texts["summary.svg"] = svg_of(summary)
     for file, text in texts.items():
         write_whole(folder / file, text)
 
@@ -125,116 +126,85 @@ def _shown(contrast: Contrast, interval: Interval | None) -> str:
     return shown(interval, percent if contrast.measure == "error" else spread)
 
 
-LEFT, RIGHT, ROW, GAP = 250.0, 840.0, 20.0, 58.0
+SIDES, GAP = (250.0, 840.0), 58.0
 PANELS = {  # measures that share an axis, and its name
     ("error",): "added losses, % points",
     ("lost", "loss"): "losses, nats per token",
     ("kl",): "KL from full precision, nats per token",
     ("trace",): "logarithms of the Hessian's trace",
 }
-MEANINGS = {  # colour, words
-    "agrees": ("c2", "as expected"),
-    "disagrees": ("c1", "against expectation"),
-    "inconclusive": ("faint", "inconclusive"),
-    "open": ("c0", "nothing expected"),
-    "too wide": ("faint", "margin exceeds the errors"),
+MEANINGS = {
+    "agrees": (COLOURS[2], "as expected"),
+    "disagrees": (COLOURS[1], "against expectation"),
+    "inconclusive": (FAINT, "inconclusive"),
+    "open": (COLOURS[0], "nothing expected"),
+    "too wide": (FAINT, "margin exceeds the errors"),
 }
 
 
-def drawing_of(summary: ExperimentSummary) -> Drawing:
+def svg_of(summary: ExperimentSummary) -> str:
     """Draw the errors of all models above, the contrasts in percentage points or nats below.
 
     Models are in the order of the experiment's file, which is no order in time: no line joins them.
     """
     schemes = tuple(dict.fromkeys(point.scheme for point in summary.points))
-    parts, y = _errors(summary, schemes, 24.0)
-    for measures in PANELS:
-        group = [r for r in summary.results if r.seeds and r.contrast.measure in measures]
-        if group:
-            panel, y = _contrasts(group, y + GAP)
-            parts += panel
-    title = f"{summary.experiment}, size {summary.size}, {plural(len(summary.seeds), 'seed')}"
-    standings = {r.standing for r in summary.results if r.interval is not None}
-    legend = [
-        Swatch(name(scheme), look_of(k).marker, f"mark {look_of(k).colour}")
-        for k, scheme in enumerate(schemes)
-    ]
-    legend += [
-        Swatch(f"over seeds: {words}", line=f"whisker bold {colour}")
-        for standing, (colour, words) in MEANINGS.items()
-        if standing in standings
-    ]
-    note = "A mark is a seed, a long bar the mean of the seeds, a line its interval over seeds."
-    return Drawing("summary", title, title, tuple(parts), y + 44, note, tuple(legend))
-
-
-def _errors(
-    summary: ExperimentSummary, schemes: tuple[str, ...], top: float
-) -> tuple[list[Part], float]:
-    """Draw each model's added losses in a row: a mark for a seed, a bar at their mean."""
-    errors = {
-        (point.subject, point.scheme): [
-            100 * p.interval.estimate
-            for p in summary.points
-            if (p.subject, p.scheme) == (point.subject, point.scheme)
-        ]
-        for point in summary.points
+    groups = {
+        what: [r for r in summary.results if r.seeds and r.contrast.measure in measures]
+        for measures, what in PANELS.items()
     }
-    tall = max(ROW, 9.0 * len(schemes))
-    bottom = top + tall * len(summary.subjects)
-    values = [x for values in errors.values() for x in values]
-    parts, across = _panel([0.0, *values], top, bottom, "added loss, %")
+    groups = {what: results for what, results in groups.items() if results}
+    tall = max(20.0, 9.0 * len(schemes))
+    rows = [tall * len(summary.subjects), *(20.0 * len(results) for results in groups.values())]
+    tops = list(accumulate((height + GAP for height in rows), initial=24.0))
+    title = f"{summary.experiment}, size {summary.size}, {plural(len(summary.seeds), 'seed')}"
+    note = "A mark is a seed, a long bar the mean of the seeds, a line its interval over seeds."
+    standings = {r.standing for r in summary.results if r.interval is not None}
+    with drawing():
+        chart = Chart(title, note, tops[-1])
+        legend = [(name_of(scheme), look_of(k)) for k, scheme in enumerate(schemes)]
+        legend += [
+            (f"over seeds: {words}", {"marker": "_", "mew": 2.0, "color": colour})
+            for standing, (colour, words) in MEANINGS.items()
+            if standing in standings
+        ]
+        chart.legend(legend)
+        axes = rows_of(chart, SIDES, 24, summary.subjects, tall)
+        axes.set_xlabel("added loss, %")
+        _errors(summary, axes, schemes, tall)
+        for (what, results), top in zip(groups.items(), tops[1:], strict=False):
+            names = [f"{r.contrast.a} - {r.contrast.b}, {r.contrast.scheme}" for r in results]
+            axes = rows_of(chart, SIDES, top, names)
+            axes.set_xlabel(f"difference of {what}")
+            _contrasts(axes, results)
+        return chart.svg("summary", title)
+
+
+def _errors(summary: ExperimentSummary, axes: Axes, schemes: tuple[str, ...], tall: float) -> None:
+    """Draw each model's added losses in a row: a mark for a seed, a bar at their mean."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for point in summary.points:
+        cell = errors.setdefault((point.subject, point.scheme), [])
+        cell.append(100 * point.interval.estimate)
+    axes.axvline(0, color=FAINT, lw=POINT, zorder=1)
     for k, subject in enumerate(summary.subjects):
-        middle = top + tall * (k + 0.5)
-        parts.append(_name(subject, middle))
         for n, scheme in enumerate(schemes):
-            look = look_of(n)
-            errors_of_cell = errors.get((subject, scheme), [])
-            y = middle + 8 * (n - (len(schemes) - 1) / 2)
-            parts += (
-                [_bar(across.at(sum(errors_of_cell) / len(errors_of_cell)), y, 5, look.colour)]
-                if errors_of_cell
-                else []
-            )
-            parts += [frame.mark(look.marker, across.at(x), y, look.colour) for x in errors_of_cell]
-    return parts, bottom
+            x, look = errors.get((subject, scheme), []), look_of(n)
+            y = k + 8 / tall * (n - (len(schemes) - 1) / 2)
+            axes.plot(x, [y] * len(x), **(look | {"ls": "none"}))
+            if x:
+                axes.plot([sum(x) / len(x)], [y], "|", ms=10 * POINT, mew=1.5, color=look["color"])
 
 
-def _contrasts(results: list[ContrastResult], top: float) -> tuple[list[Part], float]:
+def _contrasts(axes: Axes, results: list[ContrastResult]) -> None:
     """Draw each contrast in a row: a mark for a seed, the interval over seeds as a line."""
-    measure = results[0].contrast.measure
-    factor = 100 if measure == "error" else 1
-    bottom = top + ROW * len(results)
-    intervals = [seed.interval for result in results for seed in result.seeds]
-    intervals += [result.interval for result in results if result.interval is not None]
-    ends = [factor * x for i in intervals for x in (i.low, i.estimate, i.high)]
-    (what,) = (words for measures, words in PANELS.items() if measure in measures)
-    parts, across = _panel([0.0, *ends], top, bottom, f"difference of {what}")
-    for k, result in enumerate(results):
-        y, contrast = top + ROW * (k + 0.5), result.contrast
-        colour, _ = MEANINGS.get(result.standing, ("ink", ""))
-        parts.append(_name(f"{contrast.a} - {contrast.b}, {contrast.scheme}", y))
+    axes.axvline(0, color=FAINT, lw=POINT, zorder=1)
+    for y, result in enumerate(results):
+        factor = 100 if result.contrast.measure == "error" else 1
+        colour, _ = MEANINGS.get(result.standing, (INK, ""))
         if (interval := result.interval) is not None:
-            low, middle, high = (
-                across.at(factor * x) for x in (interval.low, interval.estimate, interval.high)
-            )
-            parts += [line(low, y, high, y, f"whisker bold {colour}"), _bar(middle, y, 7, colour)]
-        seeds = [across.at(factor * seed.interval.estimate) for seed in result.seeds]
-        parts += [frame.mark("o", x, y, "ink") for x in seeds]
-    return parts, bottom
-
-
-def _panel(
-    values: Sequence[float], top: float, bottom: float, unit: str
-) -> tuple[list[Part], Scale]:
-    across = linear(values, LEFT, RIGHT, 6)
-    below = frame.axis_below(across, bottom, name=unit)
-    return [*frame.lines_up(across, top, bottom), *below], across
-
-
-def _name(text: str, y: float) -> Label:
-    return Label(name(text, 36), LEFT - 10, y + 4, "end")
-
-
-def _bar(x: float, y: float, half: float, colour: str) -> Part:
-    return line(x, y - half, x, y + half, f"whisker bold {colour}")
+            ends = (interval.estimate, interval.low, interval.high)
+            scaled = Interval(*(factor * x for x in ends))
+            interval_across(axes, y, scaled, color=colour, lw=2 * POINT)
+            axes.plot([scaled.estimate], [y], "|", ms=14 * POINT, mew=1.5, color=colour)
+        seeds = [factor * seed.interval.estimate for seed in result.seeds]
+        axes.plot(seeds, [y] * len(seeds), "o", color=INK, ms=5 * POINT)

@@ -23,12 +23,13 @@ from qaudit.audit import decide
 from qaudit.errors import MachineError, QauditError, UsageError
 from qaudit.judge.agreement import refuse_another_verdict
 from qaudit.report import document as doc
-from qaudit.report.card import render_page
+from qaudit.report.card import PICTURES, render_page
 from qaudit.report.document import status_in_words
 from qaudit.report.folder import must_take_files
 from qaudit.report.format import count, loss, percent, plural, shown, spread
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render
+from qaudit.report.plots import figures
 from qaudit.report.verdict import DEFAULT_TEXT
 from qaudit.report.views import View
 from qaudit.saved.evidence import read_saved
@@ -135,7 +136,8 @@ def write_gallery(exhibits: Sequence[Exhibit], out: Path) -> None:
     rows = rows_of(exhibits)
     for exhibit in exhibits:
         (out / exhibit.name).mkdir(parents=True, exist_ok=True)
-        write_whole(out / exhibit.name / PAGE, render_page(exhibit.audit.record))
+        drawn = figures(exhibit.audit.record, exhibit.audit.folder / PICTURES)
+        write_whole(out / exhibit.name / PAGE, render_page(exhibit.audit.record, drawn))
     write_whole(out / TABLE, _parquet(rows))
     write_whole(out / "index.html", render(_page(exhibits, rows)))
 

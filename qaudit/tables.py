@@ -178,9 +178,10 @@ class Audit:
         return render(self.record, pictures_at=None)
 
     def _repr_html_(self) -> str:
-        from qaudit.report.card import render_notebook
+        from qaudit.report.card import PICTURES, render_notebook
+        from qaudit.report.plots import figures
 
-        return render_notebook(self.record)
+        return render_notebook(self.record, figures(self.record, self.folder / PICTURES))
 
 
 def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:

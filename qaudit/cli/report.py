@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,8 +48,8 @@ def report(
     from qaudit.cli.options import audit_at
     from qaudit.report.card import PICTURES
     from qaudit.report.card import render as render_card
-    from qaudit.report.figures import write
     from qaudit.report.folder import render, write_block
+    from qaudit.report.plots import write
 
     path = audit_at(audit)
     saved, unfinished = _read(path)
@@ -62,10 +63,12 @@ def report(
     code = 0 if unfinished is None else unfinished.code
     if unfinished is not None:
         say(f"{unfinished.message}; {unfinished.hint}")
-    if form != "md":
-        print_result(render(saved, form))
-        return code
     folder = path if path.is_dir() else path.parent
+    if form != "md":
+        if form == "html" and find_spec("matplotlib") is None:
+            say(f"matplotlib is not installed: the pictures are those in {folder / PICTURES}")
+        print_result(render(saved, form, folder / PICTURES if unfinished is None else None))
+        return code
     card = render_card(
         saved,
         pictures_at=None

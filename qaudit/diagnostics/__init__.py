@@ -12,6 +12,6 @@ and never name a diagnostic:
   diagnostic is requested.
 - `section`: `section(view) -> Section`, for card and page; equal titles are one section. What the
   other drawings of the package need of the rows is here, too.
-- `figure`: `NAME`, `ALT`, `is_drawn(view)` and `draw(view, alt) -> Drawing`.
-- `overlay`: `strips(...)` and `explained(...)`, marks on the figure along the series.
+- `figure`: `NAME`, `ALT`, `is_drawn(view)` and `draw(view) -> Chart`.
+- `overlay`: `draw(...)` and `explained(...)`, marks on the figure along the series.
 """

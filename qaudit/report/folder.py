@@ -10,9 +10,9 @@ from qaudit.errors import MachineError, UsageError
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render_page, render_terminal
 from qaudit.report.card import render as render_card
-from qaudit.report.figures import write
 from qaudit.report.format import renderer_of
 from qaudit.report.html import FILE as PAGE
+from qaudit.report.plots import figures, write
 from qaudit.saved.audits import to_json
 from qaudit.types import AuditRecord
 from qaudit.whole import read_regular, write_whole
@@ -32,8 +32,11 @@ def write_folder(audit: AuditRecord, out: Path) -> None:
     """Write the audit, its card, its page and its plots; a file is replaced whole or not at all."""
     write_whole(out / "audit.json", to_json(audit))
     write_whole(out / "card.md", render_card(audit))
-    write_whole(out / PAGE, render_page(audit))
-    write(audit, out / PICTURES)  # last: all else is there if a picture cannot be drawn
+    drawn: dict[str, str] = {}
+    try:
+        drawn = write(audit, out / PICTURES)
+    finally:  # all else is there if a picture cannot be drawn
+        write_whole(out / PAGE, render_page(audit, drawn))
 
 
 def write_block(card: str, readme: Path) -> None:
@@ -70,5 +73,8 @@ def must_take_files(out: Path) -> None:
         )
 
 
-def render(audit: AuditRecord, form: str) -> str:
+def render(audit: AuditRecord, form: str, plots: Path | None = None) -> str:
+    """Render an audit; the page with the pictures that were saved, or that can be drawn."""
+    if form == "html":
+        return render_page(audit, figures(audit, plots))
     return renderer_of(form, FORMATS)(audit)

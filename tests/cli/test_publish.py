@@ -92,8 +92,8 @@ def test_the_address_goes_to_stdout_and_a_second_run_finds_it(
 def test_a_published_audit_is_published_again_from_its_repository(
     hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = {path.name: path.read_text(encoding="utf-8") for path in saved.glob("plots/*.svg")}
-    monkeypatch.setattr("qaudit.hub.publishing.publish.svg_files", lambda drawings: drawn)
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in saved.glob("plots/*[!k].svg")}
+    monkeypatch.setattr("qaudit.hub.publishing.publish.figures", lambda audit, folder: drawn)
     qaudit("publish", saved, "alice/m")
     hub.repos["alice/m"].branches["main"] = hub.repos["alice/m"].branches["refs/pr/1"]
     done = qaudit("publish", "alice/m@main", "alice/m", "--dry-run", "--json")

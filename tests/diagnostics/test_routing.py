@@ -15,7 +15,7 @@ from qaudit.diagnostics.routing.judge import judge
 from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
 from qaudit.report.card import render
-from qaudit.report.figures import figures
+from qaudit.report.plots import figures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Measurement, Routing
@@ -108,8 +108,8 @@ def test_the_card_has_a_table_and_a_picture_and_one_of_a_dense_model_has_neither
     assert "| rtn-4bit |" in text and "least in block" in text and "routing" in text
     assert section(render(sample.audit(16)), "Routing") == ""
     assert figure.is_drawn(View(audit())) and not figure.is_drawn(View(sample.audit(16)))
-    (drawn,) = [drawing for drawing in figures(audit()) if drawing.name == "routing"]
-    assert "block" in str(drawn.parts) and "rtn-4bit" in str(drawn.parts)
+    drawn = figures(audit())["routing"]
+    assert ">block<" in drawn and 'data-name="rtn-4bit"' in drawn
 
 
 def test_a_rule_bounds_the_share_of_tokens_with_other_experts() -> None:

@@ -31,7 +31,7 @@ def test_the_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: None)  # no pictures
+    monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: {})  # no pictures
     scope: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S):
         with monkeypatch.context() as patched:

@@ -157,7 +157,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "pandas": ("qaudit.tables",),  # where it is installed
     "markdown_it": ("qaudit.report.block",),  # finds the card in a README
     "tabulate": ("qaudit.cli.*",),
-    "matplotlib": ("qaudit.report.figures.png",),
+    "matplotlib": ("qaudit.report.chart", "qaudit.diagnostics.plane.figure"),
     "rich": ("qaudit.cli*",),
     "typer": ("qaudit.cli*",),
 }

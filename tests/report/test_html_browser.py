@@ -23,6 +23,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from qaudit.report.card import render_page as render
 from qaudit.report.format import printable
+from qaudit.report.plots import figures
 from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.browser import browser, needs_browser
@@ -128,7 +129,8 @@ class Desk:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """Start one browser for all tests, with pages beside it."""
     folder = tmp_path_factory.mktemp("pages")
-    (folder / "report.html").write_text(render(shown()), encoding="utf-8")
+    page = render(shown(), figures(shown()))
+    (folder / "report.html").write_text(page, encoding="utf-8")
     (folder / "harsh.html").write_text(render(named(HARSH)), encoding="utf-8")
     (folder / "tasks.html").write_text(render(with_tasks()), encoding="utf-8")
     with browser(folder / "profile") as driver:

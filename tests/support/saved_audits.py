@@ -83,10 +83,12 @@ def identity_of(content: str, spec: str, part: str) -> Identity:
     )
 
 
-def stub_pictures(audit: AuditRecord, folder: Path) -> None:
+def stub_pictures(audit: AuditRecord, folder: Path) -> dict[str, str]:
     """Write a small file for every picture: drawing them takes longer than measuring."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, _ in pictures(View(audit)):
+    names = [name for name, _ in pictures(View(audit))]
+    for name in names:
         for kind in ("", "-dark"):
             (folder / f"{name}{kind}.svg").write_text(PICTURE.format(name), encoding="utf-8")
         (folder / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return {name: PICTURE.format(name) for name in names}

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from qaudit.diagnostics.curvature.section import whole_models
-from qaudit.report.figures import frame
-from qaudit.report.figures.drawing import Drawing, Label, Part, Series, line
-from qaudit.report.figures.frame import Scale, linear_or_log, linear_ticks, widened
-from qaudit.report.figures.style import look_of
+from qaudit.report.chart import FAINT, POINT, Chart, look_of
 from qaudit.report.format import count, digits, interval_text
-from qaudit.report.series import Axis, axis, soup_position, trunk
+from qaudit.report.series import axis, soup_position, trunk
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval
-
-LEFT, RIGHT, TOP, TALL, GAP = 78.0, 800.0, 26.0, 170.0, 46.0
-
 
 NAME = "curvature"
 ALT = "Trace and largest eigenvalue of the Hessian along the series"
@@ -27,27 +20,55 @@ def is_drawn(view: View) -> bool:
     return sum(subject.label in models for subject in view.checkpoints) > 1
 
 
-def draw(view: View, alt: str) -> Drawing:
+def draw(view: View) -> Chart:
     models, where = whole_models(view), axis(view)
     soups = [s.label for s in view.soups if s.label in models]
-    places = dict(where.positions)
-    places |= {label: soup_position(where, k) for k, label in enumerate(soups)}
-    places_measured = {label: places[label] for label in models if label in places}
-    series = list(where.positions.values())
-    ticks = tuple(linear_ticks(min(series), max(series), 6))
-    along = Scale(*widened([*series, *places_measured.values()], 0.03), LEFT, RIGHT, ticks)
-    panels = [("trace", _trace), ("largest eigenvalue", _largest)]
-    shown = [(name, read) for name, read in panels if any(map(read, models.values()))]
-    parts: list[Part] = [
-        Series(str(k), tuple(_panel(view, where, along, models, places_measured, k, *panel)))
-        for k, panel in enumerate(shown)
-    ]
-    bottom = TOP + len(shown) * (TALL + GAP) - GAP
-    parts += frame.axis_below(along, bottom, lambda tick: count(round(tick)), where.name)
+    places = where.positions | {s: soup_position(where, k) for k, s in enumerate(soups)}
+    values = {
+        name: {label: read(models[label]) for label in places if label in models}
+        for name, read in (("trace", _trace), ("largest eigenvalue", _largest))
+    }
+    panels = {name: at for name, at in values.items() if any(at.values())}
     note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
     note += "; hollow: other ingredients" + ("; star: soup." if soups else ".")
-    title = "How sharp the loss is, along the series"
-    return Drawing(NAME, title, alt, tuple(parts), bottom + 42, note)
+    chart = Chart("How sharp the loss is, along the series", note, 40 + 216 * len(panels))
+    main = [s.label for s in trunk(view)]
+    for k, (name, at) in enumerate(panels.items()):
+        axes = chart.axes(78, 800, 34 + 216 * k, 204 + 216 * k, name)
+        look, series = look_of(k), str(k)
+        style = {"color": look["color"]}
+        known = {label: (places[label], i) for label, i in at.items() if i is not None}
+        for end in sorted(where.stage_ends.values())[:-1]:
+            axes.axvline(end, color=FAINT, ls="--", lw=POINT, zorder=1)
+        chart.curve(axes, series, [known[label] for label in main if label in known], **look)
+        chart.whiskers(axes, series, [p for lab, p in known.items() if lab not in main], **style)
+        for labels, marker, filled in (
+            (main, "o", True),
+            ([s.label for s in view.checkpoints if s.label not in main], "o", False),
+            (soups, "*", True),
+        ):
+            marks = [
+                (*_place(known[label]), f"{label}\n{name} {_text(name, known[label][1])}")
+                for label in labels
+                if label in known
+            ]
+            chart.marks(axes, series, marks, filled=filled, marker=marker, **style)
+        estimates = [interval.estimate for _, interval in known.values()]
+        if min(estimates) > 0 and max(estimates) > 20 * min(estimates):
+            axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.xaxis.set_major_formatter(lambda x, _: count(round(x)))
+    axes.set_xlabel(where.name)
+    axes.spines["bottom"].set_visible(True)
+    return chart
+
+
+def _place(known: tuple[float, Interval]) -> tuple[float, float]:
+    return known[0], known[1].estimate
+
+
+def _text(name: str, value: Interval) -> str:
+    return interval_text(value) if name == "trace" else digits(value.estimate)
 
 
 def _trace(row: CurvatureRow) -> Interval | None:
@@ -60,35 +81,3 @@ def _largest(row: CurvatureRow) -> Interval | None:
         return None
     value, residual = row.eigenvalues[0], row.residuals[0]
     return Interval(value, value - residual, value + residual)
-
-
-def _panel(
-    view: View,
-    where: Axis,
-    along: Scale,
-    models: dict[str, CurvatureRow],
-    places: dict[str, float],
-    k: int,
-    name: str,
-    read: Callable[[CurvatureRow], Interval | None],
-) -> list[Part]:
-    top, look = TOP + k * (TALL + GAP), look_of(k)
-    values = {label: value for label in places if (value := read(models[label])) is not None}
-    ends = [x for v in values.values() for x in (v.low, v.estimate, v.high)]
-    up = linear_or_log(ends, top + TALL, top)
-    main = [s.label for s in trunk(view) if s.label in values]
-    soups = {s.label for s in view.soups}
-    parts = frame.axis_left(up, LEFT, RIGHT, "{:,g}".format)
-    parts += [Label(name, 0, top - 12, "faint")]
-    stages = sorted(where.stage_ends.values())[:-1]
-    parts += [line(along.at(x), top, along.at(x), top + TALL, "stage") for x in stages]
-    parts += frame.curve([(along.at(places[x]), values[x]) for x in main], up, look)
-    for label, value in values.items():
-        x, soup = along.at(places[label]), label in soups
-        if label not in main:
-            parts += [frame.whisker(x, value, up, look.colour)]
-        text = interval_text(value) if read is _trace else digits(value.estimate)
-        tip = [label, f"{name} {text}"]
-        shape, filled = "*" if soup else "o", soup or label in main
-        parts += [frame.mark(shape, x, up.at(value.estimate), look.colour, tip, filled=filled)]
-    return parts

@@ -6,33 +6,34 @@ full-precision loss stops improving.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from qaudit.diagnostics.phases.section import changed, main_course
-from qaudit.report.figures.drawing import Box, Part, line
-from qaudit.report.figures.frame import Scale
-from qaudit.report.figures.style import looks
+from qaudit.report.chart import FAINT, POINT, looks
 from qaudit.report.series import Axis
 from qaudit.report.views import View
-from qaudit.types import Course, Interval, Span
+from qaudit.types import Course
 
-STRIP = 4.0
-LEAST = 3.0  # pixels of an interval without width
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-def strips(view: View, where: Axis, along: Scale, top: float, bottom: float) -> Iterator[Part]:
+def draw(view: View, axes: Axes, where: Axis) -> None:
     """Draw the strips of the main course, if its checkpoints have the places of the figure."""
     course = _placed(view, where)
     if course is None:
         return
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "zorder": 3}
+    style["solid_capstyle"] = "butt"
     for k, row in enumerate(changed(course)):
         assert row.at is not None
-        colour = looks(view.schemes)[row.scheme].colour
-        x, y = along.at(row.at.estimate), bottom - (k + 1) * (STRIP + 2)
-        yield _strip(row.at, along, y, colour)
-        yield line(x, y - 2, x, y + STRIP + 2, f"whisker bold {colour}")
+        colour, y = looks(view.schemes)[row.scheme]["color"], 0.015 + 0.02 * k
+        ends = [row.at.low, row.at.high]
+        axes.plot(ends, [y, y], color=colour, lw=4 * POINT, alpha=0.6, **style)
+        axes.plot([row.at.estimate] * 2, [y - 0.012, y + 0.012], color=colour, **style)
     if course.loss_end is not None:
-        yield _strip(course.loss_end, along, top, "faint")
+        ends = [course.loss_end.low, course.loss_end.high]
+        axes.plot(ends, [0.99, 0.99], color=FAINT, lw=4 * POINT, **style)
 
 
 def explained(view: View, where: Axis) -> list[str]:
@@ -51,8 +52,3 @@ def _placed(view: View, where: Axis) -> Course | None:
         return None
     places = zip(course.checkpoints, course.positions, strict=True)
     return course if all(where.positions.get(label) == x for label, x in places) else None
-
-
-def _strip(interval: Interval | Span, along: Scale, y: float, colour: str) -> Box:
-    begin, end = along.at(interval.low), along.at(interval.high)
-    return Box(begin, y, max(end - begin, LEAST), STRIP, f"strip {colour}")

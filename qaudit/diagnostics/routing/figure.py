@@ -3,59 +3,47 @@
 from __future__ import annotations
 
 from qaudit.diagnostics.routing.section import shown_subject
-from qaudit.report.figures import frame
-from qaudit.report.figures.drawing import WIDTH, Drawing, Label, Series, line
-from qaudit.report.figures.frame import Scale, linear, linear_ticks, widened
-from qaudit.report.figures.style import fitted, looks
+from qaudit.report.chart import Chart, looks
 from qaudit.report.format import percent
 from qaudit.report.views import View
-from qaudit.types import Interval, RoutingRow
+from qaudit.types import Interval
 
 NAME = "routing"
 ALT = "Share of tokens that each layer sends to other experts than in full precision"
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 700.0, 30.0, 260.0
+RIGHT = 700.0
 
 
 def is_drawn(view: View) -> bool:
     return len({row.block for row in view.audit.diagnostics.routing}) > 1
 
 
-def draw(view: View, alt: str) -> Drawing:
-    subject = shown_subject(view)
-    rows = [row for row in view.audit.diagnostics.routing if row.subject == subject]
-    blocks = sorted({row.block for row in rows})
-    ticks = tuple(t for t in linear_ticks(blocks[0], blocks[-1], 10) if t == int(t))
-    along = Scale(*widened(blocks, 0.03), LEFT, RIGHT, ticks)
-    up = linear([0.0, *(b for row in rows for b in _bounds(row))], BOTTOM, TOP)
-    parts = [*frame.axis_left(up, LEFT, RIGHT)]
-    parts += frame.axis_below(along, BOTTOM, lambda block: f"{block:.0f}", "block")
-    parts += [Label("tokens with other experts, %", 0, 12, "faint")]
+def draw(view: View) -> Chart:
+    chart = Chart(ALT, "Bands: intervals over documents, of all layers at once.", 330)
+    axes = chart.axes(64, RIGHT, 34, 270, "tokens with other experts, %")
+    axes.spines["bottom"].set_visible(True)
+    axes.set_xlabel("block")
+    rows = [r for r in view.audit.diagnostics.routing if r.subject == shown_subject(view)]
     ends: dict[str, float] = {}
     for k, (scheme, look) in enumerate(looks(view.schemes).items()):
         layers = [row for row in rows if row.scheme == scheme]
         if not layers:
             continue
-        values = [(along.at(row.block), row, Interval(*_bounds(row))) for row in layers]
-        curve = frame.curve([(x, value) for x, _, value in values], up, look)
-        marks = [
-            frame.mark(look.marker, x, up.at(value.estimate), look.colour, _tip(row))
-            for x, row, value in values
+        chart.names[str(k)] = scheme
+        moved = [
+            Interval(100 * (1 - at.estimate), 100 * (1 - at.high), 100 * (1 - at.low))
+            for at in (row.agreement for row in layers)
         ]
-        parts.append(Series(str(k), (*curve, *marks)))
-        ends[scheme] = up.at(values[-1][2].estimate)
-    for scheme, y in frame.at_ends(ends, TOP, BOTTOM).items():
-        parts.append(line(RIGHT + 4, ends[scheme], RIGHT + 20, y, "leader"))
-        name = fitted(scheme, 0.9 * (WIDTH - RIGHT - 24))
-        parts.append(Label(name, RIGHT + 24, y + 4, "strong"))
-    note = "Bands: intervals over documents, of all layers at once."
-    return Drawing(NAME, ALT, alt, tuple(parts), BOTTOM + 42, note)
-
-
-def _bounds(row: RoutingRow) -> tuple[float, float, float]:
-    same = row.agreement
-    return 100 * (1 - same.estimate), 100 * (1 - same.high), 100 * (1 - same.low)
-
-
-def _tip(row: RoutingRow) -> list[str]:
-    same, moved = percent(row.agreement), percent(row.moved)
-    return [f"block {row.block} at {row.scheme}", f"same experts {same} %", f"moved mass {moved} %"]
+        blocks = [float(row.block) for row in layers]
+        chart.curve(axes, str(k), list(zip(blocks, moved, strict=True)), **look)
+        tips = [
+            f"block {row.block} at {row.scheme}\nsame experts {percent(row.agreement)} %\n"
+            f"moved mass {percent(row.moved)} %"
+            for row in layers
+        ]
+        marks = zip(blocks, (interval.estimate for interval in moved), tips, strict=True)
+        chart.marks(axes, str(k), marks, **look)
+        ends[scheme] = moved[-1].estimate
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.locator_params(axis="x", integer=True)
+    chart.names_at(axes, RIGHT, ends)
+    return chart

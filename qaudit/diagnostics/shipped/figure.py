@@ -1,53 +1,53 @@
-"""Bytes against KL divergence, with intervals: low and left is good."""
+"""KL divergence of files and schemes, a row for each, the smallest file lowest."""
 
 from __future__ import annotations
 
 import math
 
 from qaudit.diagnostics.shipped.judge import is_shipped
-from qaudit.report.figures import frame
-from qaudit.report.figures.drawing import Drawing, Label, Series
-from qaudit.report.figures.frame import Scale, linear_or_log, linear_ticks, log_ticks
-from qaudit.report.figures.spots import Spot, drawn, height_for
-from qaudit.report.figures.style import Look, looks
+from qaudit.report.chart import COLOURS, Chart
 from qaudit.report.format import size, spread
+from qaudit.report.plots import interval_across, rows_of
 from qaudit.report.views import View
 from qaudit.types import MeasurementRow
 
 NAME = "shipped"
 ALT = "KL divergence of shipped files against their bytes"
-LEFT, RIGHT, TOP = 64.0, 840.0, 30.0
 
 
 def is_drawn(view: View) -> bool:
     """Return whether there is a file with a place in the picture."""
-    return any(is_shipped(score.spec) for score in _shown(view))
+    return any(is_shipped(score.spec) for score in _with_bytes(view))
 
 
-def draw(view: View, alt: str) -> Drawing:
-    shown = _shown(view)
-    spots = [_spot(view, score, shown) for score in shown]
-    nbytes = [spot.across for spot in spots]
-    bottom = TOP + height_for(spots)
-    low, high = min(nbytes) / 1.12, max(nbytes) * 1.6  # names are at the right of their marks
-    ticks = _size_ticks(low, max(nbytes) * 1.12)
-    across = Scale(low, high, LEFT, RIGHT, tuple(ticks), math.log)
-    bounds = [b for s in spots if s.interval for b in (s.interval.low, s.interval.high) if b > 0]
-    up = linear_or_log([*(spot.up for spot in spots), *bounds], bottom, TOP)
-    parts = (
-        *frame.axis_left(up, LEFT, RIGHT),
-        *frame.axis_below(across, bottom, lambda nbytes: size(int(nbytes)), "size of all tensors"),
-        Label("KL divergence to the base, nats per token", 0, 12, "faint"),
-        *drawn(spots, across, up),
-    )
-    note = "Filled, and joined by the line: nothing with fewer bytes diverges less, by estimate. "
-    note += "Whiskers: intervals over documents."
-    if broken := sum(bool(row.looks_broken) for row in view.audit.diagnostics.shipped):
-        note += f" A cross: looks broken ({broken})."
-    return Drawing(NAME, ALT, alt, (Series("0", parts),), bottom + 42, note)
+def draw(view: View) -> Chart:
+    scores = sorted(_with_bytes(view), key=lambda score: -(score.nbytes or 0))
+    broken = {row.scheme for row in view.audit.diagnostics.shipped if row.looks_broken}
+    note = "Filled: nothing with fewer bytes diverges less, by estimate. Circle: a file; square: a "
+    note += "scheme. Lines: intervals over documents."
+    note += f" A cross: looks broken ({len(broken)})." if broken else ""
+    chart = Chart(ALT, note, 66 + 20 * len(scores))
+    names = [f"{score.scheme}, {size(score.nbytes or 0)}" for score in scores]
+    axes = rows_of(chart, (260, 830), 10, names)
+    axes.set_xlabel("KL divergence to the base, nats per token")
+    for y, score in enumerate(scores):
+        assert score.kl is not None and score.nbytes is not None
+        kind = int(not is_shipped(score.spec))
+        tip = f"{score.scheme}\n{size(score.nbytes)}, KL {spread(score.kl)} nats per token"
+        tip += "\nlooks broken" if score.scheme in broken else ""
+        marker = "X" if score.scheme in broken else "os"[kind]
+        on_front = not any(_is_better(other, score) for other in scores)
+        interval_across(axes, y, score.kl, color=COLOURS[kind])
+        look = {"marker": marker, "color": COLOURS[kind]}
+        chart.marks(axes, "0", [(score.kl.estimate, y, tip)], filled=on_front, **look)
+    lows = [s.kl.low for s in scores if s.kl and s.kl.low > 0]
+    highs = [s.kl.high for s in scores if s.kl and math.isfinite(s.kl.high)]
+    if lows and len(lows) == len(scores) and max(highs, default=0.0) > 20 * min(lows):
+        axes.set_xscale("log")
+    return chart
 
 
-def _shown(view: View) -> list[MeasurementRow]:
+def _with_bytes(view: View) -> list[MeasurementRow]:
     """Return the rows with bytes and a KL divergence, of bases that have files."""
     scores = [
         score
@@ -58,34 +58,6 @@ def _shown(view: View) -> list[MeasurementRow]:
     return [s for s in scores if s.nbytes and s.kl and 0 < s.kl.estimate < math.inf]
 
 
-def _spot(view: View, score: MeasurementRow, shown: list[MeasurementRow]) -> Spot:
-    assert score.kl is not None and score.nbytes is not None
-    broken = any(
-        row.looks_broken for row in view.audit.diagnostics.shipped if row.scheme == score.scheme
-    )
-    kind = "file" if is_shipped(score.spec) else "scheme"
-    look = looks(("file", "scheme"))[kind]
-    return Spot(
-        score.scheme,
-        score.nbytes,
-        score.kl.estimate,
-        not any(_is_better(other, score) for other in shown),
-        Look(look.colour, "X") if broken else look,
-        (
-            score.scheme,
-            f"{size(score.nbytes)}, KL {spread(score.kl)} nats per token",
-            "looks broken" if broken else "",
-        ),
-        score.kl,
-    )
-
-
-def _is_better(one: MeasurementRow, other: MeasurementRow) -> bool:
-    assert one.kl and other.kl and one.nbytes and other.nbytes
-    return one.nbytes <= other.nbytes and one.kl.estimate < other.kl.estimate
-
-
-def _size_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 of decades where sizes are far apart, else equal steps."""
-    ticks = log_ticks(low, high)
-    return ticks if len(ticks) > 2 else linear_ticks(low, high)
+def _is_better(score: MeasurementRow, other: MeasurementRow) -> bool:
+    assert score.kl and other.kl and score.nbytes and other.nbytes
+    return score.nbytes <= other.nbytes and score.kl.estimate < other.kl.estimate

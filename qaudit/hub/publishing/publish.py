@@ -46,8 +46,9 @@ from qaudit.hub.publishing.published import AUDIT, FOLDER
 from qaudit.report import document as doc
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render, render_block, render_page
-from qaudit.report.figures import figures, svg_files
+from qaudit.report.chart import dark
 from qaudit.report.html import FILE as PAGE
+from qaudit.report.plots import figures
 from qaudit.report.markdown import render_blocks
 from qaudit.report.series import pictures
 from qaudit.report.verdict import banner, headline
@@ -309,16 +310,15 @@ def read_for_publishing(path: Path) -> Folder:
     rows: list[MeasurementRow | TaskRow] = [*audit.measurements, *audit.tasks]
     for row in (row for row in rows if row.evidence):
         files[f"{FOLDER}/{row.evidence}"] = _evidence(row, folder)
-    names = [f"{name}{kind}.svg" for name, _ in pictures(View(audit)) for kind in ("", "-dark")]
+    names = [f"{name}.svg" for name, _ in pictures(View(audit))]
     missing = [name for name in names if not _is_file(folder / PICTURES / name)]
     notes = [f"`{PICTURES}/{m}` is not there, so the pictures are drawn anew" for m in missing[:1]]
-    if missing:
-        drawings = {name: svg.encode() for name, svg in svg_files(figures(audit)).items()}
-    else:
-        drawings = {name: _bytes(folder / PICTURES / name) for name in names}
-    files |= {f"{FOLDER}/{PICTURES}/{name}": data for name, data in drawings.items()}
+    drawn = figures(audit, folder / PICTURES)
+    for name, svg in drawn.items():
+        files[f"{FOLDER}/{PICTURES}/{name}.svg"] = svg.encode()
+        files[f"{FOLDER}/{PICTURES}/{name}-dark.svg"] = dark(svg).encode()
     if _is_file(folder / PAGE):
-        files[f"{FOLDER}/{PAGE}"] = render_page(audit).encode()
+        files[f"{FOLDER}/{PAGE}"] = render_page(audit, drawn).encode()
     return Folder(audit, files, (*notes, *_private(audit)))
 
 

@@ -8,6 +8,7 @@ section.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qaudit.diagnostics.registry import parts
@@ -30,7 +31,6 @@ from qaudit.report.card.tables import (
     schemes_section,
 )
 from qaudit.report.card.tasks import accuracies_section, tasks_section
-from qaudit.report.figures import figures
 from qaudit.report.format import listing
 from qaudit.report.pick import pareto_section
 from qaudit.report.series import picture, series_picture, series_section
@@ -80,16 +80,16 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
-def render_page(audit: AuditRecord) -> str:
-    """Render `report.html`."""
+def render_page(audit: AuditRecord, figures: Mapping[str, str] = html.NO_FIGURES) -> str:
+    """Render `report.html` with figures by their names."""
     version = f" {audit.qaudit}" if audit.qaudit else ""
     footer = f"Drawn from audit.json (schema {audit.schema}) of qaudit{version}. "
-    return html.render(document(View(audit)), figures(audit), footer)
+    return html.render(document(View(audit)), figures, footer)
 
 
-def render_notebook(audit: AuditRecord) -> str:
+def render_notebook(audit: AuditRecord, figures: Mapping[str, str] = html.NO_FIGURES) -> str:
     """Render the page inside of a frame, so that its style stays its own."""
-    return html.frame(render_page(audit))
+    return html.frame(render_page(audit, figures))
 
 
 def render_terminal(audit: AuditRecord, width: int | None = None) -> str:

@@ -15,17 +15,15 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import groupby, takewhile
 
 from qaudit.report import document as doc
+from qaudit.report.chart import on_page
 from qaudit.report.elements import EMPTY, Html, element, joined, text, unseen
-from qaudit.report.figures.drawing import Drawing
-from qaudit.report.figures.style import page_css
-from qaudit.report.figures.svg import definitions, figure
 
 FILE = "report.html"
 UNBROKEN = {
@@ -33,19 +31,20 @@ UNBROKEN = {
     re.compile(r" \[(?=-?[\d.in])"): "\N{NO-BREAK SPACE}[",
     re.compile(r"\[(-?[\w.]+), (-?[\w.]+)\]"): "[\\1,\N{NO-BREAK SPACE}\\2]",
 }
+NO_FIGURES: Mapping[str, str] = {}
 FEWEST_ROWS = 3
 """A table with so many rows can be sorted."""
 
 
-def render(document: doc.Page, figures: Iterable[Drawing] = (), footer: str = "") -> str:
+def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: str = "") -> str:
+    """Render a document with figures by their names, as they were saved in light colours."""
     blocks = doc.shown_on("html", document.blocks)
     lead = list(takewhile(lambda block: not isinstance(block, doc.Section), blocks))
     rest = blocks[len(lead) :]
-    shown = Blocks({drawing.name: figure(drawing) for drawing in figures})
+    shown = Blocks(figures)
     body = element(
         "body",
         element("a", text("Skip to the verdict"), class_="skip", href="#verdict"),
-        definitions(),
         element(
             "header",
             element("h1", text(document.title)),
@@ -72,9 +71,7 @@ def frame(page: str) -> str:
 
 @cache
 def _file(name: str) -> Html:
-    """Return a file beside this one, and with the style that of figures."""
-    text = resources.files(__name__).joinpath(name).read_text(encoding="ascii")
-    return Html(text + page_css() if name == "page.css" else text)
+    return Html(resources.files(__name__).joinpath(name).read_text(encoding="ascii"))
 
 
 def _hash(name: str) -> str:
@@ -112,7 +109,7 @@ def _contents(blocks: Sequence[doc.Block]) -> Html:
 class Blocks:
     """Blocks to elements; tables are called by their section where they have no caption."""
 
-    figures: Mapping[str, Html]
+    figures: Mapping[str, str]
 
     def all(self, blocks: Sequence[doc.Block], title: str, level: int = 2) -> Html:
         return joined((self.block(block, title, level) for block in blocks), "\n")
@@ -145,10 +142,14 @@ class Blocks:
         return element("section", heading, body, id=place, aria_labelledby=f"{place}-title")
 
     def _figure(self, figure: doc.Figure) -> Html:
-        """Return a drawing; of a figure that has none, its lines."""
-        if figure.name in self.figures:
-            return self.figures[figure.name]
-        alt = element("p", text(figure.alt), class_="note")
+        """Return a picture that takes the focus; of a figure that has none, its lines."""
+        if svg := on_page(self.figures.get(figure.name, ""), figure.alt):
+            label = f"Figure: {figure.alt}"
+            plot = element(
+                "div", Html(svg), class_="plot", tabindex=0, role="group", aria_label=label
+            )
+            return element("figure", plot, class_="chart", id=f"figure-{figure.name}")
+        alt = element("p", text(f"{figure.alt}: no picture was drawn."), class_="note")
         return joined([alt, _lines(figure.lines)]) if figure.lines else alt
 
 

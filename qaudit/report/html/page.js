@@ -88,6 +88,25 @@
 
   // ----------------------------------------------------------------- figures
 
+  // A drawing of a mark, which takes its colours from the group that it is in.
+  const swatch = (mark) => {
+    const drawing = mark.ownerSVGElement.cloneNode(false);
+    drawing.removeAttribute("role");
+    drawing.removeAttribute("aria-label");
+    drawing.setAttribute("aria-hidden", "true");
+    drawing.setAttribute("viewBox", "-6 -6 12 12");
+    drawing.setAttribute("width", "16");
+    drawing.setAttribute("height", "16");
+    const group = mark.parentNode.closest(".series").cloneNode(false);
+    group.removeAttribute("class");
+    const use = mark.cloneNode(false);
+    use.removeAttribute("x");
+    use.removeAttribute("y");
+    group.append(use);
+    drawing.append(group);
+    return drawing;
+  };
+
   const NEAR = 26; // pixels from a mark at which it still answers
 
   for (const plot of all(".chart .plot")) {
@@ -96,9 +115,10 @@
       const title = mark.querySelector("title");
       if (!title) return [];
       title.remove(); // else the browser shows a second tooltip
-      const series = mark.closest(".series");
+      const group = mark.closest(".series");
+      const { series } = group.dataset;
       const place = { x: mark.x.baseVal.value, y: mark.y.baseVal.value };
-      return [{ mark, series, ...place, lines: title.textContent.split("\n") }];
+      return [{ mark, group, series, ...place, lines: title.textContent.split("\n") }];
     });
     if (!marks.length) continue;
     const tip = make("p", { className: "tip" });
@@ -106,7 +126,7 @@
     plot.after(tip);
     plot.setAttribute("aria-label", `${plot.getAttribute("aria-label")}; arrow keys go from mark to mark`);
     let now = null;
-    const seen = () => marks.filter(({ series }) => !series.classList.contains("off"));
+    const seen = () => marks.filter(({ group }) => !group.classList.contains("off"));
     const onScreen = ({ x, y }) => new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
 
     const hide = () => {
@@ -189,18 +209,26 @@
       show(now ? moves[event.key]() : seen()[0]);
     });
 
-    for (const entry of all(".legend span[data-series]", plot.parentElement)) {
-      const button = make("button", { type: "button", className: "key" }, ...entry.childNodes);
+    // A button for each series that has a name: a mark of it, and its name.
+    const names = new Map(
+      all(".series[data-name]", svg).map(({ dataset }) => [dataset.series, dataset.name]),
+    );
+    const buttons = [...names].map(([series, name]) => {
+      const button = make("button", { type: "button", className: "key" });
+      const mark = svg.querySelector(`.series[data-series="${series}"] use.mark`);
+      if (mark) button.append(swatch(mark));
+      button.append(name);
       button.setAttribute("aria-pressed", "true");
-      const drawn = svg.querySelector(`.series[data-series="${entry.dataset.series}"]`);
       button.addEventListener("click", () => {
         const off = button.getAttribute("aria-pressed") === "true";
         button.setAttribute("aria-pressed", String(!off));
-        drawn.classList.toggle("off", off);
+        const groups = all(`.series[data-series="${series}"]`, svg);
+        groups.forEach((group) => group.classList.toggle("off", off));
         hide();
       });
-      entry.replaceWith(button);
-    }
+      return make("li", {}, button);
+    });
+    if (buttons.length > 1) plot.before(make("ul", { className: "legend" }, ...buttons));
   }
 
   // ------------------------------------------------------------------- print

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
 from qaudit.diagnostics.plane.section import Line, beyond_the_parabola, grid
 from qaudit.report.card import render, render_page
-from qaudit.report.figures import figures
-from qaudit.report.figures.drawing import Label, leaves
 from qaudit.report.format import digits, interval_text
+from qaudit.report.plots import figures
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
@@ -108,26 +108,29 @@ def test_the_grid_is_that_of_the_last_subject_that_has_one() -> None:
     assert {row.subject for row in grid(view)} == {LAST}
 
 
-def words(audit: AuditRecord, name: str) -> set[str]:
-    (drawing,) = (drawing for drawing in figures(audit) if drawing.name == name)
-    labels = {part.text for part in leaves(drawing.parts) if isinstance(part, Label)}
-    return {drawing.note, *labels, *(entry.text for entry in drawing.legend)}
+def drawn(audit: AuditRecord, name: str) -> list[str]:
+    """Return the texts of a picture and the tips of its marks."""
+    root = ElementTree.fromstring(figures(audit)[name])
+    return [element.text for element in root.iter() if element.text]
 
 
 def test_the_slice_names_its_three_models_and_the_lines_their_subjects() -> None:
     audit = audit_with(SERIES, [*slice_of(HELD), *grid_of(LAST), *slice_of("soup")])
-    said = words(audit, "plane")
-    assert {"as it is", "gptq-3bit", HELD, f"Loss around {LAST}"} <= said
-    only_lines = words(audit_with([], slice_of(LAST)), "plane")
-    assert not any("towards the checkpoint before" in text for text in only_lines)
+    texts = drawn(audit, "plane")
+    assert {"as it is", "gptq-3bit", HELD, f"Loss around {LAST}"} <= set(texts)
+    assert f"{HELD}\n1 of the way to gptq-3bit\n0.2000 [0.1960, 0.2040] nats per token" in texts
+    assert sum(" towards " in text and "\n" in text for text in texts) == len(grid_of(LAST))
+    only_lines = drawn(audit_with([], slice_of(LAST)), "plane")
+    assert not any("towards the quantized model" in text for text in only_lines)
 
 
 def test_curvature_is_drawn_above_and_eigenvalues_below_where_there_are_any() -> None:
-    both = words(audit_with(SERIES, []), "curvature")
-    assert {"trace", "largest eigenvalue"} <= both
+    both = drawn(audit_with(SERIES, []), "curvature")
+    assert {"trace", "largest eigenvalue", "soup\nlargest eigenvalue 30.0"} <= set(both)
+    assert f"{LAST}\ntrace 3,000 [2,900, 3,100]" in both
     assert any("star: soup" in text for text in both)
     bare = [replace(row, eigenvalues=(), residuals=()) for row in SERIES]
-    alone = words(audit_with(bare, []), "curvature")
+    alone = drawn(audit_with(bare, []), "curvature")
     assert "trace" in alone
     assert "largest eigenvalue" not in alone
 

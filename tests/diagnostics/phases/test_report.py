@@ -16,9 +16,9 @@ from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.judge.table import Measurements
 from qaudit.report.card import render
-from qaudit.report.figures.drawing import Box, Drawing, leaves
-from qaudit.report.figures.trajectory import trajectory
+from qaudit.report.chart import Chart, drawing
 from qaudit.report.markdown import render_blocks
+from qaudit.report.plots import trajectory
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics
@@ -91,10 +91,10 @@ def test_the_picture_marks_change_points_and_names_the_marks() -> None:
     assert "strips below: change points" in text
     assert "strip above: full-precision loss stops improving" in text
     marked, bare = (
-        len([part for part in leaves(_drawn(one).parts) if isinstance(part, Box)])
-        for one in (audit(), replace(audit(), diagnostics=Diagnostics()))
+        len(_drawn(shown).figure.axes[0].lines)
+        for shown in (audit(), replace(audit(), diagnostics=Diagnostics()))
     )
-    assert marked == bare + 2  # one change point, one end of the loss
+    assert marked == bare + 3  # a change point with its estimate, and one end of the loss
 
 
 def test_marks_are_left_out_where_the_picture_has_other_places() -> None:
@@ -112,8 +112,9 @@ def test_names_of_others_stay_names() -> None:
     assert "\n# c" not in text
 
 
-def _drawn(audit: AuditRecord) -> Drawing:
-    return trajectory(View(audit), "")
+def _drawn(audit: AuditRecord) -> Chart:
+    with drawing():
+        return trajectory(View(audit))
 
 
 def _texts(view: View) -> str:
