@@ -48,8 +48,8 @@ from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render, render_block, render_page
 from qaudit.report.chart import dark
 from qaudit.report.html import FILE as PAGE
-from qaudit.report.plots import figures
 from qaudit.report.markdown import render_blocks
+from qaudit.report.plots import figures
 from qaudit.report.series import pictures
 from qaudit.report.verdict import banner, headline
 from qaudit.report.views import View
