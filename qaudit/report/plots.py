@@ -356,8 +356,7 @@ def _rates(view: View, chart: Chart, where: Axis, above: Axes, bottom: float) ->
 def _key(view: View, sampled: str) -> str:
     """Return the meaning of bands, hollow marks, stars and shades, as far as they occur."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    draws = " and calibration draws" * (view.draws > 1)
-    words = [f"bands: {level} intervals over {sampled}s{draws}"]
+    words = [f"bands: {level} intervals over {sampled}s"]
     if len(trunk(view)) < len(view.checkpoints):
         words.append("hollow: other ingredients")
     if len(runs(view, axis(view))) > 1:

@@ -367,13 +367,10 @@ def test_the_learning_rate_is_beneath_only_where_it_is_known() -> None:
     assert "learning rate" not in texts(chart(bare(("a", "b", "c")), "trajectory"))
 
 
-@pytest.mark.parametrize(
-    ("audit", "over"), [(sample.audit, "items"), (sample.repeated, "items and calibration draws")]
-)
-def test_the_picture_of_accuracy_says_what_its_bands_hold(audit, over) -> None:
+def test_the_picture_of_accuracy_says_what_its_bands_hold() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
-    note = chart(replace(audit(), tasks=tasks), "accuracy").note
-    assert note.split(";")[0] == f"Bands: 95 % intervals over {over}"
+    note = chart(replace(sample.audit(), tasks=tasks), "accuracy").note
+    assert note.split(";")[0] == "Bands: 95 % intervals over items"
 
 
 def test_every_difference_to_an_ingredient_is_drawn() -> None:
