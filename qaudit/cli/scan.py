@@ -148,9 +148,9 @@ def prepared(targets: Sequence[str], settings: Mapping[str, Any], progress: Prog
 
 
 def output_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
-    from qaudit.planning.prepare import folder_name
+    from qaudit.planning.prepare import default_folder
 
-    return settings.get("out") or Path("qaudit-out") / folder_name(targets)
+    return settings.get("out") or default_folder(targets, settings)
 
 
 EXECUTORS = ("in-process", "local", "slurm")

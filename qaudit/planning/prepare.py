@@ -7,7 +7,7 @@ so that the same command measures the same commits again.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.diagnoses import with_needed_again
+from qaudit.planning.extend import must_extend
 from qaudit.planning.lock import (
     check_pins,
     holds_the_hub,
@@ -50,6 +51,7 @@ class Prepared:
 
     def write_plan(self, pins: Pins | None = None) -> None:
         """Write the plan in the output folder, before its text is read without pins."""
+        must_extend(self.plan, self.out)
         device, dtype = self.plan.device, self.plan.dtype  # they decide numbers
         requested = recipe_from({**asdict(self.requested), "device": device, "dtype": dtype})
         write_plan(self.plan, requested, self.resolved, pins, self.out)
@@ -60,7 +62,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     keys, options = split_settings(settings)
     if options.sign:
         signing_key("--sign")  # before hours go into what it would sign
-    out = options.out or Path("qaudit-out") / folder_name(targets)
+    out = options.out or default_folder(targets, settings)
     lock = next((target for target in targets if is_lock(target)), None)
     recipe, resolved = (
         _from_lock(lock, targets, keys) if lock else (recipe_of(targets=[*targets], **keys), None)
@@ -99,6 +101,11 @@ def _from_lock(lock: str, targets: Sequence[str], keys: dict[str, Any]) -> tuple
         )
     recipe = recipe_from({**asdict(recipe), **keys})
     return recipe, pinned(recipe, resolved)
+
+
+def default_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
+    """Return `qaudit-out/TARGET`; what `--quick` measures is another question, elsewhere."""
+    return Path("qaudit-out") / f"{folder_name(targets)}{'-quick' * bool(settings.get('quick'))}"
 
 
 def folder_name(targets: Sequence[str]) -> str:

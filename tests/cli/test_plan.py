@@ -236,7 +236,7 @@ def test_another_scheme_is_measured_at_the_commits_of_the_first(
     assert done.code == 0
     assert not hub.asked("/api/")  # weights that were evicted come again, from where they were
     assert [s["commit"] for s in audit_of(place / "out")["subjects"]] == [was]
-    moved = scan(REPO, "--checkpoints", "step10", "--update")
+    moved = scan(REPO, "--checkpoints", "step10", "--schemes", "rtn-3bit", "--update")
     assert f"it was at {was[:10]}" in " ".join(moved.err.split())
     assert [s["commit"] for s in audit_of(place / "out")["subjects"]] == [branches["step10"]]
 

@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
 import qaudit.saved.results
+from qaudit.planning.prepare import default_folder
 from tests.support.cli import QUICK, Run, audit_of, refused, run_in
+from tests.support.models import write_documents
 
 SERIES = ["step10", "step200", "step1000"]
 
@@ -285,14 +287,31 @@ def test_edited_evidence_is_measured_anew_and_not_believed(
     assert numbers[0] == numbers[1]
 
 
-def test_evidence_of_another_audit_in_the_folder_is_let_alone(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
-    scan("series/step10")
-    assert scan("series/step200").code == 0
-    assert [s["label"] for s in audit_of(place / "out")["subjects"]] == ["step200"]
-    assert scan("series").code == 0
-    assert [subject for subject, *_ in passes] == SERIES
+LACKING = [
+    (("series", "--checkpoints", "step200"), "`step10`", "scan series --schemes rtn-4bit,rtn"),
+    (("series", "--schemes", "gptq-3bit"), "rtn-3bit", "--schemes rtn-4bit,rtn-3bit,gptq-3bit"),
+    (("series", "--evaluation", "further.jsonl"), "evaluation.jsonl as its", "out-2`"),
+    (("series", "--evaluation-documents", 5), "documents beyond 5", "--out out`"),
+    (("series/step200",), "`step10`", "as `--out out-2`"),
+    (("series",), "the diagnostic `weights`", "--diagnose weights"),
+]
+
+
+def test_an_audit_is_replaced_by_none_that_lacks_what_it_has(place: Path, scan: Run) -> None:
+    write_documents(place / "further.jsonl", range(300, 312))
+    assert scan("series/step10").code == 0
+    assert scan("series", "--schemes", "rtn-3bit", "--diagnose", "weights").code == 0
+    raw = (place / "out" / "audit.json").read_bytes()
+    for arguments, lacking, adding in LACKING:
+        done = scan(*arguments)
+        refused(done, 2, "which this scan would replace by one without", adding)
+        assert lacking in done.err
+        assert (place / "out" / "audit.json").read_bytes() == raw
+
+
+def test_what_quick_measures_has_a_folder_of_its_own() -> None:
+    assert default_folder(["demo"], {"quick": True}).name == "demo-quick"
+    assert default_folder(["demo"], {"quick": None}).name == "demo"
 
 
 # --------------------------------------------------------------------------------- full disks

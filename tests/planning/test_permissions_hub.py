@@ -77,7 +77,7 @@ def plan_of(hub: Hub, tmp_path: Path, *targets: str, **allowed: bool) -> Plan:
 
 def audit_of(hub: Hub, tmp_path: Path, target: str, **allowed: bool) -> AuditRecord:
     plan = plan_of(hub, tmp_path, target, **allowed)
-    return run(plan, tmp_path / "out", hub=opened(hub), **allowed)
+    return run(plan, tmp_path / "out" / target, hub=opened(hub), **allowed)
 
 
 def asked_for(hub: Hub) -> list[str]:
