@@ -82,6 +82,13 @@ class Route:
     def streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
         """Return the model as blocks, and notes of its check."""
         trusted = self.trust_remote_code
+        fits = fits_whole(self.weights, self.dtype, self.device)
+        if is_remote(self.folder) and not fits:
+            raise ModelError(
+                f"the model in `{self.folder}` is code of its own, with which its blocks are "
+                "compared, and does not fit in memory as a whole",
+                hint="use a machine with more memory",
+            )
         model = BlockModel(
             self.folder,
             self.weights,
@@ -92,7 +99,7 @@ class Route:
         )
         if model.is_streamable and not check:
             return model, ()
-        if not fits_whole(self.weights, self.dtype, self.device):
+        if not fits:
             if model.is_streamable:
                 return model, ("self-check left out: the whole model does not fit in memory",)
             raise ModelError(

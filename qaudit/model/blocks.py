@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from qaudit.model.head import chunked_nll, target_nll
 from qaudit.model.inspector import Inspector
 from qaudit.model.links import Links
 from qaudit.model.proven import BRANCHING, STREAMABLE
-from qaudit.model.remote import is_remote
+from qaudit.model.remote import computed_buffers, is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
@@ -66,6 +67,9 @@ class BlockModel:
         self.model_type = str(self.config.model_type)
         # Code of a repository may call its model anything, a family that is tested too.
         self.is_streamable = self.model_type in STREAMABLE and not is_remote(folder)
+        if is_remote(folder):
+            computed = computed_buffers(self.config, folder, dtype)
+            self._skeleton = replace(self._skeleton, computed=computed)
         self._vocabulary = int(self.config.get_text_config().vocab_size)
         self._blocks = self._skeleton.blocks
         self._front = Front(self._skeleton, device)

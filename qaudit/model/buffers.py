@@ -8,6 +8,7 @@ that is not initialized would be part of the result.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ def compute_buffers(
     module: nn.Module,
     prefix: str,
     device: torch.device,
-    idle: frozenset[str] = frozenset(),
+    idle: frozenset[str],
+    computed: Mapping[str, Tensor],
 ) -> None:
-    """Make the buffers of a module that are not stored.
+    """Make the buffers of a module that are not stored, those that are `computed` left out.
 
     The library's initializers also write parameters, unless they are marked as loaded.
     """
@@ -39,8 +41,12 @@ def compute_buffers(
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
             tensor._is_hf_initialized = True
         for buffer in unstored:
+            full_name = ".".join(filter(None, [prefix.rstrip("."), name, buffer]))
+            if full_name in computed:
+                part._buffers[buffer] = computed[full_name].to(device)
+                continue
             part._buffers[buffer] = _unwritten(part.get_buffer(buffer))
-            waiting[".".join(filter(None, [prefix.rstrip("."), name, buffer]))] = part, buffer
+            waiting[full_name] = part, buffer
         with initialization.guard_torch_init_functions():
             models_around(model, prefix + name)[0]._init_weights(part)
     _compute_by_outer_models(model, module, waiting)

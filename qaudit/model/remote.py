@@ -15,7 +15,7 @@ classes directly and its registrations are taken back.
 The library builds models without memory and fills them, and loses every buffer that is computed
 and not stored unless the model's initializer makes it again. Code written for older versions
 does not: rotary frequencies become zeros, and logits are wrong without a word. Here the whole
-model is therefore built with memory, and filled after. Ties listed without their source, as
+model is therefore built with memory once, and its blocks take their buffers from it. Ties listed without their source, as
 version 4 took them, are made as version 4 made them.
 """
 
@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__, initialization
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -142,20 +143,37 @@ def model_class(folder: Path) -> Any:
     return kind
 
 
+def build_remote(config: PreTrainedConfig, folder: Path, dtype: Any, what: str) -> Any:
+    """Build a model without its weights, on torch's default device."""
+    kind = model_class(folder)
+    with foreign(folder, what), initialization.no_init_weights():
+        model = kind._from_config(config, dtype=dtype)
+    if getattr(kind, "tied_as_in_version_4", False) and config.tie_word_embeddings:
+        names = {id(module): name for name, module in model.named_modules()}
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        model.all_tied_weights_keys = {
+            f"{names[id(head)]}.weight": f"{names[id(embedding)]}.weight"
+        }
+    return model
+
+
+def computed_buffers(config: PreTrainedConfig, folder: Path, dtype: Any) -> dict[str, Tensor]:
+    """Return the buffers that the code computes and no file stores."""
+    model = build_remote(config, folder, dtype, "to be built")
+    stored = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in stored}
+
+
 def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype: Any) -> Any:
     """Build the whole model in memory, so that computed buffers are there, and fill it."""
-    kind = model_class(folder)
-    with foreign(folder, "to be built"), initialization.no_init_weights():
-        model = kind._from_config(config, dtype=dtype)
+    model = build_remote(config, folder, dtype, "to be built")
     parameters = model.state_dict()
     tensors = {name: weights.read(name) for name in weights.names()}
     ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
     must_be_read(tensors.keys() - parameters.keys(), ignored, folder)
     with foreign(folder, "to take its weights"):
         model.load_state_dict(tensors, strict=False)
-        model.tie_weights()
-        if getattr(kind, "tied_as_in_version_4", False) and config.tie_word_embeddings:
-            model.get_output_embeddings().weight = model.get_input_embeddings().weight
+        model.tie_weights(recompute_mapping=False)
     _must_be_whole(model, set(tensors), folder)
     return model.eval().requires_grad_(False)
 

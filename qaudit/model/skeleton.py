@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from qaudit.model.experts import Experts, unfuse
 from qaudit.model.gates import left_as_gates
 from qaudit.model.joined import Joined, route, unread_keys
 from qaudit.model.proven import pad_until
-from qaudit.model.remote import foreign, is_remote, load_remote, model_class
+from qaudit.model.remote import build_remote, is_remote, load_remote
 from qaudit.model.routes import Weights, missing, must_be_floats, some
 from qaudit.model.structure import GATE, Structure, is_linear, must_be_linear
 
@@ -50,6 +50,7 @@ class Skeleton:
     idle: frozenset[str]  # parts of a wrapper that text never enters: never read
     unused: tuple[str, ...]  # keys of further lists of blocks, which are not read
     fixed_until: int  # tokens of a window whose positions do not depend on its length
+    computed: Mapping[str, Tensor] = field(default_factory=dict)  # buffers, by code of a repository
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -201,8 +202,7 @@ def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -
         initialization.no_init_weights(),
     ):
         if is_remote(folder):  # there is a config, so it may be run
-            with foreign(folder, "to be built without memory"):
-                model = model_class(folder)._from_config(config, dtype=dtype)
+            model = build_remote(config, folder, dtype, "to be built without memory")
         else:
             model = class_of(config)._from_config(config, dtype=dtype)
     model.eval()
@@ -331,7 +331,7 @@ def must_be_filled(module: nn.Module, where: str, idle: frozenset[str] = frozens
 def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]) -> None:
     """Give a module of the skeleton its weights, and the buffers that go with them."""
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
-    compute_buffers(skeleton.model, module, prefix, device, skeleton.idle)
+    compute_buffers(skeleton.model, module, prefix, device, skeleton.idle, skeleton.computed)
     tensors_of_text = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     module.load_state_dict(tensors_of_text, strict=False, assign=True)
     module.requires_grad_(False)

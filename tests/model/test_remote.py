@@ -22,7 +22,7 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.model.blocks import BlockModel
-from qaudit.model.remote import code_sha256, is_remote
+from qaudit.model.remote import code_sha256, computed_buffers, is_remote
 from qaudit.model.skeleton import build_skeleton, load_whole, read_config
 from qaudit.types import FULL_PRECISION, Window
 from tests.support import own_code, tiny
@@ -216,28 +216,31 @@ def losses(tally: Tally) -> float:
 
 
 @pytest.mark.parametrize("poses_as", ["own", "llama"])
-def test_it_is_refused_where_its_stream_is_another(
+def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(
     tmp_path: Path, mark: Path, poses_as: str
 ) -> None:
     folder = tmp_path / "snapshots" / COMMIT
-    own_code.make(folder, mark, poses_as=poses_as)  # what it calls itself proves nothing
-    with pytest.raises(ModelError, match=r"nothing computes `layers\.0\.inv_freq`"):
-        run(folder, tmp_path)
-
-
-def test_it_is_streamed_where_the_stream_is_shown_to_be_the_same(
-    tmp_path: Path, mark: Path
-) -> None:
-    folder = tmp_path / "snapshots" / COMMIT
-    tensors = own_code.make(folder, mark, buffers=False)
+    tensors = own_code.make(folder, mark, poses_as=poses_as)  # what it calls itself proves nothing
     tallies = run(folder, tmp_path)
     expected = torch.nn.functional.cross_entropy(
-        own_code.logits(tensors, TOKENS_T, buffers=False)[:-1], TOKENS_T[1:], reduction="sum"
+        own_code.logits(tensors, TOKENS_T)[:-1], TOKENS_T[1:], reduction="sum"
     )
-    notes = tallies[FULL_PRECISION].notes
     assert losses(tallies[FULL_PRECISION]) == pytest.approx(float(expected), rel=1e-5)
-    assert any("bit-identical" in note for note in notes)
-    assert any(f"of commit {COMMIT} was run (sha256 " in note for note in notes)
+    assert any("bit-identical" in note for note in tallies[FULL_PRECISION].notes)
+    for tally in tallies.values():
+        assert any(f"of commit {COMMIT} was run (sha256 " in note for note in tally.notes)
+
+
+def test_it_is_refused_where_its_stream_is_another(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_code.make(tmp_path / "model", mark)
+    monkeypatch.setattr(
+        "qaudit.model.blocks.computed_buffers",
+        lambda *args: {name: 2 * b for name, b in computed_buffers(*args).items()},
+    )
+    with pytest.raises(ModelError, match="of a `own`, run one at a time, give other logits"):
+        run(tmp_path / "model", tmp_path)
 
 
 def test_ties_written_for_version_4_are_made(tmp_path: Path, mark: Path) -> None:
@@ -245,6 +248,7 @@ def test_ties_written_for_version_4_are_made(tmp_path: Path, mark: Path) -> None
     tensors = own_code.make(folder, mark, ties=["lm_head.weight"])
     model = load(folder, trust_remote_code=True)
     torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+    assert any("bit-identical" in note for note in run(folder, tmp_path)[FULL_PRECISION].notes)
 
 
 def test_a_tensor_that_is_not_there_is_named(tmp_path: Path, mark: Path) -> None:
