@@ -17,7 +17,6 @@ from qaudit.executors.events import RETRY_TASK, UnitOutcome, one_error
 from qaudit.executors.records import Record, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
-from qaudit.judge.devices import Place, device_findings
 from qaudit.judge.pooling import Moved
 from qaudit.judge.released import compared as compare_released
 from qaudit.judge.released import released_findings
@@ -35,9 +34,7 @@ from qaudit.types import (
     AuditRecord,
     Diagnostics,
     Evidence,
-    Finding,
     NotDiagnosed,
-    Perturbation,
     Plan,
     Skipped,
     Subject,
@@ -51,7 +48,7 @@ def judge_so_far(out: Path) -> AuditRecord:
     """Judge what is measured of an unfinished scan; the rest is listed as not measured."""
     run = read_run(out)
     units = [unit for due in planned_rounds(run.plan.passes) for unit in units_of(due)]
-    read = {unit.name: read_record(run, out, unit) for unit in units}
+    read = {unit.label: read_record(run, out, unit) for unit in units}
     records = [record for record in read.values() if record is not None]
     if not any(record.outcome.is_measured for record in records):
         raise unfinished(out, 0, len(run.plan.subjects))
@@ -88,8 +85,7 @@ def judge(
         measurements,
         _evidence_files(results, out),
         confidence=recipe.confidence,
-        floor=moved_by("rounding", measured),
-        other_dtype=moved_by(recipe.compare_dtype, measured),
+        floor=moved_by_rounding(measured),
         policy=policy_named(recipe.policy),
         today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
         searched=[search.row.label for search in searches],
@@ -110,7 +106,6 @@ def judge(
     )
     further = [finding for search in searches for finding in search.findings]
     further += [*released_findings(differences)]
-    further += [*_of_devices(environment.get("devices", ()), measured, subjects)]
     table = Measurements.of(subjects, measurements, recipe.confidence).first_draws
     for module in judges(recipe.diagnostics):
         diagnostics, advice = module.judge(table, diagnostics)
@@ -147,11 +142,6 @@ def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, A
         merged[name] = sum(used.values())
     merged["parts"] = len({document.part for document in documents})
     merged["hosts"] = len({document.host for document in documents})
-    merged["devices"] = sorted({environment["device"] for environment in every})
-    if len(merged["devices"]) > 1:  # at first
-        merged["measured_on"] = {
-            document.label: document.environment["device"] for document in reversed(documents)
-        }
     return merged
 
 
@@ -213,39 +203,16 @@ def _subjects(plan: Plan, measured: Mapping[str, UnitOutcome]) -> Iterable[Subje
             yield soup or subject
 
 
-def moved_by(
-    perturbation: Perturbation | None, done: Sequence[UnitOutcome]
-) -> dict[tuple[str, str], Moved]:
-    """Return how far a perturbation moved each (subject, scheme)."""
-    return {
-        (again.measurement.subject, again.measurement.scheme): moved
-        for outcome in done
-        for again, moved in _shifts(outcome)
-        if again.device is None and again.perturbed == perturbation and math.isfinite(moved.nats)
-    }
-
-
-def _of_devices(
-    kinds: Sequence[str], measured: Sequence[UnitOutcome], subjects: Sequence[Subject]
-) -> tuple[Finding, ...]:
-    """Return the finding about kinds of devices, and how far each other one moved a measurement."""
-    moved: dict[Place, Moved] = {
-        (again.measurement.subject, again.measurement.scheme, again.device): shift
-        for outcome in measured
-        for again, shift in _shifts(outcome)
-        if again.device is not None
-    }
-    labels = [subject.label for subject in subjects]
-    return device_findings(kinds, moved, moved_by("rounding", measured), labels)
-
-
-def _shifts(outcome: UnitOutcome) -> Iterable[tuple[Filed, Moved]]:
-    """Yield what was measured otherwise, and how far it is from what was measured first."""
-    first = {filed.measurement.spec: filed.measurement for filed in reversed(outcome.plain)}
-    for filed in outcome.results:
-        again = filed.measurement
-        if filed.perturbed is not None or filed.device is not None:
-            yield filed, _moved(first[again.spec].evidence, again.evidence, again.spec)
+def moved_by_rounding(done: Sequence[UnitOutcome]) -> dict[tuple[str, str], Moved]:
+    """Return how far rounding otherwise moved each (subject, scheme)."""
+    every: dict[tuple[str, str], Moved] = {}
+    for outcome in done:
+        first = {filed.measurement.spec: filed.measurement for filed in reversed(outcome.plain)}
+        for again in (filed.measurement for filed in outcome.results if filed.perturbed):
+            moved = _moved(first[again.spec].evidence, again.evidence, again.spec)
+            if math.isfinite(moved.nats):
+                every[again.subject, again.scheme] = moved
+    return every
 
 
 def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:

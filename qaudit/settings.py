@@ -188,9 +188,6 @@ class Recipe:
         COMPUTE,
         "auto",
     )
-    compare_dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
-        "Compute what ships in this dtype too: how much the dtype moves.", COMPUTE, unset="none"
-    )
     arithmetic: bool = setting(
         "Round what ships otherwise too, for a tenth of the scan at most: what arithmetic moves.",
         COMPUTE,

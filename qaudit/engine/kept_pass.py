@@ -138,7 +138,8 @@ NOT_KEPT = KeptPass(Path(), "", LinearHashes(), keeps=False)
 
 def place_of(task: Task, there: StoredResults, folder: Path) -> tuple[Path, str]:
     """Return where a pass is kept, and what decides its results."""
-    name = f"{slug_of(task.subject.label)}--{task.perturbed or 'plain'}-{task.pass_.draw}.kept"
+    kind = "rounded" if task.perturbed else "plain"
+    name = f"{slug_of(task.subject.label)}--{kind}-{task.pass_.draw}.kept"
     items = sorted({part for part, _ in task.corpus.parts})
     decides = {
         spec: [there.keys[spec], *(there.task_identities[spec][item].key for item in items)]

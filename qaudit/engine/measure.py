@@ -68,7 +68,6 @@ def measure(
     `watch` sees every group of linears that a scheme quantized; `there` is what was looked up.
     """
     there = there or look_up(task, machine, store)
-    machine = task.on(machine)
     if there.is_complete:
         return there.results
     folder = folder_for(task, store)

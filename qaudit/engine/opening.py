@@ -17,7 +17,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.reference import opener as open_reference
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener
-from qaudit.engine.tasks import ROUNDING, Machine, Task
+from qaudit.engine.tasks import Machine, Task
 from qaudit.engine.tokens import Feed, Openers
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.model.blocks import BlockModel, Weights
@@ -75,7 +75,7 @@ def feed_of(task: Task) -> Feed:
     """Return the batches of a pass; of one that rounds otherwise, smaller and in reverse."""
     corpus, context, limit = task.corpus, task.corpus.protocol.context, task.pad_until
     scored, half = corpus.evaluation, TOKENS_PER_BATCH // 2
-    if task.perturbed != ROUNDING:
+    if not task.perturbed:
         documents = make_batches(scored, context, pad_until=limit)
         return Feed(
             make_batches(corpus.calibration, context, pad_until=limit),

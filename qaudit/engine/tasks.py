@@ -27,7 +27,7 @@ from qaudit.model.proven import pad_until
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.pins import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
-from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
+from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
 
 ITEMS = 3
 """Raised whenever another way of feeding items changes their losses."""
@@ -35,7 +35,6 @@ ITEMS = 3
 TASKS = "tasks"
 """The folder in `evidence/` with a folder for each task."""
 
-ROUNDING: Perturbation = "rounding"
 FLOOR = "floor"
 """The folder in `evidence/` for results of perturbed passes."""
 
@@ -74,8 +73,7 @@ class Task:
     def of(cls, planned: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[planned.draw]
-        again = planned.draw or planned.perturbed is not None or planned.device is not None
-        if again or planned.is_candidate:
+        if planned.draw or planned.perturbed or planned.is_candidate:
             # Items are marked, and rollouts scored, on the first draw alone.
             draw = draw.of_documents()
         schemes = parse_schemes(planned.schemes) if planned.schemes else ()
@@ -97,7 +95,7 @@ class Task:
         return self.pass_.subject
 
     @property
-    def perturbed(self) -> Perturbation | None:
+    def perturbed(self) -> bool:
         return self.pass_.perturbed
 
     @property
@@ -114,8 +112,8 @@ class Task:
 
     @property
     def remark(self) -> str:
-        if self.perturbed is not None:
-            return f", perturbed: {self.perturbed}"
+        if self.perturbed:
+            return ", rounded otherwise"
         seed = self.corpus.protocol.calibration_seed
         return (
             "" if self.pass_.full_precision or not self.compared else f", calibration seed {seed}"
@@ -131,16 +129,10 @@ class Task:
         """Return the task with what keeps weights: those of a plan's first draw alone."""
         step, streams = self.pass_, self.streams
         specs = [spec for spec in machine.keeps_weights if spec in streams]
-        if not specs or step.draw or step.perturbed is not None or step.device is not None:
+        if not specs or step.draw or step.perturbed:
             return self
         keeper = WeightKeeper(evidence, self.subject.content, {s: keys[s] for s in specs})
         return replace(self, keeper=keeper)
-
-    def on(self, machine: Machine) -> Machine:
-        """Return the machine that the pass runs on: for another dtype, one that computes in it."""
-        if self.perturbed in (None, ROUNDING):
-            return machine
-        return replace(machine, dtype=getattr(torch, str(self.perturbed)))
 
     def identity(
         self, scheme: Scheme | None, machine: Machine, task: str | None = None
@@ -157,12 +149,11 @@ class Task:
             scheme_version=scheme.version if scheme else 0,
             corpus=corpus,
             geometry=geometry
-            + (",perturbed=2" if self.perturbed == ROUNDING else "")
+            + (",perturbed=2" if self.perturbed else "")
             + ("" if self.compared else ",not compared")
             + (machine.experts.text if scheme else "")
             + _column_text(scheme, machine)
-            + self._beside(task)
-            + ("" if self.pass_.device is None else f",device={self.pass_.device}"),
+            + self._beside(task),
             checks=f"self={machine.self_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,
@@ -221,7 +212,6 @@ class StoredResults:
 def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
-    machine = task.on(machine)
     identities: dict[str, Identity] = {}
     filed: dict[str, Filed] = {}
     task_identities: dict[str, dict[str, Identity]] = {}
@@ -267,7 +257,7 @@ def short_of(scheme: Scheme | None) -> str:
 
 def folder_for(task: Task, store: ResultStore) -> ResultStore:
     """Return where the results of a pass are stored: perturbed ones are not a subject's."""
-    return store if task.perturbed is None else store.within(FLOOR)
+    return store.within(FLOOR) if task.perturbed else store
 
 
 def _check_identifiable(task: Task, machine: Machine) -> None:

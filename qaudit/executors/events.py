@@ -32,7 +32,7 @@ class UnitOutcome:
     @property
     def plain(self) -> tuple[Filed, ...]:
         """The results that are measurements of the subject."""
-        return tuple(r for r in self.results if r.perturbed is r.device is None)
+        return tuple(result for result in self.results if not result.perturbed)
 
 
 @dataclass(eq=False)

@@ -31,6 +31,8 @@ from qaudit.settings import RunOptions
 from qaudit.types import SILENT, Plan, Run, Watch, WorkUnit, units_of
 
 if TYPE_CHECKING:
+    import torch
+
     from qaudit.executors.ready import Ready
     from qaudit.hub import Hub
     from qaudit.planning.prepare import Prepared
@@ -55,6 +57,7 @@ class PartExecutor(Executor):
         from qaudit.executors.ready import Account
 
         super().__init__(run, out, watch)
+        _must_be_one_kind(out / FOLDER, ready.machine.device)
         self._ready, self._name, self._alone = ready, name, alone
         self._units: dict[str, WorkUnit] = {}  # of the round, by label
         self._tried: set[str] = set()
@@ -89,7 +92,7 @@ class PartExecutor(Executor):
                 self._write(UnitOutcome(label, error=error), began)
             tried = [unit for unit in units if unit.label not in refused]
             planned = {subject.label for subject in self.run.plan.subjects}
-            first = (unit for unit in units if not (unit.passes[0].draw or unit.device))
+            first = (unit for unit in units if not unit.passes[0].draw)
             began = time.monotonic()
             for outcome in self._measuring.visit(
                 [
@@ -137,6 +140,23 @@ class PartExecutor(Executor):
         self._log.finished(unit.label, state, time.monotonic() - began, path)
         if outcome.error is not None:
             self.failed.append(unit.label)
+
+
+def _must_be_one_kind(folder: Path, device: torch.device) -> None:
+    """Refuse a GPU of another kind than the first that measured here: kinds round otherwise."""
+    from qaudit.engine.machine import device_name
+
+    kind, path = device_name(device), folder / f"{device.type}.kind"
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write(kind)
+    first = path.read_text(encoding="utf-8")
+    if first not in (kind, ""):  # nothing: of a part that starts now
+        raise OtherIdentityError(
+            f"this device is `{kind}`, and `{folder.parent}` was begun on `{first}`, which rounds "
+            "otherwise",
+            hint=f"use `{first}` for all parts, or `{kind}` for all in another `--out`",
+        )
 
 
 def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
@@ -202,15 +222,7 @@ def _of(units: Sequence[WorkUnit], lacking: Sequence[WorkUnit]) -> list[WorkUnit
 def units_of_part(
     run: Run, units: Sequence[WorkUnit], number: int, count: int
 ) -> tuple[WorkUnit, ...]:
-    """Return the units of a part in one round: the same whatever is measured already.
-
-    Where units need a device of one kind, each part has all of those that need its own.
-    """
-    if any(unit.device for unit in units):
-        from qaudit.engine.machine import device_name, open_device
-
-        kind = device_name(open_device(run.plan.device, run.plan.dtype)[0])
-        return tuple(unit for unit in units if unit.device == kind)
+    """Return the units of a part in one round: the same whatever is measured already."""
     parts = parts_of(run, units, count)
     return parts[number] if number < len(parts) else ()
 

@@ -37,7 +37,7 @@ class Due(MissingParts):
         self.round, self.missing = number, tuple(missing)
         subjects, are = "subject" + "s" * (of != 1), "is" if len(missing) == 1 else "are"
         what = f"round {number} has {of} {subjects}, and {len(missing)} {are} not measured yet"
-        super().__init__(f"{what}: {first_of([unit.name for unit in missing])}")
+        super().__init__(f"{what}: {first_of([unit.label for unit in missing])}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ def _outcome(unit: WorkUnit, document: UnitDocument, out: Path) -> UnitOutcome:
     if document.error is not None:
         error = SourceError(document.error.message, hint=document.error.hint)
         error.code = document.exit_code
-        return UnitOutcome(unit.name, error=error)
+        return UnitOutcome(unit.label, error=error)
     soup = None if document.search is None else _soup(unit.subject, document.search.members)
     results = tuple(_filed(unit, soup, document, result, out) for result in document.results)
     must_be_complete(unit, document, [filed.measurement.calibration_seed for filed in results])
@@ -182,7 +182,7 @@ def _filed(
     def read(file: ResultDocument | TaskFile) -> Filed:
         measured = read_measurement(out / file.evidence, file.sha256)
         must_be_of(measured, soup or unit.subject, result.spec)
-        return Filed(measured, out / file.evidence, (), result.perturbed, unit.device)
+        return Filed(measured, out / file.evidence, (), result.perturbed)
 
     filed = read(result)
     must_be_pass(filed.measurement, result.perturbed, document.protocol)

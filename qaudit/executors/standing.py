@@ -58,8 +58,8 @@ class Standing:
             "round": state.number,
             "subjects": len(state.units),
             "measured": len(state.units) - len(state.missing) - len(state.failed),
-            "failed": [unit.name for unit in state.failed],
-            "missing": [unit.name for unit in state.missing],
+            "failed": [unit.label for unit in state.failed],
+            "missing": [unit.label for unit in state.missing],
             "waiting": list(self.waiting),
             "seconds_left": self.left_seconds,
             "parts": [
@@ -96,7 +96,7 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
             )
             for part, units in zip(at_work, taken, strict=True)
         )
-    waiting = tuple(unit.name for content, unit in missing.items() if content not in covered)
+    waiting = tuple(unit.label for content, unit in missing.items() if content not in covered)
     return Standing(state, parts, seconds, waiting)
 
 

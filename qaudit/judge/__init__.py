@@ -63,7 +63,6 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     confidence: float = 0.95,
     objective: Objective | None = None,
     floor: Mapping[tuple[str, str], Moved] = MappingProxyType({}),
-    other_dtype: Mapping[tuple[str, str], Moved] = MappingProxyType({}),
     policy: Policy | None = None,
     today: date = date.min,
     searched: Collection[str] = (),
@@ -76,7 +75,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     """Judge the measurements of subjects in series order.
 
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has
-    how far rounding moves a (subject, scheme), `other_dtype` how far another dtype does. Ignores of
+    how far rounding moves a (subject, scheme). Ignores of
     a policy expire as of `today`; its rules read what was `planned`, and why it was `skipped`. No
     `bits`: all classes are decided. `searched` has the labels of soups that a search made. Of
     several draws of calibration text the first is judged.
@@ -96,7 +95,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         protocol=protocol,
     )
     answer = gate(policy, held, today=today) if policy else None
-    made_of = noise(every, floor, other_dtype)
+    made_of = noise(every, floor)
     case = RuleCase(table, scores, comparisons, held.pick)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective)) if answer else None

@@ -80,22 +80,18 @@ class Moved:
     top1: float | None = None  # the share of tokens
 
 
-def noise(
-    table: Measurements, floor: Mapping[Cell, Moved], other_dtype: Mapping[Cell, Moved]
-) -> tuple[Noise, ...]:
+def noise(table: Measurements, floor: Mapping[Cell, Moved]) -> tuple[Noise, ...]:
     """Return what else moves added losses than documents, where it is known.
 
-    `table` has every draw of calibration text, `floor` how far rounding alone moves a measurement,
-    and `other_dtype` how far another dtype does. None of it is in an interval.
+    `table` has every draw of calibration text, and `floor` how far rounding alone moves a
+    measurement. None of it is in an interval.
     """
     drawn = [cell for cell in table.cells if len(table.draws(*cell)) > 1]
-    cells = dict.fromkeys((*drawn, *floor, *other_dtype))
-    return tuple(_noise(table, c, floor.get(c), other_dtype.get(c)) for c in cells)
+    cells = dict.fromkeys((*drawn, *floor))
+    return tuple(_noise(table, cell, floor.get(cell)) for cell in cells)
 
 
-def _noise(
-    table: Measurements, cell: Cell, floor: Moved | None, other_dtype: Moved | None
-) -> Noise:
+def _noise(table: Measurements, cell: Cell, floor: Moved | None) -> Noise:
     full, draws, result = table.full(cell[0]), table.draws(*cell), None
     if cell[1] != FULL_PRECISION:
         result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
@@ -112,9 +108,6 @@ def _noise(
         numerical_nats=floor.nats if floor else None,
         kl_floor=floor.kl if floor else None,
         top1_floor=floor.top1 if floor else None,
-        other_dtype=_part_of_loss(other_dtype, full),
-        other_dtype_nats=other_dtype.nats if other_dtype else None,
-        other_dtype_kl=other_dtype.kl if other_dtype else None,
     )
 
 

@@ -15,8 +15,8 @@ classes directly and its registrations are taken back.
 The library builds models without memory and fills them, and loses every buffer that is computed
 and not stored unless the model's initializer makes it again. Code written for older versions
 does not: rotary frequencies become zeros, and logits are wrong without a word. Here the whole
-model is therefore built with memory once, and its blocks take their buffers from it. Ties listed without their source, as
-version 4 took them, are made as version 4 made them.
+model is therefore built with memory once, and its blocks take their buffers from it. Ties listed
+without their source, as version 4 took them, are made as version 4 made them.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
 
 def candidates_of(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """Return the passes of what searches rank first, where no pass measures it: the candidates."""
-    plain = [step for step in passes if not step.draw and step.perturbed is None]
+    plain = [step for step in passes if not step.draw and not step.perturbed]
     taken = {(p.subject.content, spec) for p in plain for spec in p.schemes}
     candidates: list[Pass] = []
     for step in plain:
@@ -139,8 +139,8 @@ def priced(one: Pass, pricing: Pricing) -> Pass:
     """Return a pass with its price: full precision runs beside schemes, measured or not."""
     schemes = parse_schemes(one.schemes)
     first = one.full_precision or one.is_quantized
-    first = first and not one.draw and one.perturbed is None
-    full = 0 if one.is_quantized else 2 if one.perturbed == "rounding" else 1
+    first = first and not (one.draw or one.perturbed)
+    full = 0 if one.is_quantized else 2 if one.perturbed else 1
     work = pricing.flops(schemes, items=first, full_precision=full)
     price = _reading(one.subject) + Price(work, 0, len(schemes) + full)
     return replace(one, price=price)

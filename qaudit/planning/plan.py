@@ -11,7 +11,6 @@ from pathlib import Path
 
 from qaudit.core.registry import origins
 from qaudit.diagnostics.registry import origins_of
-from qaudit.errors import UsageError
 from qaudit.host import available_nbytes, default_stream_limit
 from qaudit.hub import Hub
 from qaudit.planning.chosen import Chosen, choose
@@ -19,7 +18,7 @@ from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
 from qaudit.planning.devices import choose_audited, choose_column_loop, device_notes
 from qaudit.planning.diagnoses import diagnoses_of, price_of
 from qaudit.planning.footprint import Footprint
-from qaudit.planning.further import fits_rounding, price_otherwise
+from qaudit.planning.further import price_otherwise
 from qaudit.planning.keeping import begins_again_notes, keeping_notes, kept_specs, nbytes_to_keep
 from qaudit.planning.passes import (
     Pricing,
@@ -42,7 +41,7 @@ from qaudit.planning.traffic import (
 )
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
-from qaudit.types import Pass, Perturbation, Plan, Price, Recipe, Resolved, Traffic, reference_in
+from qaudit.types import Pass, Plan, Price, Recipe, Resolved, Traffic, reference_in
 
 KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block
 
@@ -112,7 +111,9 @@ def _planned(
     beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
     price = sum((price_of(*diagnosis, largest) for diagnosis in diagnoses.items()), Price())
     pricing = Pricing(largest, text, price)
-    passes, perturbations = _passes(chosen, releases, pricing, dtype)
+    passes, otherwise = _passes(chosen, releases, pricing), None
+    if recipe.arithmetic:
+        otherwise = price_otherwise(chosen.subjects, schemes, pricing, passes, machine)
     longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
     is_long = longest > KEPT_SECONDS and not options.no_checkpoints
     whole_notes = begins_again_notes(footprint.rounds, diagnoses)
@@ -147,8 +148,7 @@ def _planned(
         findings=resolved.findings,
         releases=releases.subjects,
         passes=passes,
-        perturbations=perturbations,
-        otherwise=price_otherwise(chosen.subjects, schemes, pricing, perturbations, machine),
+        otherwise=otherwise,
         diagnoses=tuple(work.text for work in diagnoses),
         notes=(
             *text.notes,
@@ -162,34 +162,20 @@ def _planned(
     return plan, footprint
 
 
-def _passes(
-    chosen: Chosen, releases: Releases, pricing: Pricing, dtype: str
-) -> tuple[tuple[Pass, ...], tuple[Perturbation, ...]]:
-    """Return the passes, and how what ships is computed otherwise."""
+def _passes(chosen: Chosen, releases: Releases, pricing: Pricing) -> tuple[Pass, ...]:
     recipe, subjects, schemes = chosen.resolved.recipe, chosen.subjects, chosen.schemes
-    if recipe.compare_dtype == dtype:
-        choices = [f"`{other}`" for other in ITEMSIZE if other != dtype]
-        raise UsageError(
-            f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
-            hint=f"use {' or '.join(choices)}",
-        )
-    otherwise = (recipe.compare_dtype,) if recipe.compare_dtype else ()
     reference = reference_in(subjects, recipe.reference)
     steps = passes_of(subjects, schemes, recipe.repeats, pricing, releases.subjects)
-    passes = tuple(with_reference(step, reference, pricing) for step in steps)
-    if recipe.arithmetic and fits_rounding(subjects, schemes, pricing, passes):
-        return passes, ("rounding", *otherwise)
-    return passes, otherwise
+    return tuple(with_reference(step, reference, pricing) for step in steps)
 
 
 def _footprint(
     chosen: Chosen, text: TextSize, machine: tuple[str, str], options: RunOptions
 ) -> Footprint:
     recipe, (device, dtype) = chosen.resolved.recipe, machine
-    widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
     load = Load.of(chosen.schemes, text, 2 if recipe.reference else 1)
-    itemsize = ITEMSIZE[widest]
+    itemsize = ITEMSIZE[dtype]
     return Footprint(chosen.seen.largest, load, itemsize, limit, device, text.most_items)
 
 

@@ -6,7 +6,7 @@ named rate, since the speed of the Hub is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from qaudit.core.registry import parse_scheme
 from qaudit.report.format import count, duration, listing, plural, size
@@ -54,8 +54,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _later(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.otherwise is not None:
-        yield "then", _otherwise(plan.otherwise, plan.perturbations)
-    if plan.recipe.arithmetic and "rounding" not in plan.perturbations:
+        yield "then", _otherwise(plan.otherwise)
+    elif plan.recipe.arithmetic:
         yield "note", "arithmetic is not included: it would take more than a tenth of this scan"
 
 
@@ -131,10 +131,9 @@ def _time(plan: Plan) -> str:
     return f"{text} to compute; downloads run at the same time" if fetching else text
 
 
-def _otherwise(price: Further, perturbations: Sequence[str]) -> str:
-    how = [f"in {kind}" if kind != "rounding" else "rounded otherwise" for kind in perturbations]
+def _otherwise(price: Further) -> str:
     return (
-        f"what ships is computed {listing(how)}: at most {price.streams} streams, "
+        f"what ships is computed rounded otherwise: at most {price.streams} streams, "
         f"{_seconds(price.seconds_low)} to {_seconds(price.seconds_high)}"
     )
 

@@ -24,7 +24,6 @@ from qaudit.types import (
     MeasurementRow,
     NextStep,
     Pass,
-    Perturbation,
     Pick,
     Pins,
     Plan,
@@ -144,7 +143,7 @@ class ResultDocument:
 
     scheme: str
     spec: str
-    perturbed: Perturbation | None
+    perturbed: bool
     evidence: str
     sha256: str
     tasks: tuple[TaskFile, ...] = ()

@@ -39,7 +39,6 @@ from qaudit.types import (
     GreedySearch,
     Measurement,
     MeasurementRow,
-    Perturbation,
     Subject,
     TaskEvidence,
     TaskRow,
@@ -111,8 +110,7 @@ class Filed:
     measurement: Measurement
     path: Path
     task_paths: tuple[tuple[str, Path], ...] = ()
-    perturbed: Perturbation | None = None  # how it was computed otherwise
-    device: str | None = None  # of another kind than that which measured the subject
+    perturbed: bool = False  # rounded otherwise
 
 
 def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:

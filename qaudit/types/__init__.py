@@ -8,7 +8,6 @@ from qaudit.types.audit import (
     AuditRecord,
     Further,
     Pass,
-    Perturbation,
     Plan,
     Plugin,
     PluginKind,

@@ -60,14 +60,6 @@ class Price:
         )
 
 
-Perturbation = Literal["rounding", "float32", "bfloat16", "float16"]
-"""How a pass computes otherwise, to measure what arithmetic alone moves.
-
-`rounding`: what enters each block is moved as far as rounding in one block does, in other batches.
-A dtype: the same in that dtype.
-"""
-
-
 @dataclass(frozen=True)
 class Pass:
     """One subject sent once through its blocks, every stream side by side.
@@ -79,11 +71,10 @@ class Pass:
     schemes: tuple[str, ...]  # in canonical form
     full_precision: bool = True  # whether the model as it is becomes a measurement, too
     draw: int = 0  # of the calibration text
-    perturbed: Perturbation | None = None  # None: a measurement of the subject
+    perturbed: bool = False  # rounded otherwise, to measure what arithmetic alone moves
     price: Price = Price()
     shipped: tuple[Checkpoint, ...] = ()  # the quantized files that `schemes` names
     reference: Subject | None = None  # runs beside it: its streams are compared with this one too
-    device: str | None = None  # measured before; now on this kind of device, to compare kinds
 
     @property
     def beside(self) -> tuple[Checkpoint, ...]:
@@ -140,8 +131,7 @@ class Plan:
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
     item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
-    perturbations: tuple[Perturbation, ...] = ()  # what ships is computed so too, once it is known
-    otherwise: Further | None = None  # the upper price of that
+    otherwise: Further | None = None  # the upper price of rounding what ships otherwise
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
     plugins: tuple[Plugin, ...] = ()  # of other distributions
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)

@@ -134,10 +134,6 @@ _OF_AUDITS: dict[str, Code] = {
         "documents have equal sums",
         "Documents with the same losses in every measurement are copies, and one observation.",
     ),
-    "QA044": Code(
-        "subjects were measured on devices of several kinds",
-        "Each kind rounds otherwise; one subject is measured on each of them to show how far.",
-    ),
 }
 
 _OF_METRICS = {metric.code: Code(metric.title, metric.reason) for metric in METRICS.values()}

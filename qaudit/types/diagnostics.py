@@ -117,10 +117,10 @@ class Noise(Row):
 
     `documents` is the standard error over documents, `draw` the standard deviation over draws of
     calibration text, `numerical` what arithmetic alone moved it by: what enters each block, by
-    about what rounding in one block makes, and other batches. `other_dtype` is what the dtype
-    `compare_dtype` moved it by. All are fractions of the loss in full precision; None is not
-    measured. `kl_floor` and `top1_floor` are what the same moved KL divergence (nats per token) and
-    agreement by; for full precision, its own from what it is unperturbed.
+    about what rounding in one block makes, and other batches. All are fractions of the loss in
+    full precision; None is not measured. `kl_floor` and `top1_floor` are what the same moved KL
+    divergence (nats per token) and agreement by; for full precision, its own from what it is
+    unperturbed.
     """
 
     subject: str
@@ -133,9 +133,6 @@ class Noise(Row):
     numerical_nats: float | None = None  # the same in nats per token
     kl_floor: float | None = None
     top1_floor: float | None = None
-    other_dtype: float | None = None
-    other_dtype_nats: float | None = None
-    other_dtype_kl: float | None = None
     unit: Literal["fraction"] = "fraction"
 
 

@@ -41,7 +41,7 @@ class Pins:
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """All passes of one subject in one round, on one device: never divided between processes."""
+    """All passes of one subject in one round: never divided between processes."""
 
     passes: tuple[Pass, ...]
 
@@ -52,15 +52,6 @@ class WorkUnit:
     @property
     def label(self) -> str:
         return self.subject.label
-
-    @property
-    def device(self) -> str | None:
-        return self.passes[0].device
-
-    @property
-    def name(self) -> str:
-        """The label, with the device where only one kind will do."""
-        return self.label if self.device is None else f"{self.label} on {self.device}"
 
     @property
     def flops(self) -> float:
@@ -78,7 +69,7 @@ class WorkUnit:
         """Identify the work by what is measured, under any label."""
         passes = [(p.schemes, p.full_precision, p.draw, p.perturbed) for p in self.passes]
         shipped = [checkpoint.content for step in self.passes for checkpoint in step.shipped]
-        place = [] if self.device is None else [self.device]
+        place = []
         settings = [c.settings_content for c in self.checkpoints if c.settings]
         place += [f"reference:{p.reference.content}" for p in self.passes if p.reference]
         place.append(digest(settings))
@@ -107,12 +98,12 @@ def work_of(plan: Plan) -> tuple[object, ...]:
     releases = tuple(release.label for release in plan.releases)
     units = tuple(unit.content for unit in units_of(plan.passes))
     decides = (plan.device, plan.dtype, plan.context, plan.column_loop)
-    return (decides, units, releases, plan.recipe, plan.perturbations)
+    return (decides, units, releases, plan.recipe, plan.otherwise is None)
 
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:
-    """Return passes by subject and device, in their order."""
-    groups = groupby(passes, lambda one: (one.subject, one.device))
+    """Return passes by subject, in their order."""
+    groups = groupby(passes, lambda one: one.subject)
     return tuple(WorkUnit(tuple(some)) for _, some in groups)
 
 

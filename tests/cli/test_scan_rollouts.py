@@ -154,14 +154,6 @@ def test_the_same_scan_measures_no_rollout_again(place: Path, scan: Run) -> None
     assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.npz")} == before
 
 
-@pytest.mark.usefixtures("rolls")
-def test_arithmetic_is_measured_of_documents_beside_rollouts(place: Path, scan: Run) -> None:
-    done = scan(*ROLLOUTS, "--compare-dtype", "bfloat16")
-    assert done.code == 0, done.err
-    rows = {row["scheme"]: row for row in audit_of(place / "out")["diagnostics"]["noise"]}
-    assert rows["rtn-4bit"]["other_dtype_nats"] > 0
-
-
 def test_a_release_with_rollouts_is_gated_by_one_with_others(
     place: Path, rolls: Path, scan: Run, qaudit: Run
 ) -> None:

@@ -18,10 +18,8 @@ from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tasks import Machine, Task
-from qaudit.executors.events import UnitOutcome
-from qaudit.judging import moved_by
 from qaudit.planning.cost import Load, flops
-from qaudit.planning.further import fits_rounding, price_otherwise
+from qaudit.planning.further import price_otherwise
 from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import ResultStore
@@ -29,7 +27,6 @@ from qaudit.types import (
     Checkpoint,
     Corpus,
     EvaluationDocument,
-    Perturbation,
     Price,
     Protocol,
     Ref,
@@ -37,7 +34,6 @@ from qaudit.types import (
     WeightFile,
     Window,
 )
-from tests.support.filled import filled
 from tests.support.models import save_model
 from tests.support.running import floor_of, is_stored, measure_each, tasks_of
 from tests.support.series import find_checkpoints
@@ -185,8 +181,8 @@ def test_the_floor_is_the_first_draw_perturbed_and_no_measurement(
 ) -> None:
     tasks = tasks_of(subjects, corpus(), SCHEMES)
     assert [[one.perturbed for one in some] for some in tasks] == [
-        [None, None, None],
-        [None, None, None, "rounding"],
+        [False, False, False],
+        [False, False, False, True],
     ]
     assert floor_of(tasks, MACHINE, store) == {}
     filed = measure_each(tasks[1], MACHINE, store)
@@ -231,14 +227,14 @@ def test_progress_names_the_pass(subjects: list[Subject], store: ResultStore) ->
     for one in task:
         measure(one, MACHINE, store, lambda done, total, what: said.append(what))
     heard = dict.fromkeys(what.partition(",")[2].strip() for what in said)
-    assert list(heard) == ["", "calibration seed 5", "perturbed: rounding"]
+    assert list(heard) == ["", "calibration seed 5", "rounded otherwise"]
 
 
 def test_rounding_moves_gptq_and_hardly_what_does_not_calibrate(
     subjects: list[Subject], store: ResultStore
 ) -> None:
     task = Task.unplanned(subjects[1], corpus(1), SCHEMES)
-    again = task.changed(perturbed="rounding")
+    again = task.changed(perturbed=True)
     for one in (task, again):
         measure(one, MACHINE, store)
     moved = {name: one for (_, name), one in floor_of([[task, again]], MACHINE, store).items()}
@@ -253,7 +249,7 @@ def test_full_precision_diverges_from_itself_by_the_floor_of_kl(
     subjects: list[Subject], store: ResultStore
 ) -> None:
     task = Task.unplanned(subjects[1], corpus(1), SCHEMES)
-    again = task.changed(perturbed="rounding")
+    again = task.changed(perturbed=True)
     filed = [measure(one, MACHINE, store) for one in (task, again)]
     floor = floor_of([[task, again]], MACHINE, store)
     rtn = SCHEMES[1].short
@@ -269,25 +265,10 @@ def test_full_precision_diverges_from_itself_by_the_floor_of_kl(
     assert (floor["step20", rtn].kl or 0.0) < 1e-7
 
 
-def test_another_dtype_has_no_floor_of_full_precision(
-    subjects: list[Subject], store: ResultStore
-) -> None:
-    """One pass has one model: schemes alone have a KL divergence in both."""
-    task = Task.unplanned(subjects[1], corpus(1), SCHEMES[:2])
-    other = task.changed(perturbed="bfloat16")
-    first, again = (measure(one, MACHINE, store) for one in (task, other))
-    otherwise = (replace(one, perturbed="bfloat16") for one in again)
-    moved = moved_by("bfloat16", [UnitOutcome("step20", (*first, *otherwise))])
-    assert {name: one.kl is None for (_, name), one in moved.items()} == {
-        "fp": True,
-        **{scheme.short: False for scheme in SCHEMES[:2]},
-    }
-
-
 def test_a_part_of_the_floor_is_measured_against_what_is_unperturbed(
     subjects: list[Subject], store: ResultStore
 ) -> None:
-    task = Task.unplanned(subjects[1], corpus(1), SCHEMES, perturbed="rounding")
+    task = Task.unplanned(subjects[1], corpus(1), SCHEMES, perturbed=True)
     before = measure(task, MACHINE, store)
     before[1].path.unlink()
     after = measure(task, MACHINE, store)
@@ -301,10 +282,9 @@ def test_a_perturbed_pass_of_gptq_stores_other_codes(
 ) -> None:
     """A model as small as this has few codes: a unit of bfloat16 in each block turns some over."""
     machine = replace(MACHINE, dtype=torch.bfloat16)
-    weights: dict[tuple[str, str | None], list[torch.Tensor]] = {}
-    losses: dict[tuple[str, str | None], float] = {}
-    kinds: tuple[Perturbation | None, ...] = (None, "rounding")
-    for kind in kinds:
+    weights: dict[tuple[str, bool], list[torch.Tensor]] = {}
+    losses: dict[tuple[str, bool], float] = {}
+    for kind in (False, True):
 
         def watch(scheme: Scheme, _: Linears, quantized: Quantized) -> None:
             weights.setdefault((scheme.name, kind), []).extend(quantized.weights.values())  # noqa: B023
@@ -314,29 +294,16 @@ def test_a_perturbed_pass_of_gptq_stores_other_codes(
             losses[one.measurement.scheme, kind] = one.measurement.evidence.nll_sum.sum()
 
     def same(name: str) -> list[bool]:
-        pairs = zip(weights[name, None], weights[name, "rounding"], strict=True)
+        pairs = zip(weights[name, False], weights[name, True], strict=True)
         return [torch.equal(a, b) for a, b in pairs]
 
     def moved(name: str) -> float:
-        return abs(losses[name, "rounding"] / losses[name, None] - 1)
+        return abs(losses[name, True] / losses[name, False] - 1)
 
     assert all(same("rtn"))
     assert not all(same("gptq"))
     gptq, rtn, _ = (scheme.short for scheme in SCHEMES)
     assert moved(gptq) > max(1e-5, 2 * moved(rtn))
-
-
-def test_another_dtype_is_computed_in_it_and_filed_apart(
-    subjects: list[Subject], store: ResultStore, tmp_path: Path
-) -> None:
-    task = Task.unplanned(subjects[1], corpus(1), SCHEMES[:2], perturbed="bfloat16")
-    filed = measure(task, MACHINE, store)
-    there = replace(MACHINE, dtype=torch.bfloat16)
-    other = measure(task.changed(perturbed=None), there, ResultStore(tmp_path / "other"))
-    for one, two in filled(zip(filed, other, strict=True)):
-        assert one.path.parent.name == "floor"
-        sums = one.measurement.evidence.nll_sum, two.measurement.evidence.nll_sum
-        np.testing.assert_array_equal(*sums)
 
 
 @pytest.mark.parametrize(
@@ -437,15 +404,14 @@ def test_what_ships_is_rounded_otherwise_for_a_tenth_of_the_scan() -> None:
     few, many = ([series_of(f"step{k}") for k in range(count)] for count in (2, 40))
     for series, fits in ((few, False), (many, True)):
         passes = passes_of(series, SCHEMES, 1, pricing)
-        assert not [step for step in passes if step.perturbed is not None]
-        assert fits_rounding(series, SCHEMES, pricing, passes) is fits
-        assert not fits_rounding(series, SCHEMES[1:2], pricing, passes)  # nothing calibrates
-    price = price_otherwise(many, SCHEMES, pricing, ("rounding", "bfloat16"), ("cpu", "float32"))
+        assert not [step for step in passes if step.perturbed]
+        price = price_otherwise(series, SCHEMES, pricing, passes, ("cpu", "float32"))
+        assert (price is not None) is fits
+        # Nothing calibrates.
+        assert price_otherwise(series, SCHEMES[1:2], pricing, passes, ("cpu", "float32")) is None
     assert price is not None
-    # Beside rounding, full precision runs unperturbed as well.
-    assert price.streams == 1 + 2 + 1 + 1
+    assert price.streams == 1 + 2  # full precision runs unperturbed as well
     assert 0 < price.seconds_low <= price.seconds_high
-    assert price_otherwise(many, SCHEMES, pricing, (), ("cpu", "float32")) is None
 
 
 def test_draws_without_calibration_cost_nothing() -> None:

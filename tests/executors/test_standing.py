@@ -112,7 +112,7 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
         log(planned, f"{number}-of-3", began(), done, {"subject": "step10"}, ago=5)
     one = standing_of(planned)
     assert one.left_seconds == pytest.approx(20 * max(map(len, parts[:2])) - 5)
-    assert one.waiting == tuple(unit.name for unit in parts[2])
+    assert one.waiting == tuple(unit.label for unit in parts[2])
     text = render(one)
     assert f"about {one.left_seconds:.0f} s left in the parts that run; " in text
     assert text.splitlines()[0].endswith("in no part that runs")

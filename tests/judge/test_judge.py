@@ -599,7 +599,7 @@ def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     assert row.numerical_nats == 0.002
     assert row.numerical == pytest.approx(0.002 / ce)
     assert (full.numerical, full.interval, full.draw) == (0.0, None, None)
-    assert (row.kl_floor, row.top1_floor, row.other_dtype_kl) == (0.01, 0.1, None)
+    assert (row.kl_floor, row.top1_floor) == (0.01, 0.1)
     assert (full.kl_floor, full.top1_floor) == (1e-12, None)
     assert noise_of(judgement, SOUP, "gptq-4bit").numerical is None
 

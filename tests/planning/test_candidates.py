@@ -35,7 +35,7 @@ def test_only_what_no_pass_measures_is_a_candidate_and_each_once() -> None:
 def test_passes_of_further_draws_and_perturbed_ones_measure_no_candidate() -> None:
     others = [
         Pass(alone(SERIES[0]), SPECS, draw=1),
-        Pass(alone(SERIES[0]), SPECS, perturbed="rounding"),
+        Pass(alone(SERIES[0]), SPECS, perturbed=True),
     ]
     candidates = candidates_of([*others, search("best", *SERIES[:2])])
     assert [one.subject.label for one in candidates] == [one.label for one in SERIES[:2]]

@@ -19,7 +19,7 @@ from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
 from qaudit.judge.pooling import Moved
-from qaudit.judging import moved_by, tables_of
+from qaudit.judging import moved_by_rounding, tables_of
 from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.sizes import Sizes, TextSize
@@ -85,14 +85,14 @@ def tasks_of(
         [Task.of(one, corpus) for one in passes if one.subject == subject] for subject in subjects
     ]
     if drawn := tuple(scheme.spec for scheme in calibrated(schemes)):
-        tasks[-1].append(Task.of(Pass(subjects[-1], drawn, perturbed="rounding"), corpus))
+        tasks[-1].append(Task.of(Pass(subjects[-1], drawn, perturbed=True), corpus))
     return tasks
 
 
 def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[Filed]:
     """Return the results of all passes of a subject, perturbed ones left out."""
     results = [(task, measure(task, machine, store)) for task in tasks]
-    return [one for task, some in results if task.perturbed is None for one in some]
+    return [one for task, some in results if not task.perturbed for one in some]
 
 
 def is_stored(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> bool:
@@ -108,7 +108,7 @@ def floor_of(
         results = [(task, look_up(task, machine, store).results) for task in some]
         filed = [replace(one, perturbed=task.perturbed) for task, found in results for one in found]
         events.append(UnitOutcome(some[0].subject.label, tuple(filed)))
-    return moved_by("rounding", events)
+    return moved_by_rounding(events)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from qaudit.types import FULL_PRECISION, ClassVerdict, Noise
 COLUMNS = doc.columns(
     "subject", "scheme", "draws", "added loss, %", "documents", "one draw", "arithmetic"
 )
-DTYPE_COLUMNS = (*COLUMNS, *doc.columns("dtype"))
 
 
 def noise_section(view: View) -> tuple[doc.Block, ...]:
@@ -23,9 +22,8 @@ def noise_section(view: View) -> tuple[doc.Block, ...]:
     blocks: list[doc.Block] = [doc.bullets(*_sources(view))]
     quantized = [row for row in rows if row.scheme != FULL_PRECISION]
     if quantized:
-        names = COLUMNS if _dtype(view) is None else DTYPE_COLUMNS
         blocks.append(doc.paragraph(_budget(view)))
-        blocks.append(doc.TableBlock(names, tuple(_row(row, len(names)) for row in quantized)))
+        blocks.append(doc.TableBlock(COLUMNS, tuple(map(_row, quantized))))
     return tuple(blocks)
 
 
@@ -38,7 +36,7 @@ def _shown(view: View) -> set[str]:
     return labels | ({view.last.label} if view.last else set())
 
 
-def _row(noise: Noise, width: int) -> doc.TableRow:
+def _row(noise: Noise) -> doc.TableRow:
     cells = [
         doc.name_cell(noise.subject),
         *map(
@@ -50,11 +48,10 @@ def _row(noise: Noise, width: int) -> doc.TableRow:
                 shown(noise.documents, points),
                 shown(noise.draw, points),
                 shown(noise.numerical, points),
-                shown(noise.other_dtype, points),
             ),
         ),
     ]
-    return doc.TableRow(tuple(cells[:width]))
+    return doc.TableRow(tuple(cells))
 
 
 def _sources(view: View) -> list[str]:
@@ -117,9 +114,6 @@ def _arithmetic(view: View) -> Iterator[str]:
         "moves it, and other batches, changed the added loss, in percentage points (the most, "
         f"and the root mean square): {listing(moved)}."
     )
-    dtype = _dtype(view)
-    if dtype is not None and (shifts := list(_moved(view, "other_dtype"))):
-        yield f"{dtype} in place of {view.audit.plan.dtype} changed it by: {listing(shifts)}."
 
 
 def _moved(view: View, name: str) -> Iterator[str]:
@@ -161,15 +155,9 @@ def _root_mean_square(parts: Sequence[float]) -> float:
     return math.hypot(*parts) / math.sqrt(len(parts))
 
 
-def _dtype(view: View) -> str | None:
-    return view.audit.plan.recipe.compare_dtype
-
-
 def _budget(view: View) -> str:
-    text = (
+    return (
         "What makes added losses uncertain, in percentage points: the standard error over "
         f"{view.unit}s, the standard deviation over calibration draws, and the change by "
-        "arithmetic alone"
+        "arithmetic alone."
     )
-    text += "" if _dtype(view) is None else f" and by {_dtype(view)}"
-    return f"{text}."
