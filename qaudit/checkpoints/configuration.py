@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qaudit.checkpoints.dcp import WITHOUT_CONFIGURATION, dcp_folder
 from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
 from qaudit.whole import read_regular
 
@@ -46,9 +47,12 @@ def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any
         for inner in tables_of(table):
             _check(inner)
     except OSError as error:
+        hint = "a checkpoint folder has one beside its weights"
+        if dcp_folder(folder):
+            hint = WITHOUT_CONFIGURATION
         raise SourceError(
             f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="a checkpoint folder has one beside its weights",
+            hint=hint,
         ) from error
     except json.JSONDecodeError as error:
         raise ConfigurationError(

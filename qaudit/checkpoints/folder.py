@@ -12,12 +12,21 @@ series is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import unread_shards, weight_files
+from qaudit.checkpoints.adapters import read_adapter
+from qaudit.checkpoints.dcp import WITHOUT_CONFIGURATION
+from qaudit.checkpoints.places import own_folder
+from qaudit.checkpoints.safetensors import (
+    ADAPTER,
+    is_adapter,
+    only_dcp,
+    unread_shards,
+    weight_files,
+)
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
@@ -93,20 +102,53 @@ def _without_copy(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Read every weight file and small file once and keep the hash of its bytes."""
-    return tuple(_with_files(c, folder_of(c)) for c in checkpoints)
+    return tuple(_with_files(c, own_folder(c)) for c in checkpoints)
 
 
 def _with_files(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     doubt = unread_shards(folder)
     suspect = (*checkpoint.suspect, doubt) if doubt else checkpoint.suspect
-    settings = settings_in(folder)
-    return replace(checkpoint, files=_hashed(folder), settings=settings, suspect=suspect)
+    read = replace(checkpoint, files=_hashed(folder), settings=settings_in(folder), suspect=suspect)
+    parent = Path(folder.absolute().parent)
+    if (folder / "config.json").is_file() or not (parent / "config.json").is_file():
+        return read
+    if only_dcp(folder) is None:
+        return read
+    base = Checkpoint(Ref(str(parent)), parent.name, settings=settings_in(parent))
+    return replace(read, base=base, settings=base.settings)
+
+
+def with_base(
+    checkpoint: Checkpoint, find_on_hub: Callable[[str, str | None], Checkpoint]
+) -> Checkpoint:
+    """Return an adapter with the model that it changes: a folder on this machine, or of the Hub."""
+    folder = own_folder(checkpoint)
+    if checkpoint.commit is not None or not is_adapter(folder):
+        return checkpoint
+    settings = read_adapter(folder)
+    if settings.base is None:
+        raise SourceError(
+            f"`{folder / ADAPTER}` does not name the model that the adapter was trained on",
+            hint="write its folder or its repository there, as `base_model_name_or_path`",
+        )
+    places = (Path(settings.base), folder / settings.base)
+    if here := next((place for place in places if (place / "config.json").is_file()), None):
+        base = _with_files(Checkpoint(Ref(str(here)), here.resolve().name), here)
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", settings.base) and settings.base[0] != ".":
+        base = find_on_hub(settings.base, settings.revision)
+    else:
+        raise SourceError(
+            f"`{checkpoint.label}` is an adapter of `{settings.base}`, which is not here",
+            hint=f"put that model there, or write where it is into `{folder / ADAPTER}`, as "
+            "`base_model_name_or_path`",
+        )
+    return replace(checkpoint, base=base, settings=base.settings)
 
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:
     """Return the bytes of the weights of a checkpoint, without reading them."""
     try:
-        return sum(path.stat().st_size for path in weight_files(folder_of(checkpoint)))
+        return sum(path.stat().st_size for path in weight_files(own_folder(checkpoint)))
     except OSError:
         return 0
 
@@ -148,7 +190,7 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     subfolders = [(place, sub.name) for sub in inside if (place := _checkpoint_at(sub))]
     itself = (folder, folder.resolve().name)
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or is_adapter(folder):
         numbered = [(place, name) for place, name in subfolders if not parse_name(name).named]
         return [*numbered, itself] if weight_files(folder) or not numbered else numbered
     if subfolders:
@@ -156,6 +198,8 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     if not any(folder.iterdir()):
         raise UsageError(f"`{folder}` is empty", hint="name a folder with checkpoints in it")
     hint = "a checkpoint is a folder with `config.json` and its weights as safetensors"
+    if only_dcp(folder):
+        hint = WITHOUT_CONFIGURATION
     if weight_files(folder):
         raise SourceError(f"`{folder}` holds weights and no `config.json`", hint=hint)
     if runs := _nested_runs(folder):
@@ -199,7 +243,7 @@ def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
 
 def family_of(checkpoint: Checkpoint, name: str) -> Family:
     """Return the family of a checkpoint by its name: of a file beside it, or of those that ship."""
-    folder = folder_of(checkpoint).absolute()
+    folder = own_folder(checkpoint).absolute()
     around = (folder, *list(folder.parents)[:3]) if checkpoint.commit is None else ()
     beside = _family_in(around)
     return beside if beside is not None and beside.family == name else load(name)
@@ -214,7 +258,10 @@ def _hashed(folder: Path) -> tuple[WeightFile, ...]:
     """Return the hashed files, or none if one cannot be read: opening it raises the reason."""
     try:
         paths = weight_files(folder)
-        return tuple(WeightFile(p.name, p.stat().st_size, hash_of(p)) for p in paths)
+        return tuple(
+            WeightFile(p.relative_to(folder).as_posix(), p.stat().st_size, hash_of(p))
+            for p in paths
+        )
     except OSError:
         return ()
 

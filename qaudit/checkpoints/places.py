@@ -46,7 +46,12 @@ def snapshot(repo: str, commit: str, kind: str = "model") -> Path:
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
-    """Return the folder of a checkpoint, which exists once it is fetched."""
+    """Return the folder of a checkpoint's configuration, which exists once it is fetched."""
+    return own_folder(checkpoint.base or checkpoint)
+
+
+def own_folder(checkpoint: Checkpoint) -> Path:
+    """Return the folder of a checkpoint's own weights, which exists once they are fetched."""
     ref = checkpoint.ref
     base = snapshot(ref.location, checkpoint.commit) if checkpoint.commit else Path(ref.location)
     return base / ref.subfolder if ref.subfolder else base

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.dcp import METADATA, DcpFolder, dcp_folder
 from qaudit.checkpoints.header import (
     DAMAGED,
     TensorInfo,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 
 _TORCH_NAMES = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
@@ -46,13 +49,17 @@ _TORCH_NAMES = {
 }  # fmt: skip
 
 
-def headers(folder: Path, without: Collection[str] = ()) -> dict[str, TensorInfo]:
+def headers(
+    folder: Path, without: Collection[str] = (), single: str = SINGLE
+) -> dict[str, TensorInfo]:
     """Return every tensor of a folder's safetensors files, by name.
 
     Shards that hold nothing but tensors that are left out may be missing.
     """
+    if single == SINGLE and (place := only_dcp(folder)):
+        return DcpFolder(place).infos
     tensors: dict[str, TensorInfo] = {}
-    files = _safetensors_files(folder, without)
+    files = [single] if single != SINGLE else _safetensors_files(folder, without)
     for file in files:
         header = _read_header(folder / file, tensors_in)
         for name, info in header.items():
@@ -64,7 +71,7 @@ def headers(folder: Path, without: Collection[str] = ()) -> dict[str, TensorInfo
                     hint="keep the shards of one checkpoint only in the folder",
                 )
             tensors[name] = info
-    placed = weight_map(folder / INDEX) if files != [SINGLE] else {}
+    placed = weight_map(folder / INDEX) if files != [single] else {}
     for name, file in placed.items():
         if name not in without and (name not in tensors or tensors[name].file != file):
             raise SourceError(
@@ -78,13 +85,25 @@ class WeightFolder:
     """The tensors of one checkpoint, read one at a time; may be read from several threads."""
 
     def __init__(
-        self, folder: Path, *, allow_pickle: bool = False, without: Collection[str] = ()
+        self,
+        folder: Path,
+        *,
+        allow_pickle: bool = False,
+        without: Collection[str] = (),
+        single: str = SINGLE,
     ) -> None:
         """Open `folder`; read `.bin` files only if `allow_pickle`."""
         self._folder = folder
-        pickled = allow_pickle and only_pickles(folder)
-        self._pickled = load_pickles(folder, _pickle_files(folder)) if pickled else None
-        self._headers = headers(folder, without) if self._pickled is None else {}
+        pickled = allow_pickle and (only_pickles(folder) or single.endswith(".bin"))
+        files = [single] if single.endswith(".bin") else _pickle_files(folder) if pickled else []
+        self._pickled = load_pickles(folder, files) if pickled else None
+        self._dcp: DcpFolder | None = None
+        self._headers: Mapping[str, TensorInfo] = {}
+        if single == SINGLE and not pickled and (place := only_dcp(folder)):
+            self._dcp = DcpFolder(place)
+            self._headers = self._dcp.infos
+        elif not pickled:
+            self._headers = headers(folder, without, single)
 
     def names(self) -> Sequence[str]:
         return list(self._headers if self._pickled is None else self._pickled)
@@ -96,13 +115,13 @@ class WeightFolder:
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Where each tensor is; nothing of pickled ones."""
-        return self._headers
+        """Where each tensor is; nothing of those in pickles or distributed checkpoints."""
+        return self._headers if self._dcp is None else {}
 
     def metadata(self) -> Mapping[str, str]:
         """Return the texts of all headers; nothing of pickled files."""
         texts: dict[str, str] = {}
-        for file in sorted({info.file for info in self._headers.values()}):
+        for file in sorted({info.file for info in self.infos.values()}):
             texts |= _read_header(
                 self._folder / file, lambda path, text, _: metadata_in(path, text)
             )
@@ -120,6 +139,8 @@ class WeightFolder:
         if self._pickled is not None:
             stored, file = self._pickled[name]
             tensor = stored.clone()
+        elif self._dcp is not None:
+            file, tensor = self._headers[name].file, self._dcp.read(name)
         else:
             info = self._headers[name]
             file = info.file
@@ -132,7 +153,8 @@ class Headers(WeightFolder):
     """Tensors of which only the headers were read, as of files that are still on the Hub."""
 
     def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
-        self._folder, self._pickled, self._headers = Path(), None, dict(infos)
+        self._folder, self._pickled, self._dcp = Path(), None, None
+        self._headers = dict(infos)
 
     def raw(self, name: str) -> bytes:
         raise SourceError(f"`{name}` is not on this machine", hint="download the weights first")
@@ -188,12 +210,20 @@ def _must_name_no_other(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that are read, as far as they exist; never raise for damaged ones."""
+    """Return the files that are read, as far as they exist; never raise for damaged ones.
+
+    The configuration of an adapter is among them: it holds the scale of what the adapter adds.
+    """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if named := _named_by(folder / INDEX):
         return named
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if is_adapter(folder):
+        return [p for n in (ADAPTER, *ADAPTER_WEIGHTS) if (p := folder / n).is_file()][:2]
+    if plain := sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin")):
+        return plain
+    place = dcp_folder(folder)
+    return [place / METADATA, *sorted(place.glob("*.distcp"))] if place else []
 
 
 def unread_shards(folder: Path) -> str | None:
@@ -228,10 +258,22 @@ def _pickle_files(folder: Path) -> list[str]:
     return []
 
 
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter, and no whole model."""
+    whole = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+    return (folder / ADAPTER).is_file() and not whole
+
+
 def only_pickles(folder: Path) -> bool:
     """Return whether the weights of a folder are pickled, and in no other file."""
     has_safetensors = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
     return not has_safetensors and bool(_pickle_files(folder))
+
+
+def only_dcp(folder: Path) -> Path | None:
+    """Return where a folder's distributed checkpoint is, if it holds no weights of other kinds."""
+    place = dcp_folder(folder)
+    return place if place and METADATA in {path.name for path in weight_files(folder)} else None
 
 
 def weight_map(index: Path) -> Mapping[str, str]:

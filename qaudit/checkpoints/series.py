@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.places import own_folder
 from qaudit.checkpoints.trainer_state import TrainerState
 from qaudit.core.doubts import bad_report, equal_report
 from qaudit.errors import UsageError
@@ -119,13 +119,13 @@ def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _where(checkpoint: Checkpoint) -> str:
-    return str(checkpoint.ref if checkpoint.commit else folder_of(checkpoint).resolve())
+    return str(checkpoint.ref if checkpoint.commit else own_folder(checkpoint).resolve())
 
 
 def _above(checkpoint: Checkpoint) -> tuple[str, ...]:
     ref = checkpoint.ref
     if checkpoint.commit is None:
-        return folder_of(checkpoint).absolute().parts[1:-1]
+        return own_folder(checkpoint).absolute().parts[1:-1]
     return (*ref.location.split("/"), *((ref.revision or "main",) if ref.subfolder else ()))
 
 

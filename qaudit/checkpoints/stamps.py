@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.checkpoints.places import own_cache, own_folder
 from qaudit.errors import MachineError
 from qaudit.types import Checkpoint, digest
 from qaudit.whole import open_regular, read_regular, write_whole
@@ -120,7 +120,7 @@ def computed_hash(path: Path, kind: HashKind = "sha256") -> str:
 
 
 def content_read(
-    checkpoint: Checkpoint, folder: Callable[[Checkpoint], Path] = folder_of
+    checkpoint: Checkpoint, folder: Callable[[Checkpoint], Path] = own_folder
 ) -> dict[str, str]:
     """Return the identity of every weight file as it is on the disk now, by file name.
 

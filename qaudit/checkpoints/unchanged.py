@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.places import folder_of, own_folder
 from qaudit.checkpoints.stamps import Stamp, content_read, hash_of
 from qaudit.errors import SourceError
 from qaudit.types import Checkpoint, Subject, WeightFile
@@ -76,9 +76,9 @@ def refuse_changed_settings(checkpoint: Checkpoint) -> None:
     """
     if not checkpoint.settings:
         return
-    folder = folder_of(checkpoint)
+    folder, owner = folder_of(checkpoint), checkpoint.base or checkpoint
     planned = {file.name: file.sha256 for file in checkpoint.settings}
-    if checkpoint.commit is None:
+    if owner.commit is None:
         now = {file.name: file.sha256 for file in settings_in(folder)}
     else:
         now = {name: _as_planned(folder / name, sha256) for name, sha256 in planned.items()}
@@ -103,7 +103,7 @@ def _as_planned(path: Path, planned: str) -> str:
 
 @contextmanager
 def unchanged_files(
-    subject: Subject, folder: Callable[[Checkpoint], Path] = folder_of
+    subject: Subject, folder: Callable[[Checkpoint], Path] = own_folder
 ) -> Iterator[dict[str, str]]:
     """Refuse files that are not those of the plan, when they are opened and after the block.
 
@@ -111,7 +111,9 @@ def unchanged_files(
     """
     hashes: dict[str, str] = {}
     opened: list[tuple[Path, Stamp | None, Checkpoint]] = []
-    for checkpoint, _ in subject.members:
+    members = [checkpoint for checkpoint, _ in subject.members]
+    bases = {c.base.content: c.base for c in members if c.base is not None and c.is_adapter}
+    for checkpoint in (*members, *bases.values()):
         planned = {file.name: file.sha256 for file in checkpoint.files}
         read = planned | {file.name: file.sha256 for file in checkpoint.settings}
         hashes |= {f"{checkpoint.label}/{name}": sha256 for name, sha256 in read.items()}
@@ -121,7 +123,7 @@ def unchanged_files(
         if content_read(checkpoint, folder) != planned:
             raise _changed(checkpoint)
     yield hashes
-    for checkpoint, _ in subject.members:
+    for checkpoint in members:
         refuse_changed_settings(checkpoint)
     for path, stamp, checkpoint in opened:
         if _stamp(path) != stamp:

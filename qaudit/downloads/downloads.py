@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.places import own_folder
 from qaudit.downloads.schedule import Step
 from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
 from qaudit.errors import HubError, SourceError
@@ -70,7 +70,7 @@ class Downloads:
 
     def folder(self, checkpoint: Checkpoint) -> Path:
         """Return where the weights of a checkpoint are, perhaps under another name for them."""
-        return folder_of(self._checked.get(checkpoint.content, checkpoint))
+        return own_folder(self._checked.get(checkpoint.content, checkpoint))
 
     def __enter__(self) -> Downloads:
         if self._sources is not None and any(self._schedule.needs):

@@ -152,7 +152,8 @@ class Sources:
 
 
 def _remote(subject: Subject) -> list[Checkpoint]:
-    return [checkpoint for checkpoint, _ in subject.members if checkpoint.commit is not None]
+    members = [checkpoint.base or checkpoint for checkpoint, _ in subject.members]
+    return [checkpoint for checkpoint in members if checkpoint.commit is not None]
 
 
 def download_schedule(

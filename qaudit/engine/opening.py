@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.safetensors import WeightFolder, unread_tensors
+from qaudit.checkpoints.adapters import open_checkpoint
+from qaudit.checkpoints.places import folder_of, own_folder, weights_of
+from qaudit.checkpoints.safetensors import unread_tensors
 from qaudit.core.registry import parse_merge
 from qaudit.core.shipped import Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, make_rollout_batches
@@ -27,14 +28,17 @@ from qaudit.types import Checkpoint, Subject
 
 
 def open_weights(
-    subject: Subject, *, allow_pickle: bool, folder: Callable[[Checkpoint], Path] = folder_of
+    subject: Subject, *, allow_pickle: bool, folder: Callable[[Checkpoint], Path] = own_folder
 ) -> Weights:
     """Open a subject's weights: a checkpoint's as they are, a soup's merged as they are read."""
     places = [folder(checkpoint) for checkpoint, _ in subject.members]
-    if subject.merge is None and quantization_of(places[0]) is not None:
+    if subject.merge is None and not subject.first.is_adapter and quantization_of(places[0]):
         return QuantizedFolder(places[0])
     without = unread_tensors(places, [checkpoint for checkpoint, _ in subject.members])
-    members = [WeightFolder(p, allow_pickle=allow_pickle, without=without) for p in places]
+    members = [
+        open_checkpoint(checkpoint, allow_pickle=allow_pickle, folder=folder, without=without)
+        for checkpoint, _ in subject.members
+    ]
     if subject.merge is None:
         return members[0]
     labels = [checkpoint.label for checkpoint, _ in subject.members]
@@ -113,7 +117,7 @@ def reference_of(task: Task, machine: Machine) -> Callable[[BlockModel], BlockMo
         return None
     return open_reference(
         subject.label,
-        task.folder(subject.first),
+        folder_of(subject.first) if subject.first.base else task.folder(subject.first),
         partial(open_weights, subject, allow_pickle=machine.allow_pickle, folder=task.folder),
         trust_remote_code=machine.trust_remote_code,
     )

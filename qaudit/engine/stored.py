@@ -76,8 +76,9 @@ def stored(task: Task, weights: Weights) -> StoredStream:
         nbytes = {name: weights.nbytes_of(name) for name in elements}
         return StoredStream(elements, nbytes, weights.nbytes)
     try:
-        folder = task.folder(first)
-        tensors = headers(folder, unread_tensors([folder], [first]))
+        whole = first.base if first.base is not None and first.is_adapter else first
+        folder = task.folder(whole)
+        tensors = headers(folder, unread_tensors([folder], [whole]))
     except SourceError:  # pickled: what the files take is near enough
         return StoredStream(elements, {}, first.nbytes)
     nbytes = {name: tensors[name].nbytes for name in elements}

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.adapters import open_checkpoint
+from qaudit.checkpoints.places import folder_of, own_folder
 from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
@@ -63,7 +63,7 @@ class Task:
     pass_: Pass
     corpus: Corpus
     schemes: tuple[Scheme, ...]
-    folder: Callable[[Checkpoint], Path] = folder_of  # equal weights may be elsewhere
+    folder: Callable[[Checkpoint], Path] = own_folder  # equal weights may be elsewhere
     compared: bool = True  # whether the divergence from full precision is measured
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
     kept: tuple[Path, str] | None = None  # where its pass is kept, and what decides its results
@@ -274,7 +274,7 @@ def _check_identifiable(task: Task, machine: Machine) -> None:
     for checkpoint, _ in task.subject.members:
         if not checkpoint.files:
             if checkpoint.commit is None:  # opening it raises the error that names the file
-                WeightFolder(folder_of(checkpoint), allow_pickle=machine.allow_pickle)
+                open_checkpoint(checkpoint, allow_pickle=machine.allow_pickle)
             raise SourceError(
                 f"the weights of `{checkpoint.label}` could not be read when the audit was planned",
                 hint="run the same command again",

@@ -176,6 +176,8 @@ def _mixes(series: _Series) -> list[tuple[Checkpoint, Checkpoint, int]]:
     pairs: dict[tuple[str, str], tuple[Checkpoint, Checkpoint, int]] = {}
     for checkpoint in series.read:
         for file in checkpoint.files:
+            if file.name == "adapter_config.json":  # the same for every step of a run
+                continue
             other = owners.setdefault((file.name, file.sha256), checkpoint)
             if other is not checkpoint and _bytes(other) != _bytes(checkpoint):
                 key = (other.label, checkpoint.label)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from qaudit.checkpoints import folder
 from qaudit.errors import SourceError, UsageError
@@ -114,7 +115,18 @@ def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> st
 def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoint, ...]:
     """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
-    return tuple(hashed for c in read for hashed in ((c,) if c.commit else folder.with_hashes([c])))
+    hashed = (c if c.commit else folder.with_hashes([c])[0] for c in read)
+    return tuple(folder.with_base(c, partial(_base_on_hub, hub)) for c in hashed)
+
+
+def _base_on_hub(hub: Hub | None, repo: str, revision: str | None) -> Checkpoint:
+    """Return the checkpoint of a repository that an adapter was trained on."""
+    hub = hub or open_hub()
+    target = f"hf://{repo}@{revision}" if revision else f"hf://{repo}@main"
+    (base,) = with_files(hub.listing, find_all((target,), None, lambda: hub.listing))
+    if _is_empty(base):
+        raise _without_weights(f"`{repo}`, which an adapter was trained on,", base)
+    return base
 
 
 def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:

@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qaudit.checkpoints.adapters import must_share_tokens, open_checkpoint, read_adapter
 from qaudit.checkpoints.configuration import (
     is_own_code,
     longest_context,
@@ -27,8 +28,8 @@ from qaudit.checkpoints.configuration import (
     read_configuration,
 )
 from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.places import folder_of, own_folder
+from qaudit.checkpoints.safetensors import ADAPTER, WeightFolder
 from qaudit.core.shipped import shipped_reference
 from qaudit.core.sizes import size
 from qaudit.errors import SourceError, UsageError
@@ -65,7 +66,7 @@ def survey(
 ) -> Survey:
     surveyor = _Surveyor(hub, allow_pickle, code)
     models, failures = [], []
-    members = {str(folder_of(c)): c for s in subjects for c, _ in s.members}
+    members = {str(own_folder(c)): c for s in subjects for c, _ in s.members}
     for checkpoint in members.values():
         try:
             models.append(surveyor.look_at(checkpoint))
@@ -135,17 +136,19 @@ class _Surveyor:
         self.references: list[str] = []
 
     def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int, bool]:
+        if checkpoint.base is not None and checkpoint.is_adapter:
+            return self._look_at_adapter(checkpoint, checkpoint.base)
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
             config = read_configuration(folder)
             self._note_quantized(checkpoint, folder)
             sizes = _sizes_if_quantized(checkpoint, folder, config) or Sizes.read(
-                folder, allow_pickle=self._allow_pickle
+                own_folder(checkpoint), allow_pickle=self._allow_pickle
             )
             must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")
             self._must_be_allowed(checkpoint, config)
             if not is_known(config) and quantization_of(folder) is None:
-                weights = WeightFolder(folder, allow_pickle=self._allow_pickle)
+                weights = WeightFolder(own_folder(checkpoint), allow_pickle=self._allow_pickle)
                 must_open(folder, {name: weights.shape(name) for name in weights.names()})
             context = longest_context(config, LONGEST_CONTEXT)
             sizes = with_beside(with_experts(sizes, config), config)
@@ -167,6 +170,23 @@ class _Surveyor:
         context = longest_context(config, LONGEST_CONTEXT)
         sizes = with_beside(with_experts(self._known[key], config), config)
         return sizes, context, reads_trees(config)
+
+    def _look_at_adapter(self, checkpoint: Checkpoint, base: Checkpoint) -> tuple[Sizes, int, bool]:
+        """Look at the base; of an adapter, at what fits or does not where the base is here."""
+        looked = self.look_at(base)
+        folder = folder_of(base)
+        if quantization_of(folder) is not None:
+            raise SourceError(
+                f"`{base.label}`, which the adapter `{checkpoint.label}` changes, is quantized",
+                hint="name the model that it was quantized from as `base_model_name_or_path` in "
+                f"`{own_folder(checkpoint) / ADAPTER}`",
+            )
+        must_share_tokens(own_folder(checkpoint), folder)
+        if base.commit is None or self._hub is None or not self._hub.fetcher.nbytes_missing(base):
+            open_checkpoint(checkpoint, allow_pickle=self._allow_pickle)
+        else:
+            read_adapter(own_folder(checkpoint))
+        return looked
 
     def _note_quantized(self, checkpoint: Checkpoint, folder: Path) -> None:
         if quantization_of(folder) is not None:

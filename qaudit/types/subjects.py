@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 FULL_PRECISION = "fp"
 """The display name and spec of the stream that is never quantized."""
@@ -82,15 +82,22 @@ class Checkpoint:
     requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # each needs an option
     settings: tuple[WeightFile, ...] = ()  # configuration, tokenizer, index
     unread: tuple[WeightFile, ...] = ()  # hold only towers that text never enters
+    base: Checkpoint | None = None
+    """The model that an adapter changes; of weights without a configuration, where that is."""
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.base is not None and bool(self.base.files)
 
     @property
     def nbytes(self) -> int:
-        return sum(file.nbytes for file in self.files)
+        return sum(file.nbytes for file in self.files) + (self.base.nbytes if self.base else 0)
 
     @property
     def content(self) -> str:
         """Identify the weights by their bytes, not by their place or name."""
-        return digest(sorted((f.name, f.sha256) for f in self.files))
+        files: list[Any] = sorted((f.name, f.sha256) for f in self.files)
+        return digest([*files, self.base.content] if self.base and self.is_adapter else files)
 
     @property
     def whole(self) -> Checkpoint:

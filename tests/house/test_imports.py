@@ -90,6 +90,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
+        "qaudit.checkpoints.dcp",  # pieces of it are pickles, too
     ),
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.bnb_codes",),

@@ -1,0 +1,276 @@
+"""LoRA adapters: a base's tensors with what an adapter adds, merged one at a time as they are read.
+
+The arithmetic is that of PEFT's `merge_and_unload` on a model in the base's dtype, whose adapters
+are in float32: W + scale B A, rounded once to the dtype of W. `scale` is alpha / r, or alpha over
+the root of r (rsLoRA), each by `rank_pattern` and `alpha_pattern`; DoRA (2402.09353) then gives
+each row the norm that was learned. Modules that were trained whole (`modules_to_save`) and biases
+take the place of the base's. What PEFT merges in another way is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.configuration import read_configuration, unreadable
+from qaudit.checkpoints.places import own_folder
+from qaudit.checkpoints.safetensors import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    WeightFolder,
+    unread_tensors,
+)
+from qaudit.core.patterns import slow_reason
+from qaudit.errors import ConfigurationError, SourceError
+from qaudit.types import Checkpoint
+from qaudit.whole import read_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PREFIX = "base_model.model."
+_PARTS = {
+    "lora_A.weight": "A", "lora_B.weight": "B", "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude", "lora_embedding_A": "embedding_A",
+    "lora_embedding_B": "embedding_B",
+}  # fmt: skip
+_OTHER_ARITHMETIC = (
+    "layer_replication", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "velora_config",
+    "monteclora_config", "alora_invocation_tokens", "trainable_token_indices", "target_parameters",
+    "lora_bias", "megatron_config",
+)  # fmt: skip
+"""Settings of PEFT under which the merged weights are other than those computed here."""
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """What `adapter_config.json` says of the arithmetic, and of the base."""
+
+    base: str | None
+    revision: str | None
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float]
+    alpha_pattern: Mapping[str, float]
+    rank_stabilized: bool
+    fan_in_fan_out: bool
+
+    def scale(self, module: str, rank: int) -> float:
+        alpha = float(_by_pattern(self.alpha_pattern, module, self.alpha))
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+    def rank_of(self, module: str) -> int:
+        return int(_by_pattern(self.rank_pattern, module, self.rank))
+
+
+def read_adapter(folder: Path) -> AdapterSettings:
+    """Read `adapter_config.json`, or refuse what is not merged as PEFT merges it."""
+    table = read_configuration(folder, ADAPTER)
+    path = folder / ADAPTER
+    if (kind := table.get("peft_type")) != "LORA":
+        raise ConfigurationError(
+            f"`{path}` is of type `{str(kind)[:40]}`, and adapters of type `LORA` are merged",
+            hint="merge it into its base with its own library, and scan the result",
+        )
+    for key in _OTHER_ARITHMETIC:
+        if table.get(key):
+            raise ConfigurationError(
+                f"`{path}` sets `{key}`, and such adapters are not merged here",
+                hint="merge it into its base with PEFT (`merge_and_unload`), and scan the result",
+            )
+    base, revision = table.get("base_model_name_or_path"), table.get("revision")
+    try:
+        return AdapterSettings(
+            base=str(base) if base else None,
+            revision=str(revision) if revision else None,
+            rank=_number(table, "r", int),
+            alpha=_number(table, "lora_alpha", float),
+            rank_pattern=_pattern(table, "rank_pattern"),
+            alpha_pattern=_pattern(table, "alpha_pattern"),
+            rank_stabilized=bool(table.get("use_rslora")),
+            fan_in_fan_out=bool(table.get("fan_in_fan_out")),
+        )
+    except (TypeError, ValueError, re.error) as error:
+        raise ConfigurationError(
+            f"`{path}` cannot be read: {error}", hint="take the file that PEFT wrote"
+        ) from error
+
+
+def open_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    allow_pickle: bool,
+    folder: Callable[[Checkpoint], Path] = own_folder,
+    without: Collection[str] = (),
+) -> WeightFolder | AdaptedWeights:
+    """Open the weights of a checkpoint, of an adapter with those of its base."""
+    if checkpoint.base is None or not checkpoint.is_adapter:
+        return WeightFolder(folder(checkpoint), allow_pickle=allow_pickle, without=without)
+    unread = unread_tensors([folder(checkpoint.base)], [checkpoint.base])
+    base = WeightFolder(folder(checkpoint.base), allow_pickle=allow_pickle, without=unread)
+    return AdaptedWeights(base, folder(checkpoint), allow_pickle=allow_pickle)
+
+
+def _weights_in(folder: Path) -> str:
+    name = next((n for n in ADAPTER_WEIGHTS if (folder / n).is_file()), None)
+    if name is None:
+        raise SourceError(
+            f"`{folder}` has `{ADAPTER}` and no weights of an adapter",
+            hint=f"PEFT writes `{ADAPTER_WEIGHTS[0]}` beside it",
+        )
+    return name
+
+
+def must_share_tokens(folder: Path, base: Path) -> None:
+    """Refuse an adapter whose own tokenizer makes other tokens than that of its base."""
+    texts = [place / "tokenizer.json" for place in (folder, base)]
+    if not all(path.is_file() for path in texts):
+        return
+    # Trainer writes the file anew; padding and the order of keys are of no consequence.
+    keys = ("model", "added_tokens", "normalizer", "pre_tokenizer")
+    first, second = (_table(path) for path in texts)
+    if differing := [key for key in keys if first.get(key) != second.get(key)]:
+        raise SourceError(
+            f"`{texts[0]}` and `{texts[1]}` differ in `{differing[0]}`: the adapter was trained on "
+            "other tokens than its base",
+            hint="merge it into its base with PEFT (`merge_and_unload`), save its tokenizer "
+            "beside the result, and scan that",
+        )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    with unreadable(f"`{path}` cannot be read", "take that of the base"):
+        return dict(json.loads(read_regular(path).decode()))
+
+
+class AdaptedWeights:
+    """The weights of a base with an adapter, as one source of tensors."""
+
+    def __init__(self, base: WeightFolder, folder: Path, *, allow_pickle: bool = False) -> None:
+        """Open an adapter's folder beside the weights of its base; check every name and shape."""
+        self._base, self._folder = base, folder
+        self._settings = read_adapter(folder)
+        self._adapter = WeightFolder(folder, allow_pickle=allow_pickle, single=_weights_in(folder))
+        self._parts: dict[str, dict[str, str]] = {}  # of each module: the part, and its tensor
+        self._whole: dict[str, str] = {}  # of the base -> of the adapter, in place of it
+        known = set(base.names())
+        for stored in self._adapter.names():
+            module, part = _split(stored)
+            if part:
+                self._parts.setdefault(f"{module}.weight", {})[part] = stored
+            else:
+                self._whole[module] = stored
+        for name in dict.fromkeys((*self._parts, *self._whole)):
+            if name not in known:
+                raise SourceError(
+                    f"the adapter `{folder}` changes `{name}`, which its base does not hold",
+                    hint="it belongs to another base, or that ties its embeddings: merge it into "
+                    "its base with PEFT (`merge_and_unload`), and scan the result",
+                )
+            self._check(name)
+
+    def names(self) -> Sequence[str]:
+        return self._base.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._base.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        weight_RC = self._base.read(name)
+        if name in self._whole:
+            weight_RC = self._adapter.read(self._whole[name]).to(weight_RC.dtype)
+        if name not in self._parts:
+            return weight_RC
+        parts = {part: self._adapter.read(at).float() for part, at in self._parts[name].items()}
+        module = name.removesuffix(".weight")
+        if "embedding_A" in parts:
+            change_RC = (parts["embedding_B"] @ parts["embedding_A"]).T
+            rank = len(parts["embedding_A"])
+        else:
+            change_RC = parts["B"] @ parts["A"]
+            rank = len(parts["A"])
+        transposed = self._settings.fan_in_fan_out and "embedding_A" not in parts
+        change_RC = change_RC.mul_(self._settings.scale(module, rank))
+        merged_RC = (weight_RC.T if transposed else weight_RC).float() + change_RC
+        if "magnitude" in parts:
+            norm_R = merged_RC.norm(dim=1, keepdim=True)
+            merged_RC = parts["magnitude"].reshape(-1, 1) / norm_R * merged_RC
+        return (merged_RC.T if transposed else merged_RC).to(weight_RC.dtype).contiguous()
+
+    def _check(self, name: str) -> None:
+        """Refuse an adapter of one tensor that does not fit its base, or lacks a part."""
+        shape = self._base.shape(name)
+        if name in self._whole:
+            self._must_be(name, self._whole[name], shape)
+        if name not in self._parts:
+            return
+        parts, module = self._parts[name], name.removesuffix(".weight")
+        if set(parts) not in ({"A", "B"}, {"A", "B", "magnitude"}, {"embedding_A", "embedding_B"}):
+            raise SourceError(
+                f"the adapter `{self._folder}` has of `{module}` only "
+                f"{', '.join(sorted(f'`{at}`' for at in parts.values()))}",
+                hint="save the adapter again with PEFT's `save_pretrained`",
+            )
+        if len(shape) != 2:
+            raise SourceError(
+                f"the adapter `{self._folder}` changes `{name}` of shape {list(shape)}; "
+                "adapters of matrices are merged",
+                hint="merge it into its base with PEFT (`merge_and_unload`), and scan the result",
+            )
+        rank = self._settings.rank_of(module)
+        rows, columns = shape[::-1] if self._settings.fan_in_fan_out else shape
+        if "embedding_A" in parts:
+            self._must_be(name, parts["embedding_A"], (rank, shape[0]))
+            self._must_be(name, parts["embedding_B"], (shape[1], rank))
+            return
+        self._must_be(name, parts["A"], (rank, columns))
+        self._must_be(name, parts["B"], (rows, rank))
+        if "magnitude" in parts and math.prod(self._adapter.shape(parts["magnitude"])) != rows:
+            self._must_be(name, parts["magnitude"], (rows,))
+
+    def _must_be(self, name: str, stored: str, shape: tuple[int, ...]) -> None:
+        if (found := self._adapter.shape(stored)) != shape:
+            raise SourceError(
+                f"`{stored}` of the adapter `{self._folder}` is {list(found)}, "
+                f"and `{name}` with `{ADAPTER}` asks for {list(shape)}",
+                hint="it belongs to another base or another configuration",
+            )
+
+
+def _split(stored: str) -> tuple[str, str | None]:
+    """Return the module that a tensor of an adapter changes, and which part of it it is."""
+    name = stored.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    for ending, part in _PARTS.items():
+        if name.endswith(f".{ending}"):
+            return name.removesuffix(f".{ending}"), part
+    return name, None
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """Return the value of the first pattern that ends a module's name, as PEFT looks it up."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _pattern(table: Mapping[str, Any], key: str) -> dict[str, float]:
+    patterns = table.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise ValueError(f"`{key}` is no table")
+    for pattern in patterns:
+        if reason := slow_reason(pattern):
+            raise ValueError(f"`{key}` has the pattern `{pattern[:60]}`: {reason}")
+    return {pattern: _number(patterns, pattern, float) for pattern in patterns}
+
+
+def _number(table: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = table.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 20:
+        raise ValueError(f"`{key}` is {str(value)[:40]}, which is no positive number")
+    return kind(value)

@@ -1,0 +1,228 @@
+"""Distributed checkpoints of torch (DCP), as FSDP leaves them: `.metadata` and `__0_0.distcp`.
+
+The metadata is a pickle, and opening it with Python's own loader would run what is in it. Here the
+few classes that torch writes into it are read as plain records, and every other name is refused,
+so that neither torch nor an option is needed to plan. A tensor is put together from its pieces,
+each of which `torch.load` reads with `weights_only=True`.
+
+Trainer and accelerate keep the model in `pytorch_model_fsdp_0` beside the optimizer; a folder that
+`torch.distributed.checkpoint.save` wrote has the files itself. What is under `model` is the model,
+or everything, where nothing is.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
+from qaudit.errors import SourceError
+from qaudit.whole import open_regular, read_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METADATA = ".metadata"
+FSDP_FOLDER = "pytorch_model_fsdp_0"
+_LARGEST_NBYTES = 512_000_000  # of metadata; 100,000 tensors in 64 pieces each take a tenth of it
+_DTYPES = {
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "bool": "BOOL",
+    "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+WITHOUT_CONFIGURATION = (
+    "put `config.json` and the tokenizer of the model into it, or once into the folder that holds "
+    "all its checkpoints"
+)
+_DAMAGED = "save the checkpoint again, or convert it to safetensors where it was made"
+
+
+class _Record:
+    """A value of a class of torch, with its fields as they were pickled."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep fields by name, or the plain tuple that properties of tensors are pickled as."""
+        self.__dict__.update(state if isinstance(state, dict) else {"values": state})
+
+
+def _as_it_is(value: Any = None) -> Any:
+    return value
+
+
+_RECORDS = {
+    ("torch.distributed.checkpoint.metadata", name)
+    for name in (
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "MetadataIndex", "StorageMeta",
+    )
+} | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}  # fmt: skip
+_FUNCTIONS = {
+    ("torch", "Size"): tuple,
+    ("torch.serialization", "_get_layout"): _as_it_is,
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): _as_it_is,
+    ("pathlib", "PosixPath"): lambda *parts: "/".join(parts),
+    ("pathlib", "PurePosixPath"): lambda *parts: "/".join(parts),
+}
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads the metadata, and no class but those that torch writes into it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _RECORDS:
+            return type(name, (_Record,), {})
+        if (module, name) in _FUNCTIONS:
+            return _FUNCTIONS[module, name]
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        raise pickle.UnpicklingError(f"it names `{module}.{name}`")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a tensor: where in the tensor it is, and where in which file."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    nbytes: int
+
+
+def dcp_folder(folder: Path) -> Path | None:
+    """Return where a folder's distributed checkpoint is, if it has one."""
+    places = (folder, folder / FSDP_FOLDER)
+    return next((place for place in places if (place / METADATA).is_file()), None)
+
+
+class DcpFolder:
+    """The tensors of a distributed checkpoint, read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            if (folder / METADATA).stat().st_size > _LARGEST_NBYTES:
+                raise ValueError(f"it is larger than {_LARGEST_NBYTES // 10**6} MB")
+            metadata = _Metadata(io.BytesIO(read_regular(folder / METADATA))).load()
+            self._pieces = _pieces(metadata)
+            self.infos = dict(_infos(metadata, self._pieces))
+        except (
+            OSError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError,
+            EOFError, RecursionError, MemoryError, ImportError,
+        ) as error:  # fmt: skip
+            raise SourceError(
+                f"`{folder / METADATA}` cannot be read as torch's: {error}", hint=_DAMAGED
+            ) from error
+        _refuse_torchtitan(folder, self.infos)
+
+    def read(self, name: str) -> Tensor:
+        import torch
+
+        info = self.infos[name]
+        dtype = getattr(torch, next(k for k, v in _DTYPES.items() if v == info.dtype))
+        tensor = torch.empty(info.shape, dtype=dtype)
+        for piece in self._pieces[name]:
+            part = _load(self._folder / piece.file, piece)
+            if part.shape != piece.sizes or part.dtype != dtype:
+                raise SourceError(
+                    f"a piece of tensor `{name}` in `{piece.file}` is {list(part.shape)} of "
+                    f"{part.dtype}, and `{METADATA}` says {list(piece.sizes)} of {dtype}",
+                    hint=_DAMAGED,
+                )
+            ends = zip(piece.offsets, piece.sizes, strict=True)
+            tensor[tuple(slice(start, start + size) for start, size in ends)] = part
+        return tensor
+
+
+def _load(path: Path, piece: _Piece) -> Tensor:
+    import torch
+
+    try:
+        with open_regular(path) as file:
+            file.seek(piece.start)
+            loaded = torch.load(
+                io.BytesIO(file.read(piece.nbytes)), map_location="cpu", weights_only=True
+            )
+        if not isinstance(loaded, torch.Tensor):
+            raise ValueError("it is no tensor")
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(f"`{path}` cannot be read: {reason[:200]}", hint=_DAMAGED) from error
+    return loaded.detach()
+
+
+def _pieces(metadata: Any) -> dict[str, list[_Piece]]:
+    """Return the pieces of each tensor of the model, under its own name."""
+    names = _names(metadata)
+    stored = {
+        (str(index.fqn), getattr(index, "offset", None)): info  # bytes have no offset
+        for index, info in metadata.storage_data.items()
+    }
+    pieces: dict[str, list[_Piece]] = {}
+    for full, name in names.items():
+        tensor = metadata.state_dict_metadata[full]
+        shape = tuple(map(int, tensor.size))
+        parts = []
+        for chunk in tensor.chunks:
+            offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
+            info = stored[full, offsets]
+            file = str(info.relative_path)
+            if Path(file).name != file or getattr(info, "transform_descriptors", None):
+                raise ValueError(f"`{full}` is in `{file}`, compressed or outside the folder")
+            inside = zip(offsets, sizes, shape, strict=True)
+            if any(at < 0 or size < 0 or at + size > end for at, size, end in inside):
+                raise ValueError(f"a piece of `{full}` is outside its shape {list(shape)}")
+            parts.append(_Piece(offsets, sizes, file, int(info.offset), int(info.length)))
+        if sum(math.prod(part.sizes) for part in parts) != math.prod(shape):
+            raise ValueError(f"the pieces of `{full}` do not fill its shape {list(shape)}")
+        pieces[name] = parts
+    return pieces
+
+
+def _names(metadata: Any) -> dict[str, str]:
+    """Return the name in the model of each tensor of the model."""
+    paths = getattr(metadata, "planner_data", None) or {}
+    tensors = {
+        str(full): tuple(map(str, paths.get(full) or (full,)))
+        for full, value in metadata.state_dict_metadata.items()
+        if hasattr(value, "chunks")
+    }
+    of_model = {full: path[1:] for full, path in tensors.items() if path[0] == "model"}
+    if any(len(path) == 1 for path in of_model.values()):
+        return {full: path[0] for full, path in of_model.items() if len(path) == 1}
+    return {full: path[0] for full, path in tensors.items() if len(path) == 1}
+
+
+def _infos(metadata: Any, pieces: Mapping[str, Sequence[_Piece]]) -> Any:
+    for full, name in _names(metadata).items():
+        tensor = metadata.state_dict_metadata[full]
+        values = tensor.properties.__dict__
+        dtype = values["values"][0] if "values" in values else values["dtype"]
+        shape = tuple(map(int, tensor.size))
+        first = pieces[name][0] if pieces[name] else None
+        yield (
+            name,
+            TensorInfo(
+                dtype=dtype,
+                shape=shape,
+                nbytes=math.prod(shape) * ITEMSIZE[dtype],
+                file=first.file if first else METADATA,
+                start=first.start if first else 0,
+            ),
+        )
+
+
+def _refuse_torchtitan(folder: Path, names: Mapping[str, TensorInfo]) -> None:
+    if "tok_embeddings.weight" not in names:
+        return
+    raise SourceError(
+        f"`{folder}` has torchtitan's names of tensors, not those of transformers",
+        hint="convert it in a clone of torchtitan: `python "
+        f"scripts/checkpoint_conversion/convert_to_hf.py {folder} OUT --hf_assets_path HF_FOLDER "
+        "--model_name NAME --model_flavor SIZE`, and put `config.json` beside it",
+    )
