@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qaudit.executors.cut import FLOPS_PER_BYTE, cut
+from qaudit.executors.folder import FLOPS_PER_BYTE, cut
 from qaudit.types import Checkpoint, Pass, Price, Ref, Subject, WeightFile, WorkUnit
 
 GB = 10**9

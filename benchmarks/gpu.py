@@ -35,9 +35,9 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.cost import Load
 from qaudit.planning.devices import choose_column_loop
 from qaudit.planning.footprint import Footprint
+from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Window

@@ -38,8 +38,8 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.cost import Load
 from qaudit.planning.footprint import Footprint
+from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.text.python_text import python_part
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, RolloutText, Window

@@ -71,7 +71,7 @@ def scan(
     from qaudit.audit import complete
     from qaudit.cli.progress import Progress
     from qaudit.core.registry import parse_schemes
-    from qaudit.planning.keeping import kept_specs
+    from qaudit.planning.price import kept_specs
     from qaudit.report.plan import render_plan
     from qaudit.saved.audits import plan_to_json
     from qaudit.saved.exports import not_kept
@@ -190,14 +190,14 @@ def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progres
     options = _part_options(prepared)
     out = prepared.out
     if name == "slurm":
-        from qaudit.executors.slurm import Slurm
+        from qaudit.executors.queues import Slurm
 
         sbatch = [word for text in chosen["slurm"] or () for word in shlex.split(text)]
         count, detach = chosen["parts"], chosen["detach"]
         return Slurm(
             run, out, parts=count, sbatch=sbatch, options=options, detach=detach, watch=progress
         )
-    from qaudit.executors.pool import Pool, cpu_workers, gpu_workers
+    from qaudit.executors.queues import Pool, cpu_workers, gpu_workers
 
     workers = cpu_workers(chosen["workers"]) if gpus is None else gpu_workers(gpus)
     return Pool(run, out, workers, options, progress)

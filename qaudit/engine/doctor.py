@@ -22,8 +22,8 @@ from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
 from qaudit.planning.devices import choose_device, why_auto
-from qaudit.planning.pins import libraries
-from qaudit.planning.traffic import free_disk_nbytes
+from qaudit.planning.footprint import free_disk_nbytes
+from qaudit.planning.pin import libraries
 from qaudit.report.format import duration, size
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import psutil
 
 from qaudit.core.registry import schemes
 from qaudit.errors import MachineError
-from qaudit.planning.pins import libraries
+from qaudit.planning.pin import libraries
 
 if TYPE_CHECKING:
     import torch

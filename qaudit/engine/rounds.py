@@ -28,7 +28,7 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.engine.stored_weights import Restoring, Storing, is_whole, remove
 from qaudit.engine.tasks import StoredResults, Task, place_of, short_of
 from qaudit.items.tokens import ItemText
-from qaudit.planning.cost import ROUND_TOKENS
+from qaudit.planning.price import ROUND_TOKENS
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import Corpus, Evidence, Item, Measurement, TaskEvidence, digest
 

@@ -25,7 +25,7 @@ from qaudit.errors import SourceError
 from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
 from qaudit.model.remote import code_sha256, is_remote
-from qaudit.planning.pins import NUMERICS, libraries
+from qaudit.planning.pin import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
 

@@ -23,11 +23,11 @@ from qaudit.engine.measure import measure
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
-from qaudit.executors.cut import cost_of
 from qaudit.executors.events import UnitOutcome
+from qaudit.executors.folder import cost_of
 from qaudit.hub import Hub
+from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.shipped import with_shipped
-from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore, SearchResult
 from qaudit.search.greedy import search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference

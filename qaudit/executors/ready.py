@@ -37,8 +37,8 @@ from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
 from qaudit.model.device import free_nbytes
 from qaudit.model.groups import ExpertOptions
-from qaudit.planning.keeping import kept_specs
 from qaudit.planning.passes import with_draws
+from qaudit.planning.price import kept_specs
 from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
 from qaudit.text.hub_texts import fetch_texts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qaudit.executors.cut import cost_of, parts_of
+from qaudit.executors.folder import cost_of, parts_of
 from qaudit.executors.part_log import is_number, read_logs
 from qaudit.executors.records import RoundState, states_of
 from qaudit.host import is_running

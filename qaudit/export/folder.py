@@ -26,7 +26,7 @@ from qaudit.formats.registry import formats
 from qaudit.model.blocks import Weights
 from qaudit.model.skeleton import Skeleton
 from qaudit.model.stored_names import Names
-from qaudit.planning.pins import libraries
+from qaudit.planning.pin import libraries
 from qaudit.report.card import render as render_card
 from qaudit.saved.exports import ExportRecord, write_export
 from qaudit.saved.parts import PLAN

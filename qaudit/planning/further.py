@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.core.scheme import Scheme
-from qaudit.planning.cost import seconds_range
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
     candidates_of,
     priced,
 )
+from qaudit.planning.price import seconds_range
 from qaudit.types import (
     AuditRecord,
     Further,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, class_of_stored
 from qaudit.errors import UsageError
-from qaudit.planning.cost import Load, flops
+from qaudit.planning.price import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import SEARCHED_AT
 from qaudit.types import GREEDY, Pass, Price, Recipe, Subject

@@ -14,12 +14,15 @@ from qaudit.diagnostics.registry import origins_of
 from qaudit.host import available_nbytes, default_stream_limit
 from qaudit.hub import Hub
 from qaudit.planning.chosen import Chosen, choose
-from qaudit.planning.cost import ITEMSIZE, Load, seconds_range
 from qaudit.planning.devices import choose_audited, choose_column_loop, device_notes
-from qaudit.planning.diagnoses import diagnoses_of, price_of
-from qaudit.planning.footprint import Footprint
+from qaudit.planning.footprint import (
+    Footprint,
+    PlannedDownloads,
+    free_disk_nbytes,
+    missing_budget,
+    price_traffic,
+)
 from qaudit.planning.further import price_otherwise
-from qaudit.planning.keeping import begins_again_notes, keeping_notes, kept_specs, nbytes_to_keep
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
@@ -29,16 +32,21 @@ from qaudit.planning.passes import (
     with_reference,
 )
 from qaudit.planning.permissions import allowed_notes
+from qaudit.planning.price import (
+    ITEMSIZE,
+    Load,
+    begins_again_notes,
+    diagnoses_of,
+    keeping_notes,
+    kept_specs,
+    nbytes_to_keep,
+    price_of,
+    seconds_range,
+)
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import TextSize, text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, expert_notes
-from qaudit.planning.traffic import (
-    PlannedDownloads,
-    free_disk_nbytes,
-    missing_budget,
-    price_traffic,
-)
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
 from qaudit.types import Pass, Plan, Price, Recipe, Resolved, Traffic, reference_in

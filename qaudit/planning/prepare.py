@@ -16,9 +16,8 @@ from qaudit.downloads.sources import RECORD_FILE
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.diagnoses import with_needed_again
 from qaudit.planning.extend import must_extend
-from qaudit.planning.lock import (
+from qaudit.planning.pin import (
     check_pins,
     holds_the_hub,
     is_lock,
@@ -28,6 +27,7 @@ from qaudit.planning.lock import (
     read_lock,
 )
 from qaudit.planning.plan import make_plan
+from qaudit.planning.price import with_needed_again
 from qaudit.planning.resolve import needs_hub, still_there
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.parts import PLAN, write_plan

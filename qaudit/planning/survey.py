@@ -38,9 +38,8 @@ from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees
-from qaudit.planning.beside import first_whole, with_beside
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
-from qaudit.planning.sizes import Sizes
+from qaudit.planning.sizes import Sizes, first_whole, with_beside
 from qaudit.types import Checkpoint, Recipe, Subject
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 
 from qaudit.checkpoints.folder import shipped_series
 from qaudit.hub import open_hub
-from qaudit.planning.lock import read_lock
+from qaudit.planning.pin import read_lock
 from tests.support.cli import QUICK, TEXT, Run, audit_of, refused, settings, weights_in
 from tests.support.filled import filled
 from tests.support.gguf import write_gguf

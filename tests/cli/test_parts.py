@@ -91,7 +91,7 @@ def test_a_copy_that_another_plan_measured_is_refused(
 
 
 def test_another_library_is_refused_by_its_name(planned: Path, qaudit: Run, monkeypatch) -> None:
-    monkeypatch.setattr("qaudit.planning.pins._installed", lambda _: {"torch": "9.9"})
+    monkeypatch.setattr("qaudit.planning.pin._installed", lambda _: {"torch": "9.9"})
     done = qaudit("part", planned, "--part", "0/1")
     refused(done, 78, "torch 9.9 instead of", "in the environment of the plan")
     assert not (planned / "evidence").exists()

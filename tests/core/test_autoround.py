@@ -10,7 +10,7 @@ import pytest
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.engine.doctor import _of_schemes
 from qaudit.errors import OtherIdentityError, SchemeError
-from qaudit.planning.pins import NUMERICS, libraries, refuse_other_libraries
+from qaudit.planning.pin import NUMERICS, libraries, refuse_other_libraries
 from qaudit.types import Pins
 from tests.support.cli import refused
 
@@ -44,7 +44,7 @@ def test_the_doctor_names_the_extra():
 
 
 def test_the_version_of_its_library_is_pinned_only_where_it_computes(monkeypatch):
-    monkeypatch.setattr("qaudit.planning.pins.version_of", {"auto-round": "0.16.1"}.get)
+    monkeypatch.setattr("qaudit.planning.pin.version_of", {"auto-round": "0.16.1"}.get)
     assert "auto-round" not in libraries([parse_scheme("gptq-4bit")])
     pinned = libraries([parse_scheme("gptq-4bit"), parse_scheme("autoround-4bit")])
     assert pinned["auto-round"] == "0.16.1"

@@ -23,8 +23,8 @@ from qaudit.errors import is_out_of_memory
 from qaudit.executors.ready import _free_for_streams
 from qaudit.model.blocks import BlockModel
 from qaudit.model.device import free_nbytes
-from qaudit.planning.cost import Load
 from qaudit.planning.footprint import Footprint
+from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from tests.support.awkward import NAMES, SHAPES, made, short
 from tests.support.passes import feed, losses, run

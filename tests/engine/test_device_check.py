@@ -10,7 +10,7 @@ import torch
 from qaudit.engine import device_check
 from qaudit.engine.device_check import DeviceCheck, check_device
 from qaudit.engine.doctor import _one_block
-from qaudit.planning import cost
+from qaudit.planning import price
 from tests.support.pretended_device import pretended
 
 HERE = torch.device("cuda"), torch.bfloat16
@@ -73,4 +73,4 @@ def test_doctor_calls_a_device_with_other_losses_a_fault(failure, value):
     ],
 )
 def test_a_gpu_is_priced_by_its_name(name, dtype, rate):
-    assert cost.gpu_rate(name, dtype) == pytest.approx(rate, rel=0.05)
+    assert price.gpu_rate(name, dtype) == pytest.approx(rate, rel=0.05)

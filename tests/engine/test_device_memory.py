@@ -20,8 +20,8 @@ from qaudit.engine.tasks import Task
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.cost import Load
 from qaudit.planning.footprint import Footprint
+from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.survey import with_experts
 from qaudit.saved.results import ResultStore

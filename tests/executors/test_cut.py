@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.cut import alone, checkpoint, cost, outcome, scan, soup
-from qaudit.executors.cut import cut, in_line
+from qaudit.executors.folder import cut, in_line
 
 
 @pytest.mark.parametrize("count", [16, 64])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qaudit.executors import pool
-from qaudit.executors.pool import gpu_workers
+from qaudit.executors import queues
+from qaudit.executors.queues import gpu_workers
 from tests.support.cli import Run, audit_of, refused
 from tests.support.parts import demo, same_audit
 
@@ -22,7 +22,7 @@ def test_two_workers_give_the_audit_of_one_process(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     killed = []
-    start = pool.Pool._start
+    start = queues.Pool._start
 
     def first_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
         process = start(self, worker, part, count)
@@ -31,8 +31,8 @@ def test_two_workers_give_the_audit_of_one_process(
             process.kill()
         return process
 
-    monkeypatch.setattr("qaudit.executors.pool.Pool._start", first_is_killed)
-    monkeypatch.setattr("qaudit.executors.pool.PARTS_PER_WORKER", 1)
+    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_is_killed)
+    monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
     done = qaudit("scan", *demo(tmp_path), "--out", "out", "--executor", "local")
     assert done.code == 0, done.err
     assert f"part {killed[0]}/2 on worker 0 ended with -9" in done.err
@@ -48,7 +48,7 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     asked = (*demo(tmp_path), "--checkpoints", "step10", "--repeats", 1)
     asked = (*asked, "--soup", "best=greedy(step10+step200+step1000)")
     started: list[tuple[str, int]] = []
-    start = pool.Pool._start
+    start = queues.Pool._start
 
     def first_of_round_2_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
         process = start(self, worker, part, count)
@@ -59,9 +59,9 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
             started.append((worker.name, part))
         return process
 
-    monkeypatch.setattr("qaudit.executors.pool.Pool._start", first_of_round_2_is_killed)
-    monkeypatch.setattr("qaudit.executors.pool.TRIES", 1)
-    monkeypatch.setattr("qaudit.executors.pool.PARTS_PER_WORKER", 1)
+    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_round_2_is_killed)
+    monkeypatch.setattr("qaudit.executors.queues.TRIES", 1)
+    monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
     done = qaudit("scan", *asked, "--out", "out", "--executor", "local")
     assert done.code == 3, done.err
     assert "round 2 has 2 subjects, and 1 is not measured yet" in done.err
@@ -145,6 +145,6 @@ def test_an_executor_that_is_none(tmp_path: Path, qaudit: Run) -> None:
 def test_workers_share_the_memory_for_hidden_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]
 ) -> None:
-    monkeypatch.setattr("qaudit.executors.pool.default_stream_limit", lambda: 1000)
+    monkeypatch.setattr("qaudit.executors.queues.default_stream_limit", lambda: 1000)
     run: Any = None
-    assert pool.Pool(run, tmp_path, pool.cpu_workers(4), options)._options == expected
+    assert queues.Pool(run, tmp_path, queues.cpu_workers(4), options)._options == expected

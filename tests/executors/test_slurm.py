@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.executors.slurm import _ranges
+from qaudit.executors.queues import _ranges
 from tests.support.cli import Run
 from tests.support.parts import ROOT, demo, same_audit, start, until
 from tests.support.slurm import Slurm, missing_programs

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.executors import standing
-from qaudit.executors.cut import parts_of
+from qaudit.executors.folder import parts_of
 from qaudit.executors.part_log import PartLog
 from qaudit.executors.standing import render, standing_of
 from qaudit.saved.parts import read_run, unit_path

@@ -19,8 +19,7 @@ from qaudit.model.folds import Fold, true_folds
 from qaudit.model.links import Links
 from qaudit.model.tape import Arguments, Carried, Form, Returned, Store, form_of
 from qaudit.model.turns import all_numbers
-from qaudit.planning.beside import beside_notes, with_beside
-from qaudit.planning.sizes import Sizes
+from qaudit.planning.sizes import Sizes, beside_notes, with_beside
 from tests.support import tiny
 from tests.support.filled import filled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qaudit.diagnostics.registry import parse_diagnostics
-from qaudit.planning.keeping import begins_again_notes
+from qaudit.planning.price import begins_again_notes
 
 
 @pytest.mark.parametrize(

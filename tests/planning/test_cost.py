@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import MachineError, ModelError
-from qaudit.planning import cost
-from qaudit.planning.cost import ROUND_TOKENS, Load, flops
+from qaudit.planning import price
 from qaudit.planning.footprint import Footprint
+from qaudit.planning.price import ROUND_TOKENS, Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.survey import expert_notes, with_experts
 from qaudit.settings import DEFAULT_SCHEMES
@@ -90,24 +90,24 @@ def test_products_are_nearly_all_work_of_a_large_model_and_half_of_a_small_one(s
 
 
 def test_the_rate_of_a_core_is_measured_once_a_process():
-    assert cost.matmul_rate() == cost.matmul_rate() > 0
-    assert cost.matmul_rate.cache_info().misses == 1
+    assert price.matmul_rate() == price.matmul_rate() > 0
+    assert price.matmul_rate.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("cores", [1, 2, 64, 192])
 def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(cores, monkeypatch):
-    monkeypatch.setattr(cost, "matmul_rate", lambda: 1e11)
-    monkeypatch.setattr(cost.psutil, "cpu_count", lambda: cores)
-    low, high = cost.seconds_range(1e15, "cpu", "float32")
+    monkeypatch.setattr(price, "matmul_rate", lambda: 1e11)
+    monkeypatch.setattr(price.psutil, "cpu_count", lambda: cores)
+    low, high = price.seconds_range(1e15, "cpu", "float32")
     assert 0 < low < high <= 4 * low
     assert 1e4 / cores <= low <= 1e4
-    assert cost.seconds_range(2e15, "cpu", "float32") == pytest.approx((2 * low, 2 * high))
+    assert price.seconds_range(2e15, "cpu", "float32") == pytest.approx((2 * low, 2 * high))
 
 
 def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
-    monkeypatch.delattr(cost, "matmul_rate")
+    monkeypatch.delattr(price, "matmul_rate")
     (low, high), (wide, _) = (
-        cost.seconds_range(1e15, "cuda", dtype) for dtype in ("bfloat16", "float32")
+        price.seconds_range(1e15, "cuda", dtype) for dtype in ("bfloat16", "float32")
     )
     assert low < high <= 4 * low
     assert wide > low
@@ -267,8 +267,8 @@ def test_a_token_is_priced_by_the_experts_that_read_it(fused):
 def test_gram_matrices_of_experts_are_priced_by_those_that_read_a_token():
     sizes = mixture(fused=False)
     of_expert = sizes.hidden**2 + 32**2 + 4 * sizes.hidden * 32  # and gate and up once more
-    assert cost._gram_products(sizes) == 2 * sizes.hidden**2 + 2 * of_expert
-    assert cost._gram_products(SMALL) == 3 * 64**2 + 160**2
+    assert price._gram_products(sizes) == 2 * sizes.hidden**2 + 2 * of_expert
+    assert price._gram_products(SMALL) == 3 * 64**2 + 160**2
 
 
 def test_experts_are_quantized_one_after_another():

@@ -16,8 +16,8 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.shipped import Shipped
 from qaudit.errors import MachineError
 from qaudit.planning import footprint as module
-from qaudit.planning.cost import Load
 from qaudit.planning.footprint import Footprint
+from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.models import save_model, text, write_documents
@@ -122,7 +122,7 @@ import json, os, sys, threading, time
 from pathlib import Path
 import qaudit.engine.hidden_states as hidden_states
 import qaudit.engine.rounds as rounds
-import qaudit.planning.cost as cost
+import qaudit.planning.price as cost
 import qaudit.planning.footprint as footprint
 from qaudit.cli import main
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import MachineError, UsageError
 from qaudit.hub.answers import HubFile
-from qaudit.planning import lock
+from qaudit.planning import pin
 from qaudit.saved.parts import digest_of, write_plan
 from qaudit.types import (
     Checkpoint,
@@ -109,7 +109,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_a_lock_comes_back_as_it_was(written: Path) -> None:
-    assert lock.read_lock(written) == (RECIPE, resolved())
+    assert pin.read_lock(written) == (RECIPE, resolved())
 
 
 def test_a_lock_that_lacks_what_a_later_version_added_was_not_edited(written: Path) -> None:
@@ -117,14 +117,14 @@ def test_a_lock_that_lacks_what_a_later_version_added_was_not_edited(written: Pa
     del contents["resolved"]["shipped"]  # has a default, as every field has that is added
     contents["digest"] = digest_of(contents)
     write_whole(written, json.dumps(contents))
-    assert lock.read_lock(written) == (RECIPE, resolved(shipped=()))
+    assert pin.read_lock(written) == (RECIPE, resolved(shipped=()))
 
 
 def test_a_lock_is_read_without_torch_and_without_the_client_of_the_hub(written: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from qaudit.planning.lock import read_lock
+from qaudit.planning.pin import read_lock
 read_lock(Path(sys.argv[1]))
 heavy = {"torch", "transformers", "huggingface_hub", "httpx2"}
 print(sorted(heavy & set(sys.modules)))
@@ -142,7 +142,7 @@ def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
     plan = replace(EMPTY, recipe=RECIPE, subjects=resolved().subjects)
     write_plan(plan, RECIPE, resolved(), None, out)
     before = (out / "plan.json").read_bytes()
-    assert lock.read_lock(out / "plan.json") == (RECIPE, resolved())
+    assert pin.read_lock(out / "plan.json") == (RECIPE, resolved())
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -156,7 +156,7 @@ def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
 
 
 def test_only_what_chooses_makes_a_lock_stale() -> None:
-    assert lock.same_choice(RECIPE, replace(RECIPE, schemes=("rtn-3bit",), device="cpu", context=7))
+    assert pin.same_choice(RECIPE, replace(RECIPE, schemes=("rtn-3bit",), device="cpu", context=7))
     for changed in (
         {"targets": ("org/name", "org/other")},
         {"checkpoints": ("step1",)},
@@ -171,26 +171,26 @@ def test_only_what_chooses_makes_a_lock_stale() -> None:
         {"schedule": None},
         {"family": "olmo2-7b"},
     ):
-        assert not lock.same_choice(RECIPE, replace(RECIPE, **changed)), changed
+        assert not pin.same_choice(RECIPE, replace(RECIPE, **changed)), changed
 
 
 def test_names_that_stand_elsewhere_now_are_named_with_both_commits() -> None:
     before = resolved()
     first, second = before.checkpoints
     now = replace(before, checkpoints=(replace(first, commit=40 * "9"), second))
-    (said,) = lock.moved(before, now)
+    (said,) = pin.moved(before, now)
     assert "`org/name@step1` is at 9999999999 now" in said
     assert digest("step1")[:10] in said
-    assert lock.moved(before, before) == ()
+    assert pin.moved(before, before) == ()
     text = replace(before.texts[0], commit=40 * "8")
-    (said,) = lock.moved(before, replace(before, texts=(text,)))
+    (said,) = pin.moved(before, replace(before, texts=(text,)))
     assert "`hf://datasets/a/b/c.txt` is at 8888888888 now" in said
 
 
 def test_many_moves_are_counted() -> None:
     many = tuple(checkpoint(f"step{k}") for k in range(9))
     moved = tuple(replace(c, commit=40 * "9") for c in many)
-    said = lock.moved(resolved(checkpoints=many), resolved(checkpoints=moved))
+    said = pin.moved(resolved(checkpoints=many), resolved(checkpoints=moved))
     assert len(said) == 4
     assert said[-1] == "and 6 more revisions moved"
 
@@ -216,7 +216,7 @@ def test_a_truncated_lock_is_refused(written: Path, share: float) -> None:
     text = written.read_text(encoding="utf-8")
     written.write_text(text[: int(share * len(text))], encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be read") as refusal:
-        lock.read_lock(written)
+        pin.read_lock(written)
     assert "--update" in refusal.value.hint
 
 
@@ -224,18 +224,18 @@ def test_a_truncated_lock_is_refused(written: Path, share: float) -> None:
 def test_a_foreign_file_is_refused(written: Path, text: str) -> None:
     written.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match="is not a plan of qaudit"):
-        lock.read_lock(written)
+        pin.read_lock(written)
 
 
 def test_a_lock_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no plan"):
-        lock.read_lock(tmp_path / "plan.json")
+        pin.read_lock(tmp_path / "plan.json")
 
 
 def test_a_lock_from_the_future_is_refused_with_the_version_to_install(written: Path) -> None:
     edited(written, "qaudit", value="4.2.0")
     with pytest.raises(UsageError, match="schema version 7") as refusal:
-        lock.read_lock(edited(written, "schema", value="7"))
+        pin.read_lock(edited(written, "schema", value="7"))
     assert "4.2.0" in refusal.value.hint
 
 
@@ -257,7 +257,7 @@ def test_any_lock_is_read_or_refused_in_words(whole_lock: str, data: st.DataObje
         path = Path(folder) / "plan.json"
         path.write_text(json.dumps(document), encoding="utf-8")
         with suppress(UsageError):
-            lock.read_lock(path)
+            pin.read_lock(path)
 
 
 OUTSIDE = [
@@ -288,7 +288,7 @@ def test_a_name_that_leads_outside_is_refused(written: Path, keys: Any, name: st
     if keys[-1] == "subfolder" and not name:
         return  # no sub-folder at all
     with pytest.raises(UsageError, match=r"leads? outside"):  # the path has the name of this test
-        lock.read_lock(edited(written, *keys, value=name))
+        pin.read_lock(edited(written, *keys, value=name))
 
 
 @pytest.mark.parametrize("repo", ["..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", ""])
@@ -299,7 +299,7 @@ def test_a_name_that_leads_outside_is_refused(written: Path, keys: Any, name: st
 )
 def test_a_repository_that_cannot_be_one_is_refused(written: Path, keys: Any, repo: str) -> None:
     with pytest.raises(UsageError, match="no repository"):
-        lock.read_lock(edited(written, *keys, value=repo))
+        pin.read_lock(edited(written, *keys, value=repo))
 
 
 @pytest.mark.parametrize("commit", ["main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13])
@@ -310,7 +310,7 @@ def test_a_repository_that_cannot_be_one_is_refused(written: Path, keys: Any, re
 )
 def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit: str) -> None:
     with pytest.raises(UsageError, match="no full commit hash"):
-        lock.read_lock(edited(written, *keys, value=commit))
+        pin.read_lock(edited(written, *keys, value=commit))
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit:
 )
 def test_a_lock_edited_by_hand_is_refused_by_name(written: Path, keys: Any, value: Any) -> None:
     with pytest.raises(UsageError, match=r"plan\.json") as refusal:
-        lock.read_lock(edited(written, *keys, value=value))
+        pin.read_lock(edited(written, *keys, value=value))
     assert refusal.value.hint
 
 
@@ -368,15 +368,13 @@ def test_what_a_lock_says_of_a_folder_on_this_machine_may_lie_anywhere(written: 
     path = ("resolved", "checkpoints", 1)
     edited(written, *path, "commit", value=None)
     edited(written, *path, "ref", "location", value="/models/../models/step2")
-    _, found = lock.read_lock(written)
+    _, found = pin.read_lock(written)
     assert found.checkpoints[1].ref.location == "/models/../models/step2"
 
 
 def test_an_edit_that_leaves_the_digest_is_refused(written: Path) -> None:
     with pytest.raises(UsageError, match="was edited") as refusal:
-        lock.read_lock(
-            edited(written, "resolved", "checkpoints", 0, "step", value=7, renewed=False)
-        )
+        pin.read_lock(edited(written, "resolved", "checkpoints", 0, "step", value=7, renewed=False))
     assert "--update" in refusal.value.hint
 
 
@@ -396,7 +394,7 @@ def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit() -> None:
     one = replace(checkpoint("step1"), files=(WeightFile("model.safetensors", 7, digest("step1")),))
     resolved = Resolved(RECIPE, (one,), ())
     commit = str(one.commit)
-    lock.check_pins(resolved, Listed({commit: digest("step1")}))
-    lock.check_pins(resolved, Listed({}))  # nothing is known: the download checks it
+    pin.check_pins(resolved, Listed({commit: digest("step1")}))
+    pin.check_pins(resolved, Listed({}))  # nothing is known: the download checks it
     with pytest.raises(UsageError, match="no file at commit"):
-        lock.check_pins(resolved, Listed({commit: digest("step2")}))
+        pin.check_pins(resolved, Listed({commit: digest("step2")}))

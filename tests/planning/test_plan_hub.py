@@ -21,7 +21,7 @@ from qaudit.errors import HubError, MachineError, SourceError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.planning.lock import pinned_or_resolved, read_lock
+from qaudit.planning.pin import pinned_or_resolved, read_lock
 from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import needs_hub, resolve
 from qaudit.saved.parts import PLAN, write_plan
@@ -96,7 +96,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         path.write_bytes(gzip.compress(json.dumps({"text": source}).encode()))
     monkeypatch.setattr("qaudit.planning.plan.free_disk_nbytes", lambda: 500 * GB)
     monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 64 * 2**30)
-    monkeypatch.setattr("qaudit.planning.cost.matmul_rate", lambda: 1e10)
+    monkeypatch.setattr("qaudit.planning.price.matmul_rate", lambda: 1e10)
     hub = Hub(tmp_path / "root")
     found = World(hub, tmp_path, monkeypatch)
     found.other_machine()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from qaudit.core.sizes import typed_size
 from qaudit.errors import MachineError
-from qaudit.planning.traffic import (
+from qaudit.planning.footprint import (
     PlannedDownloads,
     default_budget,
     free_disk_nbytes,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from experiments.types import ExperimentSummary
 from qaudit.errors import AuditError, QauditError
-from qaudit.planning.lock import read_lock
+from qaudit.planning.pin import read_lock
 from qaudit.saved.audits import from_json, read_audit, to_json
 from qaudit.saved.codec import decode
 from qaudit.saved.results import read_measurement

@@ -20,10 +20,10 @@ from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
 from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by_rounding, tables_of
+from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.sizes import Sizes, TextSize
-from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe, RunOptions

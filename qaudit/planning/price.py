@@ -1,24 +1,35 @@
-"""What goes through a model in an audit, and its time as an order of magnitude. No torch.
+"""What goes through a model in an audit, its time as an order of magnitude, and what is kept.
 
-Time is arithmetic over a rate that is measured in a moment. Progress, and the status of parts, go
-by the pace of what was measured instead.
+No torch. Time is arithmetic over a rate that is measured in a moment. Progress, and the status of
+parts, go by the pace of what was measured instead.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from glob import escape
+from pathlib import Path
 
 import numpy as np
 import psutil
 
 from qaudit.core.gram import SAMPLE
+from qaudit.core.keys import first_of
+from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.shipped import Shipped
+from qaudit.core.sizes import size
 from qaudit.core.whole_block import STEP_TOKENS
+from qaudit.diagnostics.diagnostic import DiagnosticWork
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.errors import UsageError
 from qaudit.planning.devices import gpu_name
 from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.saved.results import slug_of
+from qaudit.types import Plan, Price, Protocol, Recipe, Subject
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
@@ -155,3 +166,93 @@ def seconds_range(work: float, device: str, dtype: str) -> tuple[float, float]:
     else:
         rate = matmul_rate() / (SERIAL + (1 - SERIAL) / (psutil.cpu_count() or 1))
     return work / rate, SPREAD * work / rate
+
+
+def diagnoses_of(
+    recipe: Recipe, schemes: Sequence[Scheme], blocks: int, text: TextSize, protocol: Protocol
+) -> dict[DiagnosticWork, Load]:
+    """Return the work of each diagnostic, and what goes through a model for it at once."""
+    diagnoses: dict[DiagnosticWork, Load] = {}
+    for diagnostic in parse_diagnostics(recipe.diagnostics):
+        work, documents = diagnostic.work(schemes, blocks), protocol.evaluation_documents
+        share = min(1.0, (work.documents or documents) / documents)
+        read = replace(text, evaluation_tokens=int(share * text.evaluation_tokens), item_tokens=0)
+        diagnoses[work] = Load(work.schemes, read, max(1, work.streams))
+    return diagnoses
+
+
+def price_of(work: DiagnosticWork, load: Load, sizes: Sizes) -> Price:
+    return Price(work.passes * flops(sizes, load), streams=work.passes * work.streams)
+
+
+def with_needed_again(plan: Plan, evidence: Path) -> Plan:
+    """Return the plan with a note where measured subjects must be read again to be diagnosed.
+
+    Only file names are checked: a result for other weights under the same label counts.
+    """
+    requested = parse_diagnostics(plan.recipe.diagnostics)
+    names = [diagnostic.name for diagnostic in requested if diagnostic.reads_weights]
+    if not names or not evidence.is_dir():
+        return plan
+    again = [s.label for s in plan.subjects if _needed_again(s, names, evidence)]
+    if not again:
+        return plan
+    shown = first_of(again)
+    note = f"{shown}: measured already, and their weights are needed again to diagnose them"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _needed_again(subject: Subject, names: Sequence[str], evidence: Path) -> bool:
+    measured = any(evidence.glob(f"{_glob(subject.label)}--*.npz"))
+    folder = evidence / "diagnostics"
+    return measured and not all(
+        any(folder.glob(f"{_glob(subject.label)}--{name}--*.json")) for name in names
+    )
+
+
+def _glob(label: str) -> str:
+    return escape(slug_of(label))
+
+
+_PER_WEIGHT = 1.25  # a byte for a code; scales and zero points of groups of 16 take a quarter more
+_LARGEST_ITEM = 4
+
+
+def kept_specs(keep: Sequence[str], schemes: Sequence[Scheme]) -> tuple[str, ...]:
+    measured = {s.spec: s.short for s in schemes if not isinstance(s, Shipped)}
+    wanted = parse_schemes(keep) if keep else ()
+    for scheme in wanted:
+        if scheme.spec not in measured:
+            raise UsageError(
+                f"`--keep {scheme.short}` names a scheme that is not measured",
+                hint=f"measured are {', '.join(measured.values())}",
+            )
+    return tuple(scheme.spec for scheme in wanted)
+
+
+def nbytes_to_keep(specs: Sequence[str], subjects: Sequence[Subject], sizes: Sizes) -> int:
+    """Return the most bytes on the disk before it is known what ships; searches keep nothing."""
+    if not specs:
+        return 0
+    linears = int(_PER_WEIGHT * sizes.blocks * sizes.block_parameters)
+    rest = _LARGEST_ITEM * sizes.rest_parameters
+    contents = {subject.content for subject in subjects if not subject.is_search}
+    return len(contents) * (len(specs) * linears + rest)
+
+
+def keeping_notes(specs: Sequence[str], nbytes: int) -> tuple[str, ...]:
+    if not specs:
+        return ()
+    return (
+        f"`--keep` writes up to {size(nbytes)} of quantized weights beside downloads; those that "
+        "ship stay, the others are removed with the verdict",
+    )
+
+
+def begins_again_notes(rounds: int, diagnoses: Iterable[DiagnosticWork]) -> tuple[str, ...]:
+    """Note why a subject that is interrupted does not go on at a block."""
+    reasons = [f"the items of tasks go through in about {rounds} rounds"] * (rounds > 1)
+    reasons += ["`--diagnose weights` reads what is quantized"] * any(w.watches for w in diagnoses)
+    if not reasons:
+        return ()
+    return (f"a subject that is interrupted begins again, because {' and '.join(reasons)}",)
