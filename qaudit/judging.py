@@ -18,8 +18,6 @@ from qaudit.executors.records import Record, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
 from qaudit.judge.pooling import Moved
-from qaudit.judge.released import compared as compare_released
-from qaudit.judge.released import released_findings
 from qaudit.judge.table import Measurements
 from qaudit.planning.detectable import detectable_error
 from qaudit.planning.further import planned_rounds
@@ -59,7 +57,7 @@ def judge(
     plan: Plan, records: Sequence[Record], out: Path, missing: Sequence[str] = ()
 ) -> AuditRecord:
     """Judge what the rounds of a plan gave; its evidence is in `out`."""
-    planned = {subject.label for subject in (*plan.subjects, *plan.releases)}
+    planned = {subject.label for subject in plan.subjects}
     records = [r for r in records if r.unit.label in planned]  # others are candidates
     outcomes = [record.outcome for record in records]
     by_label = _by_label(outcome for outcome in outcomes if outcome.is_measured)
@@ -95,17 +93,12 @@ def judge(
         reference=reference.label if reference else None,
         protocol=records[0].document.protocol,
     )
-    differences = [
-        (r.unit.subject, r.outcome.difference) for r in records if r.outcome.difference is not None
-    ]
     diagnostics = replace(
         _diagnosed(plan, records),
         greedy=tuple(search.row for search in searches),
-        released=tuple(compare_released(*difference) for difference in differences),
         noise=judgement.noise,
     )
     further = [finding for search in searches for finding in search.findings]
-    further += [*released_findings(differences)]
     table = Measurements.of(subjects, measurements, recipe.confidence).first_draws
     for module in judges(recipe.diagnostics):
         diagnostics, advice = module.judge(table, diagnostics)
@@ -245,7 +238,7 @@ def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
 def _skipped(
     plan: Plan, measured: Mapping[str, UnitOutcome], failed: Mapping[str, SourceError]
 ) -> Iterable[Skipped]:
-    planned = [subject.label for subject in (*plan.subjects, *plan.releases)]
+    planned = [subject.label for subject in plan.subjects]
     for label in dict.fromkeys((*planned, *failed)):
         if label in failed:
             reason = failed[label].message

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qaudit.errors import SourceError
-from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed, SearchResult
 from qaudit.types import SILENT, Run, Watch, WorkUnit
 
@@ -16,18 +15,17 @@ RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"
 
 @dataclass(frozen=True, eq=False)
 class UnitOutcome:
-    """What came of a subject: results, or the error in place of them; of a release a difference."""
+    """What came of a subject: results, or the error in place of them."""
 
     label: str
     results: tuple[Filed, ...] = ()  # draw by draw, with those that were measured otherwise
     search: SearchResult | None = None  # of a greedy soup
     failed: Mapping[str, SourceError] = field(default_factory=dict)  # by scheme
     error: SourceError | None = None
-    difference: WeightDifference | None = None
 
     @property
     def is_measured(self) -> bool:
-        return self.error is None and self.difference is None
+        return self.error is None
 
     @property
     def plain(self) -> tuple[Filed, ...]:

@@ -30,7 +30,6 @@ from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import Filed, ResultStore, SearchResult
 from qaudit.search.greedy import search, search_stored
-from qaudit.search.released import compare_stored, compare_weights, store_difference
 from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit
 
 
@@ -103,34 +102,22 @@ class Measuring:
     def visit(
         self,
         tasks: Sequence[Task],
-        releases: Sequence[Subject] = (),
         diagnosed: Collection[str] = (),
     ) -> Iterator[UnitOutcome]:
-        """Measure every subject and compare every release, in the order of their downloads."""
+        """Measure every subject, in the order of their downloads."""
         jobs = self._jobs(tasks, diagnosed)
         pending: dict[tuple[str, ...], _Job] = {}  # by what decides results
         twins: list[tuple[_Job, _Job]] = []  # with the first of equal results
         for job in jobs:
             if (event := self._find(job, pending, twins)) is not None:
                 yield event
-        differences = {release: compare_stored(release, self._store.folder) for release in releases}
-        for release, difference in differences.items():
-            if difference is not None:
-                yield UnitOutcome(release.label, difference=difference)
-        uncompared = [release for release, found in differences.items() if found is None]
         by_label = {job.label: job for job in pending.values()}
-        first, total = len(jobs) - len(pending) - len(twins), len(jobs) + len(uncompared)
+        first, total = len(jobs) - len(pending) - len(twins), len(jobs)
         waited = self.seconds_waited
         units = [WorkUnit(tuple(t.pass_ for t in job.tasks)) for job in by_label.values()]
         self._watch.expect({unit.label: cost_of(unit) for unit in units})
-        with self._downloads([*pending.values()], uncompared, twins) as downloads:
+        with self._downloads([*pending.values()], twins) as downloads:
             for number, subject in enumerate(downloads.order, first):
-                if subject.is_release:
-                    self._watch.subject(number, total, subject.label)
-                    compared = self._compare(subject, downloads)
-                    self.seconds_waited = waited + downloads.seconds_waited
-                    yield compared
-                    continue
                 job = by_label[subject.label]
                 self._watch.subject(number, total, subject.label, len(job.tasks))
                 with self._failing(job), downloads.ready(self._needs(job)):
@@ -174,13 +161,11 @@ class Measuring:
     def _budget(self) -> int | None:
         return None if self._plan.traffic is None else self._plan.traffic.nbytes_disk_budget
 
-    def _downloads(
-        self, jobs: Sequence[_Job], releases: Sequence[Subject], twins: Sequence[tuple[_Job, _Job]]
-    ) -> Downloads:
+    def _downloads(self, jobs: Sequence[_Job], twins: Sequence[tuple[_Job, _Job]]) -> Downloads:
         budget = self._budget
         return Downloads(
             self._hub,
-            [*map(self._needs, jobs), *releases],
+            [*map(self._needs, jobs)],
             others=[self._needs(job) for job, _ in twins],
             # the texts are downloaded beside the weights
             disk_budget_nbytes=budget and budget - missing_nbytes(self._plan.texts),
@@ -273,17 +258,3 @@ class Measuring:
         if job.is_diagnosed:
             self.diagnoses.find(job.tasks[0], first.label)
         return replace(job.measured(results), failed=first.event.failed)
-
-    def _compare(self, release: Subject, downloads: Downloads) -> UnitOutcome:
-        try:
-            with downloads.ready(release):
-                difference = compare_weights(
-                    release,
-                    allow_pickle=self._machine.allow_pickle,
-                    folder=downloads.folder,
-                    progress=self._watch.block,
-                )
-        except SourceError as error:
-            return UnitOutcome(release.label, error=error)
-        store_difference(release, difference, self._store.folder)
-        return UnitOutcome(release.label, difference=difference)

@@ -95,13 +95,7 @@ class PartExecutor(Executor):
             first = (unit for unit in units if not unit.passes[0].draw)
             began = time.monotonic()
             for outcome in self._measuring.visit(
-                [
-                    Task.of(p, self._ready.corpus)
-                    for u in tried
-                    if not u.subject.is_release
-                    for p in u.passes
-                ],
-                [unit.subject for unit in tried if unit.subject.is_release],
+                [Task.of(p, self._ready.corpus) for u in tried for p in u.passes],
                 {unit.label for unit in first if unit.label in planned},
             ):
                 self._write(outcome, began)

@@ -6,7 +6,6 @@ nothing.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +17,7 @@ from qaudit.core.merges.mean import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
 from qaudit.executors.events import UnitOutcome
 from qaudit.executors.part_log import read_logs
-from qaudit.judge.released import WeightDifference
 from qaudit.planning.further import planned_rounds
-from qaudit.saved.codec import decode_text
 from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
 from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import FIRST, evidence_of, last_round, read_round, read_unit, unit_path
@@ -131,11 +128,10 @@ def record_of(outcome: UnitOutcome, out: Path) -> dict[str, Any]:
     def file(path: Path) -> dict[str, str]:
         return {"evidence": path.relative_to(out).as_posix(), "sha256": sha256_of(path)}
 
-    error, search, difference = outcome.error, outcome.search, outcome.difference
+    error, search = outcome.error, outcome.search
     return {
         "error": error and failure(error),
         "exit_code": 2 if error is not None and error.code == UsageError.code else 4,
-        "difference": difference and json.dumps(vars(difference)),
         "results": tuple(
             ResultDocument(
                 scheme=filed.measurement.scheme,
@@ -161,9 +157,6 @@ def _outcome(unit: WorkUnit, document: UnitDocument, out: Path) -> UnitOutcome:
     soup = None if document.search is None else _soup(unit.subject, document.search.members)
     results = tuple(_filed(unit, soup, document, result, out) for result in document.results)
     must_be_complete(unit, document, [filed.measurement.calibration_seed for filed in results])
-    if document.difference is not None:
-        difference = decode_text(WeightDifference, document.difference, "difference")
-        return UnitOutcome(unit.label, difference=difference)
     search = document.search
     return UnitOutcome(
         unit.label,

@@ -150,7 +150,6 @@ def judged_alone(
         subjects=(choice.subject,),
         specs=(choice.scheme.spec,),
         shipped=(),
-        releases=(),
         device=machine.device.type,
         dtype=dtype,
     )

@@ -1,7 +1,7 @@
 """One small function per rule. Codes stay: a rule that goes leaves its number empty.
 
 `types/codes.py` has the title of each. Others hold an audit to a policy (`gate`), judge names and
-hashes before anything is measured (`content`), compare a release with its ingredients (`released`)
+hashes before anything is measured (`content`)
 and rank files that are quantized already (`diagnostics.shipped`).
 
 A rule yields nothing where it does not apply. Messages are sentences; every number in them is

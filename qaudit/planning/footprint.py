@@ -145,15 +145,6 @@ def _bound(room: int, budget_nbytes: int | None) -> int:
     return min(default_budget(room) if budget_nbytes is None else budget_nbytes, room)
 
 
-def missing_budget(
-    downloads: PlannedDownloads, subject: Subject, budget_nbytes: int | None, free_nbytes: int
-) -> int | None:
-    """Return the budget that would hold what a subject needs at once, or None if it is held."""
-    needed = downloads.at_once_nbytes(subject) + downloads.texts_missing_nbytes
-    bound = _bound(free_nbytes + downloads.evictable_nbytes, budget_nbytes)
-    return needed if needed > bound else None
-
-
 def refuse_what_cannot_fit(downloads: PlannedDownloads, budget: int, free_nbytes: int) -> None:
     """Refuse a plan with a subject that no order of fetching and evicting makes room for."""
     texts, room = downloads.texts_missing_nbytes, budget - downloads.texts_missing_nbytes

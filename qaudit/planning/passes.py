@@ -44,7 +44,6 @@ def passes_of(
     schemes: Sequence[Scheme],
     repeats: int,
     pricing: Pricing,
-    releases: Sequence[Subject] = (),
 ) -> tuple[Pass, ...]:
     drawn = calibrated(schemes)
     alone = {s.content for s in subjects if s.merge is None}
@@ -58,9 +57,6 @@ def passes_of(
         if repeats > 1 and drawn:
             draw = priced(draw_of(subject, drawn, 1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
-    passes += [
-        Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
-    ]
     return tuple(passes)
 
 

@@ -19,7 +19,6 @@ from qaudit.planning.footprint import (
     Footprint,
     PlannedDownloads,
     free_disk_nbytes,
-    missing_budget,
     price_traffic,
 )
 from qaudit.planning.further import price_otherwise
@@ -43,7 +42,7 @@ from qaudit.planning.price import (
     price_of,
     seconds_range,
 )
-from qaudit.planning.releases import Releases, find_releases
+from qaudit.planning.proposals import proposed_soups
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import TextSize, text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, expert_notes
@@ -71,13 +70,13 @@ def make_plan(
     """
     chosen = choose(recipe, options, hub, resolved)
     largest = chosen.seen.largest
-    releases, traffic = _fetched(chosen, options.disk_budget, record)
-    plan, footprint = _planned(chosen, releases, traffic, options)
+    traffic = _fetched(chosen, options.disk_budget, record)
+    plan, footprint = _planned(chosen, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
     kept = kept_specs(options.keep, chosen.schemes)
     kept_nbytes = nbytes_to_keep(kept, chosen.subjects, largest)
     footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
-    merges = [subject.merge for subject in (*chosen.subjects, *releases.subjects)]
+    merges = [subject.merge for subject in chosen.subjects]
     plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
     return replace(
         plan,
@@ -91,7 +90,7 @@ def make_plan(
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *plan.notes,
             *keeping_notes(kept, kept_nbytes),
-            *releases.notes,
+            *proposed_soups(recipe, chosen.resolved.checkpoints),
         ),
         plugins=plugins,
         nbytes_disk=plan.nbytes_disk + kept_nbytes,
@@ -99,7 +98,7 @@ def make_plan(
 
 
 def _planned(
-    chosen: Chosen, releases: Releases, traffic: Traffic | None, options: RunOptions
+    chosen: Chosen, traffic: Traffic | None, options: RunOptions
 ) -> tuple[Plan, Footprint]:
     """Return the passes with what they take of this machine, and the footprint of the audit's."""
     resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
@@ -119,7 +118,7 @@ def _planned(
     beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
     price = sum((price_of(*diagnosis, largest) for diagnosis in diagnoses.items()), Price())
     pricing = Pricing(largest, text, price)
-    passes, otherwise = _passes(chosen, releases, pricing), None
+    passes, otherwise = _passes(chosen, pricing), None
     if recipe.arithmetic:
         otherwise = price_otherwise(chosen.subjects, schemes, pricing, passes, machine)
     longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
@@ -154,7 +153,6 @@ def _planned(
         shipped=resolved.shipped,
         traffic=traffic,
         findings=resolved.findings,
-        releases=releases.subjects,
         passes=passes,
         otherwise=otherwise,
         diagnoses=tuple(work.text for work in diagnoses),
@@ -170,10 +168,10 @@ def _planned(
     return plan, footprint
 
 
-def _passes(chosen: Chosen, releases: Releases, pricing: Pricing) -> tuple[Pass, ...]:
+def _passes(chosen: Chosen, pricing: Pricing) -> tuple[Pass, ...]:
     recipe, subjects, schemes = chosen.resolved.recipe, chosen.subjects, chosen.schemes
     reference = reference_in(subjects, recipe.reference)
-    steps = passes_of(subjects, schemes, recipe.repeats, pricing, releases.subjects)
+    steps = passes_of(subjects, schemes, recipe.repeats, pricing)
     return tuple(with_reference(step, reference, pricing) for step in steps)
 
 
@@ -187,22 +185,13 @@ def _footprint(
     return Footprint(chosen.seen.largest, load, itemsize, limit, device, text.most_items)
 
 
-def _fetched(
-    chosen: Chosen, budget_nbytes: int | None, record: Path | None
-) -> tuple[Releases, Traffic | None]:
-    """Return the releases that the disk has room to compare, and what comes from the Hub."""
+def _fetched(chosen: Chosen, budget_nbytes: int | None, record: Path | None) -> Traffic | None:
+    """Return what comes from the Hub."""
     resolved, hub = chosen.resolved, chosen.hub
-    releases = find_releases(resolved.recipe, resolved.checkpoints)
     if hub is None:
-        return releases, None
+        return None
     reference = reference_in(chosen.subjects, resolved.recipe.reference)
     beside = [*resolved.shipped, *(c for c, _ in (reference.members if reference else ()))]
     subjects = [with_shipped(subject, beside) for subject in chosen.subjects]
-    downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
-    free = free_disk_nbytes()
-    wanted = {r: missing_budget(downloads, r, budget_nbytes, free) for r in releases.subjects}
-    if any(wanted.values()):
-        releases = releases.without({r: needed for r, needed in wanted.items() if needed})
-        every = (*subjects, *releases.subjects)
-        downloads = PlannedDownloads.of(every, resolved.texts, hub, record)
-    return releases, price_traffic(downloads, budget_nbytes, free_disk_nbytes())
+    downloads = PlannedDownloads.of(subjects, resolved.texts, hub, record)
+    return price_traffic(downloads, budget_nbytes, free_disk_nbytes())

@@ -201,7 +201,7 @@ def _remote(
 
 
 def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
-    if not shipped or subject.is_release:
+    if not shipped:
         return subject
     members = {(member.ref, member.files) for member, _ in subject.members}
     further = (

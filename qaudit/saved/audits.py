@@ -35,7 +35,7 @@ from qaudit.whole import read_regular
 
 
 def plan_to_json(plan: Plan) -> str:
-    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
+    checkpoints = checkpoints_of(plan.subjects)
     table = encode(PlanDocument(**_plan_fields(plan, checkpoints)))
     del table["passes"]
     return text_of(table)
@@ -57,7 +57,6 @@ def _plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, A
         **vars(plan),
         "passes": (),
         "subjects": tuple(_pointers(subject, places) for subject in plan.subjects),
-        "releases": tuple(_pointers(release, places) for release in plan.releases),
         "checkpoints": checkpoints,
     }
 
@@ -87,13 +86,12 @@ def plan_of(document: PlanDocument) -> Plan:
     if not 0 < document.recipe.confidence < 1:
         raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=EDITED)
     values = {field.name: getattr(document, field.name) for field in fields(Plan)}
-    for name in ("subjects", "releases"):
-        values[name] = subjects_in(values[name], document.checkpoints, f"audit.plan.{name}")
+    values["subjects"] = subjects_in(document.subjects, document.checkpoints, "audit.plan.subjects")
     return Plan(**values)
 
 
 def to_json(audit: AuditRecord) -> str:
-    checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
+    checkpoints = checkpoints_of((*audit.plan.subjects, *audit.subjects))
     tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
     plan = _plan_fields(audit.plan, checkpoints)
     places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}

@@ -74,7 +74,6 @@ class PlanDocument(Plan):
     """A plan whose subjects point into its checkpoints."""
 
     subjects: tuple[SubjectDocument, ...]  # type: ignore[assignment]
-    releases: tuple[SubjectDocument, ...] = ()  # type: ignore[assignment]
     passes: tuple[()] = ()  # not written
     checkpoints: tuple[Checkpoint, ...]
 
@@ -178,7 +177,6 @@ class UnitDocument:
     results: tuple[ResultDocument, ...] = ()
     search: GreedySearch | None = None
     findings: tuple[Finding, ...] = ()
-    difference: str | None = None  # of a release; JSON with infinite numbers
     error: Failure | None = None
     exit_code: Literal[2, 4] = 4  # of the error, where nothing else was measured
     failed_schemes: dict[str, Failure] = field(default_factory=dict)

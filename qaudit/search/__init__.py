@@ -1,1 +1,1 @@
-"""What measures more than was named: greedy soups, and releases beside their ingredients."""
+"""What measures more than was named: greedy soups."""

@@ -47,8 +47,6 @@ from qaudit.types.diagnostics import (
     Noise,
     NotDiagnosed,
     PlaneRow,
-    ReleaseComparison,
-    ReleaseMember,
     SensitivityRow,
     ShippedRow,
     WeightRow,
@@ -89,7 +87,6 @@ from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,
     GREEDY,
-    RELEASED,
     Checkpoint,
     Ref,
     Subject,

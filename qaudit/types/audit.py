@@ -62,10 +62,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Pass:
-    """One subject sent once through its blocks, every stream side by side.
-
-    A released soup (`subject.is_release`) is compared with its ingredients and has no streams.
-    """
+    """One subject sent once through its blocks, every stream side by side."""
 
     subject: Subject
     schemes: tuple[str, ...]  # in canonical form
@@ -126,7 +123,6 @@ class Plan:
     texts: tuple[TextFile, ...] = ()
     traffic: Traffic | None = None  # None: every target is a local folder
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
-    releases: tuple[Subject, ...] = ()  # compared with the soups that they are described as
     detectable_relative_error: float | None = None  # with 80 % power; not known of a plan
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
     item_context: int | None = None  # tokens that an option of a task may have before it

@@ -75,10 +75,6 @@ _OF_AUDITS: dict[str, Code] = {
         "a search for a soup stays at one candidate",
         "No other candidate made it better on the documents to choose on.",
     ),
-    "QA019": Code(
-        "a release is compared with the soup that its makers describe",
-        "It is rebuilt from its ingredients and compared tensor by tensor.",
-    ),
     "QA025": Code(
         "a measurement that the policy requires is missing", "An audit without it cannot pass."
     ),

@@ -187,38 +187,10 @@ class GreedySearch:
 
 
 @dataclass(frozen=True)
-class ReleaseMember:
-    """An ingredient of a release, and its weight."""
-
-    label: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class ReleaseComparison:
-    """How far a release differs from the soup that its makers describe, rebuilt."""
-
-    label: str
-    released: str
-    merge: str
-    members: tuple[ReleaseMember, ...]
-    dtype: str = ""  # of the tensor that differs most, or else of the first
-    ulps: int = 0  # the largest distance of two numbers, in steps of that dtype
-    tensor: str = ""  # where it is
-    elements: int = 0
-    unequal: int = 0  # elements that differ at all
-    beyond: int = 0  # by more than one ulp
-    of_largest: float | None = 0.0  # the largest distance in ulps of the largest ingredient
-    relative: float | None = 0.0  # the largest |a - b| / |b| of a tensor, by Euclidean norms
-    mismatch: str = ""  # why the two cannot be compared at all
-
-
-@dataclass(frozen=True)
 class Diagnostics:
     """The tables of diagnostics; one that was not requested is empty, and is not in JSON."""
 
     greedy: tuple[GreedySearch, ...] = ()
-    released: tuple[ReleaseComparison, ...] = ()
     weights: tuple[WeightRow, ...] = ()
     sensitivity: tuple[SensitivityRow, ...] = ()
     curvature: tuple[CurvatureRow, ...] = ()

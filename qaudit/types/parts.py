@@ -95,10 +95,9 @@ class Run:
 
 def work_of(plan: Plan) -> tuple[object, ...]:
     """Identify the work of a plan and what judges it: everything but its price."""
-    releases = tuple(release.label for release in plan.releases)
     units = tuple(unit.content for unit in units_of(plan.passes))
     decides = (plan.device, plan.dtype, plan.context, plan.column_loop)
-    return (decides, units, releases, plan.recipe, plan.otherwise is None)
+    return (decides, units, plan.recipe, plan.otherwise is None)
 
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:

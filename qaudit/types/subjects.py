@@ -13,10 +13,6 @@ FULL_PRECISION = "fp"
 GREEDY = "greedy"
 """In place of a merge: a search among candidates: `greedy:scheme=gptq-4bit`."""
 
-RELEASED = "released"
-"""In place of a merge: the first member is described as a merge of the others: `released:mean`.
-It is compared with that merge, and nothing is measured."""
-
 
 @dataclass(frozen=True)
 class Ref:
@@ -132,11 +128,6 @@ class Subject:
     def is_search(self) -> bool:
         """Return whether members are candidates, among which a search chooses."""
         return self.merge is not None and self.merge.partition(":")[0] == GREEDY
-
-    @property
-    def is_release(self) -> bool:
-        """Return whether the first member is compared with a merge of the others."""
-        return self.merge is not None and self.merge.partition(":")[0] == RELEASED
 
     @property
     def first(self) -> Checkpoint:

@@ -48,7 +48,7 @@ def with_passes(plan: Plan) -> Plan:
     """Return a plan that a test wrote out by hand with the passes it stands for."""
     schemes = parse_schemes(plan.specs) if plan.specs else ()
     repeats = plan.recipe.repeats
-    return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING, plan.releases))
+    return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING))
 
 
 def prepared(
@@ -63,7 +63,7 @@ def prepared(
     if disk_budget_nbytes is not None:
         budget = disk_budget_nbytes + missing_nbytes(plan.texts)
         plan = replace(plan, traffic=Traffic(0, 0, 0, 0, budget))
-    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
+    checkpoints = checkpoints_of(plan.subjects)
     resolved = Resolved(plan.recipe, checkpoints, plan.subjects)
     return Prepared(plan, RunOptions(**options), out, hub, plan.recipe, resolved)
 
