@@ -22,7 +22,7 @@ from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
-    from qaudit.hub.publishing.publish import PublishPlan
+    from qaudit.hub.publish import PublishPlan
 
 _WRITE = "What to write"
 MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
@@ -60,14 +60,14 @@ def publish(
     """
     from qaudit.cli.progress import Progress
     from qaudit.hub import open_hub
-    from qaudit.hub.publishing.publish import (
+    from qaudit.hub.publish import (
         description_of,
         propose,
         read_for_publishing,
         submit,
         title_of,
     )
-    from qaudit.hub.publishing.published import audit_folder
+    from qaudit.hub.published import audit_folder
 
     repo, title = repository(repo), title_of(message)
     with Progress(quiet=quiet) as progress:
@@ -90,7 +90,7 @@ def publish(
 
 
 def repository(text: str) -> str:
-    from qaudit.hub.answers import is_repository
+    from qaudit.hub.names import is_repository
 
     repo = text.removeprefix("hf://")
     if "/" not in repo or not is_repository(repo):
@@ -150,7 +150,7 @@ def _where(plan: PublishPlan, hub: Hub) -> str:
 
 
 def _difference(plan: PublishPlan) -> list[str]:
-    from qaudit.hub.publishing.publish import README
+    from qaudit.hub.publish import README
 
     before, after = (text.splitlines() for text in plan.readme)
     names = (README if plan.readme[0] else "/dev/null", README)

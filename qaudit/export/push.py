@@ -15,7 +15,7 @@ from qaudit.errors import UsageError
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import changed_files
 from qaudit.hub import Hub
-from qaudit.hub.publishing.publish import (
+from qaudit.hub.publish import (
     README,
     Addition,
     Count,

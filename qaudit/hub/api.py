@@ -27,17 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx2
 
 from qaudit.errors import HubError, Interrupted
-from qaudit.hub.answers import (
-    COMMIT,
-    GarbledError,
-    HubFile,
-    Kind,
-    Revision,
-    files_in,
-    is_repository,
-    matching,
-    revisions_in,
-)
 from qaudit.hub.environment import (
     Origin,
     endpoint_origin,
@@ -56,6 +45,17 @@ from qaudit.hub.failures import (
     refusal,
     requested_wait_seconds,
     wait_in_words,
+)
+from qaudit.hub.names import (
+    COMMIT,
+    GarbledError,
+    HubFile,
+    Kind,
+    Revision,
+    files_in,
+    is_repository,
+    matching,
+    revisions_in,
 )
 from qaudit.version import __version__
 

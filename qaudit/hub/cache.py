@@ -12,26 +12,43 @@ Names of branches and tags (`refs/`) are not written: a checkpoint is known by i
 
 Paths come from a listing, and a listing from a stranger. A path must be plain, and no folder
 on the way to a link may itself be a link: nothing is ever written outside `snapshots`.
+
+A file is removed if the ledger names it by inode as ours, if no link leads to it but those that
+are removed with it, and if no other process uses the commit. The same holds for links: where
+another tool has linked to a blob that we fetched, it stays. Links are removed first and blobs
+after them, so that no link leads nowhere at any moment, or after a kill. Only weights are
+evicted: with config, tokenizer and index the next run needs no network to see what the checkpoint
+is.
+
+A commit in use has a shared lock on one small file, which the kernel releases when the process
+ends. Where the cache may not be written or the file system has no locks, there is no claim:
+nothing is evicted from the one, and on the other two scans that share a cache should not both be
+given a disk budget.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from qaudit.checkpoints.places import hub_cache, repo_folder
+from qaudit.checkpoints.places import hub_cache, own_cache, repo_folder
+from qaudit.checkpoints.stamps import Stamp
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
-from qaudit.hub.answers import Kind, is_commit
 from qaudit.hub.failures import RESUME
+from qaudit.hub.names import Kind, is_commit
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -40,6 +57,15 @@ BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LOCK_MODE = 0o664  # the client's: several users may share a cache
 _NEVER_IN_A_PATH = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 _LOOK_AGAIN_SECONDS = 0.5
+_LOCK_TRIES, _LOCK_SECONDS = 25, 0.02
+
+MOST_CLAIMS = 256
+"""Files a process keeps open for this; the one claimed longest ago is released first."""
+
+_LONGEST_LINE_NBYTES = 1 << 14
+
+_File = tuple[int, int, int]
+"""Size, time of modification and inode."""
 
 
 @dataclass(frozen=True)
@@ -185,3 +211,186 @@ def not_read(path: Path, error: OSError) -> MachineError:
         f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
         hint="check its permissions; if the disk is failing, remove the file",
     )
+
+
+class Ledger:
+    """The files of the shared cache that this tool downloaded: only those may be evicted.
+
+    A file of lines, which are only ever appended, by several threads and processes. A line ties a
+    path to the file that was there: its size, time of modification and inode. A file that was
+    replaced since is another file, so a line can go stale and cannot become wrong. A rename changes
+    the time of change, and a line is written before its file is renamed into place, so that time is
+    not compared. A torn line is skipped; every line begins on a new one. Given up: the file only
+    grows (150 bytes for a file that was fetched).
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or own_cache() / "brought.jsonl"
+        self._entries: dict[str, _File | None] = {}
+        self._read_to = 0
+        self._lock = Lock()
+
+    def add(self, path: Path, stamp: Stamp, identity: str, *, downloaded: bool) -> None:
+        """Append that the file of this stamp, once it is at `path`, was downloaded, or was not."""
+        line = [_key(path), *_file(stamp), identity, downloaded]
+        data = f"\n{json.dumps(line)}\n".encode()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                while data:  # a short write means a full disk, and the next write raises
+                    data = data[os.write(file, data) :]
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise not_kept(self.path, error) from error
+
+    def has(self, path: Path) -> bool:
+        """Return whether this tool downloaded the file that is at `path` now."""
+        with self._lock:
+            self._read_on()
+            entry = self._entries.get(_key(path))
+        try:
+            return entry is not None and _file(Stamp.of_link(path)) == entry
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _read_on(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read_to:  # it was replaced
+                    self._entries, self._read_to = {}, 0
+                file.seek(self._read_to)
+                data = file.read()
+        except FileNotFoundError:
+            self._entries, self._read_to = {}, 0
+            return
+        except OSError as error:
+            raise not_kept(self.path, error) from error
+        whole = data.rpartition(b"\n")[0]
+        self._entries |= filter(None, map(_parsed, whole.splitlines()))
+        self._read_to += len(whole)
+
+
+def _key(path: Path) -> str:
+    return str(path.parent.resolve() / path.name)  # a link keeps its own name
+
+
+def _file(stamp: Stamp) -> _File:
+    return stamp.nbytes, stamp.modified_ns, stamp.inode
+
+
+def _parsed(line: bytes) -> tuple[str, _File | None] | None:
+    if len(line) > _LONGEST_LINE_NBYTES:
+        return None
+    try:
+        path, nbytes, modified_ns, inode, _, downloaded = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if not isinstance(path, str):
+        return None
+    return path, (nbytes, modified_ns, inode) if downloaded is True else None
+
+
+class Claims:
+    """The commits that this process uses; may be used by several threads."""
+
+    def __init__(self) -> None:
+        self._handles: dict[Path, int] = {}
+        self._lock = Lock()
+
+    def take(self, path: Path) -> None:
+        """Claim a commit, for as long as this process lives or until it is released."""
+        with self._lock:
+            if path in self._handles:
+                self._handles[path] = self._handles.pop(path)  # now the one claimed last
+                return
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._handles[path] = _opened(path)
+                fcntl.flock(self._handles[path], fcntl.LOCK_SH)
+            while len(self._handles) > MOST_CLAIMS:
+                os.close(self._handles.pop(next(iter(self._handles))))
+
+    def release(self, path: Path) -> None:
+        with self._lock:
+            handle = self._handles.pop(path, None)
+        if handle is not None:
+            os.close(handle)
+
+    @contextmanager
+    def alone(self, path: Path) -> Generator[bool]:
+        """Yield whether no other process uses a commit, and lock it; this process releases it."""
+        self.release(path)
+        try:
+            handle = _opened(path)
+        except OSError:
+            yield not path.parent.is_dir()  # a cache that may not be written is not emptied
+            return
+        try:
+            yield _locked(handle)
+        finally:
+            os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Lock a file, unless another process goes on holding it.
+
+    A process that another thread starts has our own locks, too, until it executes its program.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS)
+        except OSError:
+            return True  # a file system without locks
+        else:
+            return True
+    return False
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, LOCK_MODE)
+
+
+def evict(
+    cache: RepoCache,
+    ledger: Ledger,
+    weights: Sequence[tuple[Path, str]],
+    *,
+    keep_links: Collection[Path] = (),
+    keep_blobs: Collection[str] = (),
+) -> int:
+    """Remove links and the blobs they lead to, as far as they are ours; return the bytes freed."""
+    with ExitStack() as stack:
+        locked = {blob for _, blob in weights if _is_free(cache, blob, stack)}
+        try:
+            for link in (p for p, blob in weights if blob in locked and p not in keep_links):
+                if link.is_symlink() and ledger.has(link):
+                    link.unlink(missing_ok=True)
+            in_use = {link.readlink().name for link in cache.links() if link.is_symlink()}
+            removable = locked - set(keep_blobs)
+            paths = [path for path in map(cache.blob, removable - in_use) if ledger.has(path)]
+            paths += [path for path in map(cache.partial, removable) if path.is_file()]
+            freed = sum(path.stat().st_size for path in paths)
+            for path in paths:
+                path.unlink()
+            return freed
+        except OSError as error:
+            raise not_kept(cache.folder, error) from error
+
+
+def _is_free(cache: RepoCache, blob: str, stack: ExitStack) -> bool:
+    """Take the lock of a blob, unless it is being fetched."""
+    path = cache.lock(blob)
+    if not path.parent.is_dir():  # no tool with locks has written there
+        return False
+    try:
+        stack.enter_context(FileLock(path, timeout=0, mode=LOCK_MODE, fallback_to_soft=False))
+    except (Timeout, PermissionError):
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise not_kept(path, error) from error
+    return True

@@ -22,7 +22,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 from qaudit.errors import HubError, UnreachableError
-from qaudit.hub.answers import Kind
+from qaudit.hub.names import Kind
 
 LOG_IN = "log in with `hf auth login` or set `HF_TOKEN`"
 RESUME = "run the same command again: it goes on from here"

@@ -1,9 +1,21 @@
 """Checkpoints from the Hub onto this machine: resumed, verified, shared, and evicted again.
 
 Files are stored where every Hugging Face tool keeps them (`cache`), so that other tools use what
-a scan fetched, and what was there already is never fetched twice. Bytes are hashed as they come
-(`transfer`), and files that were there are hashed once and remembered by their stamp, because
-hashing 30 GB takes a minute.
+a scan fetched. A file that is in its snapshot and is what was listed costs a look at its stamp; one
+whose bytes are in the cache under another commit costs a link. Only then is it requested, under the
+lock that the Hub's own client takes for the same blob. A file that is there and wrong is replaced,
+with a message; if another tool had written it, its replacement is never evicted either. The first
+file that fails ends the others: what they have stays for the next run.
+
+Bytes are written as they come under the blob's passing name, at their own place: a process that
+is killed leaves what it had, and the next one hashes that and requests the rest. Two processes on
+a file system without working locks write the same bytes to the same places. The hash runs along,
+so a file is read back only where an earlier process had begun it.
+
+A transfer that makes progress may break off as often as it likes, within reason; one that does
+not is tried a few times, with longer and longer pauses or those that the server requests. A file
+that is complete and wrong is removed and fetched once more from its beginning: the damage is as
+likely on this disk as on the server's, and finding out which is not worth a third time.
 
 The small files stay when weights are evicted. A checkpoint without a commit is a local folder:
 there is nothing to fetch and nothing to evict.
@@ -11,22 +23,92 @@ there is nothing to fetch and nothing to evict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Protocol
 
 from qaudit.checkpoints.places import folder_of, is_gguf, snapshot, text_path, weights_of
-from qaudit.errors import HubError
-from qaudit.hub.answers import HubFile
-from qaudit.hub.downloader import Downloader, Snapshot
-from qaudit.hub.holdings import Claims, evict
-from qaudit.hub.records import Ledger
-from qaudit.hub.transfer import Source
+from qaudit.checkpoints.stamps import HashKind, Stamp, known_hash, remember, remember_written
+from qaudit.core.sizes import part_of, size
+from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
+from qaudit.hub.cache import Claims, Ledger, RepoCache, evict, file_size, locked, not_kept, not_read
+from qaudit.hub.failures import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
+from qaudit.hub.names import HubFile, Kind
 from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.types import SILENT, Checkpoint, TextFile, Watch
 
 if TYPE_CHECKING:
+    from qaudit.hub.api import Client
     from qaudit.hub.listing import Listing
+
+_PIECE_NBYTES = 1 << 20
+_MOST_BREAKS = 1000  # and one more for each MiB: a proxy may cut every transfer short
+_LOOK_UP_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One commit of one repository, and its name for messages."""
+
+    repo: str
+    commit: str
+    revision: str
+    label: str
+    kind: Kind = "model"
+
+    @property
+    def cache(self) -> RepoCache:
+        return RepoCache.of(self.repo, self.kind)
+
+    @property
+    def claim(self) -> Path:
+        """Return the file whose lock means that this commit is in use."""
+        return self.cache.lock(f"{self.commit}.qaudit")
+
+    def pointer(self, path: str) -> Path:
+        return self.cache.pointer(self.commit, path)
+
+    def nbytes_missing(self, placed: Sequence[PlacedFile]) -> int:
+        """Return how many bytes are not in the cache, by sizes alone."""
+        missing = {}
+        for file, path in placed:
+            if file_size(self.pointer(path)) == file.nbytes:
+                continue
+            if file_size(self.cache.blob(file.blob)) != file.nbytes:
+                have = file_size(self.cache.partial(file.blob)) or 0
+                missing[file.blob] = file.nbytes - (have if have <= file.nbytes else 0)
+        return sum(missing.values())
+
+
+class BlobProgress:
+    """How much of several blobs is there; bytes that turn out to be wrong are subtracted."""
+
+    _STEPS = 500  # a watch need not hear of every piece
+
+    def __init__(self, watch: Watch, what: str, sizes: Mapping[str, int]) -> None:
+        self._watch, self._what, self._sizes = watch, what, sizes
+        self._total = sum(sizes.values())
+        self._done = dict.fromkeys(sizes, 0)
+        self._shown = -1
+        self._lock = Lock()
+
+    def advance(self, blob: str, nbytes: int) -> None:
+        with self._lock:
+            self._done[blob] = min(max(self._done[blob] + nbytes, 0), self._sizes[blob])
+            received = sum(self._done.values())
+            is_step = abs(received - self._shown) * self._STEPS >= self._total
+            if received != self._shown and (is_step or received == self._total):
+                self._shown = received
+                self._watch.download(self._what, received, self._total)
 
 
 class Fetcher:
@@ -34,7 +116,7 @@ class Fetcher:
 
     def __init__(
         self,
-        client: Source,
+        client: Client,
         listing: Listing,
         *,
         watch: Watch = SILENT,
@@ -44,21 +126,21 @@ class Fetcher:
     ) -> None:
         """Without a `pause` of its own, waiting ends when `stop` is called."""
         self.client, self.listing, self.watch = client, listing, watch
-        self._ledger, self._claims = Ledger(), Claims()
-        self._downloader = Downloader(client, self._ledger, watch, workers, tries, pause)
+        self.workers, self.pause, self.tries = workers, pause, tries
+        self.ledger = Ledger()
+        self.stopped = Event()
+        self.nbytes_fetched = 0  # over the network, useful or not
+        self.nbytes_verified = 0  # of files that have the right hash, fetched now or before
+        self._claims, self._counting = Claims(), Lock()
 
-    @property
-    def nbytes_fetched(self) -> int:
-        return self._downloader.nbytes_fetched
-
-    @property
-    def nbytes_verified(self) -> int:
-        """Return the bytes of files that were hashed and found right, fetched now or before."""
-        return self._downloader.nbytes_verified
+    def count(self, *, fetched: int = 0, verified: int = 0) -> None:
+        with self._counting:
+            self.nbytes_fetched += fetched
+            self.nbytes_verified += verified
 
     def stop(self) -> None:
         """End every transfer of every thread soon, with `Interrupted`; partial files stay."""
-        self._downloader.stopped.set()
+        self.stopped.set()
 
     def settings(self, checkpoint: Checkpoint, *, code: bool = False) -> Path:
         """Fetch config, tokenizer and index, and Python files only if `code`; return the folder."""
@@ -72,28 +154,28 @@ class Fetcher:
                     f"there is no `config.json` in `{checkpoint.ref}`",
                     hint="audit a revision that has one",
                 )
-            self._downloader.download(commit, placed, show=False)
+            self._fetch(commit, placed, show=False)
         return folder
 
     def weights(self, checkpoint: Checkpoint) -> Path:
         if checkpoint.commit is not None:
             commit = _snapshot(checkpoint)
             self._claims.take(commit.claim)
-            self._downloader.download(commit, self._index(checkpoint), show=False)
-            self._downloader.download(commit, _weights(checkpoint))
+            self._fetch(commit, self._index(checkpoint), show=False)
+            self._fetch(commit, _weights(checkpoint))
         return folder_of(checkpoint)
 
     def text(self, text: TextFile) -> Path:
         commit = Snapshot(text.repo, text.commit, text.commit, text.source, "dataset")
         file = HubFile.identified(text.path, text.nbytes, text.sha256)
-        self._downloader.download(commit, [(file, text.path)])
+        self._fetch(commit, [(file, text.path)])
         return text_path(text)
 
     def files(
         self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, show: bool = True
     ) -> Path:
         placed = [(file, file.path) for file in files]
-        self._downloader.download(Snapshot(repo, commit, commit, what), placed, show=show)
+        self._fetch(Snapshot(repo, commit, commit, what), placed, show=show)
         return snapshot(repo, commit)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
@@ -113,7 +195,7 @@ class Fetcher:
                 return 0
             freed = evict(
                 commit.cache,
-                self._ledger,
+                self.ledger,
                 [(commit.pointer(path), file.blob) for file, path in _weights(checkpoint)],
                 keep_links={_snapshot(c).pointer(path) for c in kept for _, path in _weights(c)},
                 keep_blobs={file.blob for c in kept for file, _ in _weights(c)},
@@ -129,6 +211,278 @@ class Fetcher:
         files = self.listing.files(checkpoint.ref.location, str(checkpoint.commit))
         pickled = all(name.endswith(".bin") for name in names)
         return index_file(files, checkpoint.ref.subfolder, pickled=pickled)
+
+    def _fetch(
+        self, snapshot: Snapshot, placed: Sequence[PlacedFile], *, show: bool = True
+    ) -> None:
+        """Fetch files and link them into their snapshot; each blob is fetched once."""
+        missing = snapshot.nbytes_missing(placed)
+        require_room(snapshot.label, missing, snapshot.cache.folder)
+        blobs = {file.blob: file for file, _ in placed}
+        sizes = {blob: file.nbytes for blob, file in blobs.items()}
+        progress = BlobProgress(self.watch, snapshot.label, sizes) if show else None
+        ended = Event()
+        futures: list[Future[None]] = []
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="fetch") as pool:
+            try:
+                for file in blobs.values():
+                    paths = [path for other, path in placed if other.blob == file.blob]
+                    transfer = Transfer(self, snapshot, file, progress, ended)
+                    futures.append(pool.submit(transfer.provide, paths))
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                ended.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+        errors = [future.exception() for future in futures if not future.cancelled()]
+        causes = [e for e in errors if e is not None and not isinstance(e, Interrupted)]
+        for error in (*causes, *errors):  # what ended the work, before what it stopped
+            if error is not None:
+                raise error
+
+
+class Hash(Protocol):
+    """The part of a `hashlib` hash that is used here."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Hash more bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the hash of all bytes so far."""
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One file on its way into the cache."""
+
+    fetcher: Fetcher
+    snapshot: Snapshot
+    file: HubFile
+    progress: BlobProgress | None = None
+    ended: Event = field(default_factory=Event)  # set when another file failed
+
+    @property
+    def where(self) -> str:
+        return f"`{self.file.path}` of `{self.snapshot.repo}` at `{self.snapshot.revision}`"
+
+    @property
+    def _hash_kind(self) -> HashKind:
+        return "sha256" if self.file.sha256 else "git"
+
+    def provide(self, paths: Sequence[str]) -> None:
+        """Have the file at some paths of the snapshot."""
+        file, cache = self.file, self.snapshot.cache
+        absent = [path for path in paths if not self._is_right(self.snapshot.pointer(path))]
+        if absent:
+            with locked(cache.lock(file.blob), self._wait_for_another()):
+                if not self._is_right(cache.blob(file.blob)):
+                    self._fetch_blob(cache)
+                for path in absent:
+                    self._link(path)
+        self._advance(file.nbytes)  # whatever was counted before, all of it is there now
+
+    def fetch(self, partial: Path) -> None:
+        """Fetch the file to its passing name, whole, checked and on the disk."""
+        for is_first in (True, False):
+            if self._completed(partial) == self.file.blob:
+                return
+            self._advance(-(file_size(partial) or 0))
+            partial.unlink(missing_ok=True)
+            if is_first:
+                self._say(f"{self.where} came with a wrong hash; fetching it once more")
+        kind = "sha256" if self.file.sha256 else "git id"
+        raise HubError(
+            f"{self.where} does not have the {kind} that the Hub lists for it, fetched twice",
+            hint="the file is damaged where it is served, or on the way; try again later",
+        )
+
+    def _is_right(self, path: Path) -> bool:
+        """Return whether a file is the one listed; hash it unless its hash is known."""
+        if file_size(path) != self.file.nbytes:
+            return False
+        real = path.resolve()
+        if known_hash(real, self._hash_kind) == self.file.blob:
+            return True
+        stamp = Stamp.of(real)
+        try:
+            with real.open("rb", buffering=0) as handle:
+                digest, nbytes = self._hashed(handle)
+        except OSError as error:
+            raise not_read(real, error) from error
+        if digest.hexdigest() != self.file.blob:
+            self._advance(-nbytes)
+            return False
+        self.fetcher.count(verified=nbytes)
+        remember(real, stamp, self.file.blob, self._hash_kind)
+        return True
+
+    def _fetch_blob(self, cache: RepoCache) -> None:
+        file, ledger = self.file, self.fetcher.ledger
+        blob, partial = cache.blob(file.blob), cache.partial(file.blob)
+        ours = True
+        if file_size(blob) is not None:
+            ours = ledger.has(blob)
+            whose = "" if ours else ", which was there before,"
+            self._say(f"`{blob}`{whose} is not what its name says; fetching it again")
+        self.fetch(partial)
+        self.fetcher.count(verified=file.nbytes)
+        try:
+            ledger.add(blob, Stamp.of(partial), file.identity, downloaded=ours)
+            partial.replace(blob)
+            remember_written(blob, file.blob, self._hash_kind)
+        except OSError as error:
+            # Locks may not hold between hosts: another one moved the same bytes there.
+            if not self._is_right(blob):
+                raise not_kept(blob, error) from error
+
+    def _link(self, path: str) -> None:
+        pointer, blob = self.snapshot.pointer(path), self.file.blob
+        exists = file_size(pointer) is not None
+        if exists and pointer.samefile(self.snapshot.cache.blob(blob)):
+            return
+        if exists:
+            self._say(f"`{pointer}` is not what the Hub lists; replacing it")
+
+        def note(passing: Path, to: Path) -> None:
+            self.fetcher.ledger.add(to, Stamp.of_link(passing), blob, downloaded=not exists)
+
+        self.snapshot.cache.link(self.snapshot.commit, path, blob, note)
+
+    def _completed(self, partial: Path) -> str:
+        """Return the hash of the file once as many bytes as listed have come."""
+        require_room(self.where, self.file.nbytes - (file_size(partial) or 0), partial)
+        with _writing(partial):
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.touch()
+            handle = partial.open("r+b", buffering=0)
+        with handle:
+            if (file_size(partial) or 0) > self.file.nbytes:
+                handle.truncate(0)
+            digest, have = self._hashed(handle)
+            self._receive(partial, handle, digest, have)
+            with _writing(partial):
+                os.fsync(handle.fileno())
+        return digest.hexdigest()
+
+    def _receive(self, partial: Path, handle: FileIO, digest: Hash, have: int) -> None:
+        """Append what is missing, in as many attempts as that takes."""
+        file = self.file
+        attempts = barren = 0  # attempts in a row without a byte
+        while have < file.nbytes:
+            before, attempts = have, attempts + 1
+            dropped = DroppedError("it ended early")
+            try:
+                with self.fetcher.client.download(
+                    self.snapshot.repo, self.snapshot.commit, file, have, kind=self.snapshot.kind
+                ) as pieces:
+                    for piece in pieces:
+                        self._write(piece, partial, handle, digest)
+                        have += len(piece)
+                        self._check_stopped()
+            except DroppedError as error:
+                dropped = error
+            if have >= file.nbytes:
+                return
+            barren = 0 if have > before else barren + 1
+            most = _MOST_BREAKS + file.nbytes // _PIECE_NBYTES
+            if barren >= self.fetcher.tries or attempts >= most:
+                times = f"the last {barren} times without a byte" if barren else "too often"
+                raise UnreachableError(
+                    f"{self.where} broke off at {part_of(have, file.nbytes)} in {attempts} "
+                    f"attempts, {times}: {dropped.reason}",
+                    hint=f"when the Hub can be reached, {RESUME}",
+                )
+            self._pause(dropped, have, barren)
+
+    def _write(self, piece: bytes, partial: Path, handle: FileIO, digest: Hash) -> None:
+        view = memoryview(piece)
+        while view:
+            with _writing(partial):
+                written = handle.write(view)
+            digest.update(view[:written])
+            view = view[written:]
+        self._advance(len(piece))
+        self.fetcher.count(fetched=len(piece))
+
+    def _hashed(self, handle: FileIO) -> tuple[Hash, int]:
+        """Begin the hash that names the blob with the bytes that are there; return it and those."""
+        digest: Hash = hashlib.sha256()
+        if self.file.sha256 is None:  # git's own, of the length and the bytes
+            digest = hashlib.sha1(b"blob %d\0" % self.file.nbytes, usedforsecurity=False)
+        have = 0
+        buffer = bytearray(_PIECE_NBYTES)
+        view = memoryview(buffer)
+        while count := handle.readinto(buffer):
+            digest.update(view[:count])
+            have += count
+            self._advance(count)
+            self._check_stopped()
+        return digest, have
+
+    def _pause(self, dropped: DroppedError, have: int, barren: int) -> None:
+        seconds = wait_seconds(dropped, max(1, barren), f"{self.file.blob} {have}")
+        if seconds > LONGEST_WAIT_SECONDS:
+            raise UnreachableError(
+                f"the Hub asks to wait {seconds:.6g} s before it sends {self.where}",
+                hint=f"when that time is over, {RESUME}",
+            ) from dropped
+        name = self.file.path.rpartition("/")[2]
+        self._say(
+            f"{name} broke off at {part_of(have, self.file.nbytes)} ({dropped.reason}); "
+            f"going on in {seconds:.0f} s"
+        )
+        if self.fetcher.pause is not None:
+            self.fetcher.pause(seconds)
+            seconds = 0
+        while seconds > 0:
+            self._check_stopped()
+            self.ended.wait(min(seconds, _LOOK_UP_SECONDS))
+            seconds -= _LOOK_UP_SECONDS
+        self._check_stopped()
+
+    def _wait_for_another(self) -> Callable[[], None]:
+        """Return a function to call repeatedly while another process fetches the file."""
+        said: list[str] = []
+
+        def on_wait() -> None:
+            self._check_stopped()
+            if not said:
+                said.append(f"{self.where} is being fetched by another process; waiting for it")
+                self._say(said[0])
+
+        return on_wait
+
+    def _advance(self, nbytes: int) -> None:
+        """Count bytes of the file; negative ones turned out to be wrong."""
+        if self.progress is not None:
+            self.progress.advance(self.file.blob, nbytes)
+
+    def _say(self, text: str) -> None:
+        self.fetcher.watch.note(text)
+
+    def _check_stopped(self) -> None:
+        if self.ended.is_set() or self.fetcher.stopped.is_set():
+            raise Interrupted("the download was stopped", hint=RESUME)
+
+
+@contextmanager
+def _writing(partial: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            partial.unlink(missing_ok=True)  # or it would take its own room from the next attempt
+        raise not_kept(partial, error) from error
+
+
+def require_room(what: str, nbytes: int, path: Path) -> None:
+    """Refuse to begin what the disk around `path` cannot take."""
+    folder = next(place for place in path.absolute().parents if place.is_dir())
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise MachineError(
+            f"{what} needs {size(nbytes)} more, and {size(free)} are free in `{folder}`",
+            hint=f"free some space or name another disk with `HF_HUB_CACHE`, then {RESUME}",
+        )
 
 
 def _snapshot(checkpoint: Checkpoint) -> Snapshot:

@@ -15,9 +15,11 @@ from files whose hashes were checked.
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
@@ -26,7 +28,10 @@ from qaudit.checkpoints.header import header_nbytes, tensors_in
 from qaudit.checkpoints.places import own_cache, repo_folder
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
-from qaudit.hub.answers import (
+from qaudit.hub.api import Client
+from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
+from qaudit.hub.failures import Request, no_revision, not_known_offline
+from qaudit.hub.names import (
     GarbledError,
     HubFile,
     Kind,
@@ -38,10 +43,8 @@ from qaudit.hub.answers import (
     shapes_in,
     tree_entry,
 )
-from qaudit.hub.api import Client
-from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
-from qaudit.hub.failures import Request, no_revision, not_known_offline
-from qaudit.hub.records import AnswerStore
+from qaudit.types import digest
+from qaudit.whole import partial_name
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Tensor -> its dtype and its shape."""
@@ -51,6 +54,51 @@ FIRST_NBYTES = 1 << 17
 
 _FOLDERS = {"branch": "heads", "tag": "tags"}
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
+_STORE_VERSION = 1
+
+
+class AnswerStore:
+    """A folder of answers, one small JSON file each.
+
+    File names are digests, so that no name from the network is ever a path. The key is written
+    inside and compared when it is read, so that a file copied to another place has no effect. A
+    file is written under another name and moved. An answer that the disk does not take is fetched
+    again the next time; a message says so once, and the work goes on.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
+        self._folder, self._say = folder, say
+        self._warned = False
+
+    def path(self, table: str, key: Sequence[str]) -> Path:
+        return self._folder / f"v{_STORE_VERSION}" / table / f"{digest([table, *key])}.json"
+
+    def get(self, table: str, key: Sequence[str]) -> Any:
+        try:
+            record = json.loads(self.path(table, key).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(record, dict) or record.get("key") != [table, *key]:
+            return None
+        return record.get("value")
+
+    def put(self, table: str, key: Sequence[str], value: Any) -> None:
+        """Write an answer so that it is there whole or not at all."""
+        path = self.path(table, key)
+        partial = partial_name(path)
+        text = json.dumps({"key": [table, *key], "value": value}, separators=(",", ":"))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            if not self._warned:
+                why = (error.strerror or str(error)).lower()
+                self._say(f"answers of the Hub cannot be kept in `{self._folder}`: {why}")
+            self._warned = True
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 class Listing:

@@ -27,7 +27,7 @@ from qaudit.checkpoints.safetensors import shards_beside
 from qaudit.checkpoints.unchanged import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.core.keys import first_of
-from qaudit.hub.answers import HubFile
+from qaudit.hub.names import HubFile
 from qaudit.types import Checkpoint, WeightFile
 
 LONGEST_INDEX_NBYTES = 64_000_000

@@ -17,8 +17,7 @@ from qaudit.checkpoints.series import tell_apart
 from qaudit.errors import HubError, Interrupted, ModelError, QauditError, UnreachableError
 from qaudit.families import Family
 from qaudit.hub import open_hub
-from qaudit.hub.series import find_all
-from qaudit.hub.series_files import with_files
+from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
 from qaudit.planning.survey import must_be_auditable
 from qaudit.recipe.selection import is_default_choice, select

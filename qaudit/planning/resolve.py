@@ -17,8 +17,7 @@ from functools import partial
 from qaudit.checkpoints import folder
 from qaudit.errors import SourceError, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.hub.series import find_all, is_hub
-from qaudit.hub.series_files import with_files
+from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings

@@ -25,8 +25,7 @@ from qaudit.formats.registry import file_format
 from qaudit.formats.repository import format_of, must_match, open_quantized
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub import Hub, open_hub
-from qaudit.hub.series import find_all, is_hub, parse, revisions_of
-from qaudit.hub.series_files import with_files
+from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
 from qaudit.hub.weights import weights_on_hub
 from qaudit.planning.passes import Pricing, priced
 from qaudit.saved.results import sha256_of

@@ -93,7 +93,7 @@ def test_a_published_audit_is_published_again_from_its_repository(
     hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in saved.glob("plots/*[!k].svg")}
-    monkeypatch.setattr("qaudit.hub.publishing.publish.figures", lambda audit, folder: drawn)
+    monkeypatch.setattr("qaudit.hub.publish.figures", lambda audit, folder: drawn)
     qaudit("publish", saved, "alice/m")
     hub.repos["alice/m"].branches["main"] = hub.repos["alice/m"].branches["refs/pr/1"]
     done = qaudit("publish", "alice/m@main", "alice/m", "--dry-run", "--json")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qaudit.hub.publishing.publish import read_for_publishing
+from qaudit.hub.publish import read_for_publishing
 from qaudit.items import harness
 from qaudit.saved.evidence import read_saved
 from tests.support import toys

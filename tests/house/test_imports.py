@@ -127,7 +127,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "gguf": ("qaudit.formats.gguf.reading",),
     "huggingface_hub": ("qaudit.hub.*",),
-    "huggingface_hub.utils.tqdm": ("qaudit.hub.publishing.publish",),
+    "huggingface_hub.utils.tqdm": ("qaudit.hub.publish",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.*",),
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
@@ -153,7 +153,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "yaml": (
         "qaudit.core.foreign",  # the one place where files of others are read
         "qaudit.policy.table",  # where their nodes become lines
-        "qaudit.hub.publishing.*",  # where the metadata of a README is written
+        "qaudit.hub.*",  # where the metadata of a README is written
     ),
     "pandas": ("qaudit.tables",),  # where it is installed
     "markdown_it": ("qaudit.report.block",),  # finds the card in a README

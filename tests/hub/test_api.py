@@ -22,7 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
-from qaudit.hub.answers import GarbledError, HubFile, files_in, is_repository, revisions_in
 from qaudit.hub.api import Client
 from qaudit.hub.failures import (
     LONGEST_WAIT_SECONDS,
@@ -32,6 +31,7 @@ from qaudit.hub.failures import (
     requested_wait_seconds,
     wait_seconds,
 )
+from qaudit.hub.names import GarbledError, HubFile, files_in, is_repository, revisions_in
 from qaudit.hub.series import find_all
 from tests.support.filled import filled
 from tests.support.hub import Hub
@@ -811,7 +811,7 @@ def test_only_what_is_asked_for_is_sent(hub: Hub) -> None:
 
 def test_the_package_does_not_load_what_speaks_to_the_network() -> None:
     script = (
-        "import sys, qaudit.hub, qaudit.hub.answers\n"
+        "import sys, qaudit.hub, qaudit.hub.names\n"
         "print([m for m in ('huggingface_hub', 'httpx2', 'httpx') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -25,10 +25,8 @@ from hypothesis import strategies as st
 from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.checkpoints.stamps import Stamp
 from qaudit.errors import MachineError
-from qaudit.hub import holdings as holding_module
-from qaudit.hub.cache import RepoCache
-from qaudit.hub.holdings import Claims
-from qaudit.hub.records import Ledger
+from qaudit.hub import cache as holding_module
+from qaudit.hub.cache import Claims, Ledger, RepoCache
 from qaudit.types import Checkpoint
 from tests.support.fetching import REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
 from tests.support.hub import Hub
@@ -516,7 +514,7 @@ def test_the_ledger_holds_nothing_but_files_and_hashes(desk: Desk, cache: Path) 
 def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     code = (
-        "import sys; from pathlib import Path; from qaudit.hub.holdings import Claims\n"
+        "import sys; from pathlib import Path; from qaudit.hub.cache import Claims\n"
         "claims = Claims(); claims.take(Path(sys.argv[1])); print('taken', flush=True); input()"
     )
     process = subprocess.Popen(

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,10 @@ from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.stamps import content_read
 from qaudit.core.sizes import part_of
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
-from qaudit.hub import transfer
-from qaudit.hub.answers import HubFile
+from qaudit.hub import fetch as fetch_module
 from qaudit.hub.failures import DroppedError
-from qaudit.hub.transfer import Download, fetch
+from qaudit.hub.fetch import Fetcher, Snapshot, Transfer
+from qaudit.hub.names import HubFile
 from qaudit.hub.weights import settings_files
 from qaudit.types import Checkpoint, TextFile, WeightFile
 from tests.support.fetching import (
@@ -245,10 +246,10 @@ def test_what_came_before_a_break_is_not_sent_again(desk: Desk) -> None:
 
 
 def test_no_transfer_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_MOST_BREAKS", 20)
+    monkeypatch.setattr(fetch_module, "_MOST_BREAKS", 20)
     line = Line(STEP1, [1] * NBYTES)
     with pytest.raises(UnreachableError, match="in 20 attempts, too often"):
-        fetch(_listed(STEP1), tmp_path / "blobs" / "x", Download(line, REPO, "c" * 40))
+        fetch(_listed(STEP1), tmp_path / "blobs" / "x", line)
     assert line.asked == list(range(20))
 
 
@@ -605,9 +606,9 @@ def test_room_is_looked_for_again_before_each_file(
     line, partial = Line(STEP1, []), tmp_path / "partial"
     partial.write_bytes(STEP1[:1000])
     with pytest.raises(MachineError, match="are free"):
-        fetch(_listed(STEP1), partial, Download(line, REPO, "c" * 40))
+        fetch(_listed(STEP1), partial, line)
     partial.write_bytes(STEP1[:1001])
-    fetch(_listed(STEP1), partial, Download(line, REPO, "c" * 40))
+    fetch(_listed(STEP1), partial, line)
     assert line.asked == [1001]
 
 
@@ -838,6 +839,15 @@ class Line:
         yield pieces()
 
 
+def fetch(file: HubFile, partial: Path, line: Any, counted: list[int] | None = None) -> None:
+    """Fetch one file over a line, and count what is there of it."""
+    counted = [] if counted is None else counted
+    progress: Any = SimpleNamespace(advance=lambda blob, nbytes: counted.append(nbytes))
+    listing: Any = None
+    fetcher = Fetcher(line, listing, pause=lambda seconds: None)
+    Transfer(fetcher, Snapshot(REPO, "c" * 40, "c" * 40, "x"), file, progress).fetch(partial)
+
+
 def _listed(data: bytes) -> HubFile:
     return HubFile("x.safetensors", len(data), "0" * 40, sha256(data))
 
@@ -860,7 +870,7 @@ def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
         partial.write_bytes(data[: len(had)] if good else had)
     counted: list[int] = []
     line = Line(data, brings)
-    fetch(_listed(data), partial, Download(line, REPO, "c" * 40, advance=counted.append))
+    fetch(_listed(data), partial, line, counted)
     assert partial.read_bytes() == data
     assert sum(counted) == len(data)
 

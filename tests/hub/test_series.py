@@ -12,8 +12,7 @@ from qaudit.core.doubts import NO_WEIGHTS, names_in_equal_report
 from qaudit.errors import HubError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.listing import Listing
-from qaudit.hub.series import find_all, is_hub
-from qaudit.hub.series_files import with_files
+from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.hub import Hub, write_headers
 from tests.support.hub.fixtures import Serve

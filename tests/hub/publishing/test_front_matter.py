@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.errors import HubError
-from qaudit.hub.publishing.front_matter import Metadata, with_metadata
+from qaudit.hub.metadata import Metadata, with_metadata
 
 URL = "https://huggingface.co/o/m/blob/main/qaudit/audit.json"
 BODY = "\n# My model\n\nSome words.\n"

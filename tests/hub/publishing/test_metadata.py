@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from qaudit.hub.publishing.metadata import Repository, metadata_of
+from qaudit.hub.metadata import Repository, metadata_of
 from qaudit.types import AuditRecord, Ref, TextFile
 from tests.support import sample
 

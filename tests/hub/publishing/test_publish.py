@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, ModelCard, hf_hub_download
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UnreachableError
 from qaudit.hub import Hub as Opened
 from qaudit.hub import open_hub
-from qaudit.hub.publishing.publish import (
+from qaudit.hub.publish import (
     MARK,
     Outcome,
     PublishPlan,
@@ -26,7 +26,7 @@ from qaudit.hub.publishing.publish import (
     submit,
     title_of,
 )
-from qaudit.hub.publishing.published import published_folder
+from qaudit.hub.published import published_folder
 from qaudit.saved.evidence import read_saved
 from qaudit.types import Ref, Subject, TextFile
 from tests.support import sample

@@ -25,7 +25,7 @@ from qaudit.saved.audits import read_audit
 from qaudit.types import Ref
 
 if TYPE_CHECKING:
-    from qaudit.hub.answers import HubFile
+    from qaudit.hub.names import HubFile
     from qaudit.types import Watch
 
 FOLDER = "qaudit"

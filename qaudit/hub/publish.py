@@ -37,12 +37,11 @@ from qaudit.errors import (
     UsageError,
 )
 from qaudit.hub import Hub
-from qaudit.hub.answers import HubFile, git_id_of
 from qaudit.hub.api import GarbledAnswerError, checked
 from qaudit.hub.failures import LOG_IN, DroppedError, Request
-from qaudit.hub.publishing.front_matter import with_metadata
-from qaudit.hub.publishing.metadata import Repository, metadata_of
-from qaudit.hub.publishing.published import AUDIT, FOLDER
+from qaudit.hub.metadata import Repository, metadata_of, with_metadata
+from qaudit.hub.names import HubFile, git_id_of
+from qaudit.hub.published import AUDIT, FOLDER
 from qaudit.report import document as doc
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render, render_block, render_page
