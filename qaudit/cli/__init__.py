@@ -64,8 +64,6 @@ def _stop_at_signals() -> None:
 
 
 def _end(error: BaseException) -> int:
-    if isinstance(error, SystemExit) and not isinstance(error.code, str):
-        return int(error.code or 0)
     try:
         from qaudit.cli.failures import explained
         from qaudit.cli.terminal import complain

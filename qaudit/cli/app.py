@@ -77,7 +77,10 @@ def run(argv: list[str]) -> int:
     group = _group()
     name = "hf qaudit" if Path(argv[0]).stem == "hf-qaudit" else "qaudit"
     if "_QAUDIT_COMPLETE" in os.environ:
-        group(argv[1:], prog_name=name)  # a shell asks for completions
+        try:
+            group(argv[1:], prog_name=name)  # a shell asks for completions
+        except SystemExit as end:
+            return int(end.code or 0)
     if "--out=" in argv or ("--out", "") in pairwise(argv):  # as a path it would be this folder
         raise UsageError("`--out` is empty", hint="name a folder; `.` is the one you are in")
     return invoke(group, name, argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 import traceback
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from qaudit.cli.terminal import say
-from qaudit.errors import Interrupted, MachineError, QauditError, Stopped
+from qaudit.errors import Interrupted, MachineError, QauditError, Stopped, UsageError
 
 AGAIN = "run the same command again"
 """A hint that ends so gets the command as it was typed."""
@@ -30,12 +31,24 @@ def explained(error: BaseException) -> QauditError:
         return explained(Stopped(stopped, hint=AGAIN))
     if isinstance(error, KeyboardInterrupt):
         return explained(Interrupted("interrupted", hint=AGAIN))
+    if isinstance(error, SystemExit):  # no command of qaudit ends so
+        module = _frames(error.__traceback__)[-1]
+        return MachineError(
+            f"`{module}` ended the process with exit code {error.code or 0}, in the middle of this",
+            hint="uninstall or fix that plug-in; measured results are kept",
+        )
     if isinstance(error, MemoryError):
         return MachineError(
             "memory ran out", hint="free some, or raise the limit that `ulimit -v` prints"
         )
     if (package := _being_imported(error)) is not None:
         return _not_loaded(package, error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename)
+        return UsageError(
+            f"`{name[:40]}...` is no name of a file: it has {len(name)} characters",
+            hint="name a file or folder that is there, or something that `qaudit list` prints",
+        )
     if isinstance(error, OSError):
         return MachineError(
             f"`{error.filename or 'output'}`: {(error.strerror or str(error)).lower()}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pkgutil import resolve_name
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ import typer
 from qaudit.cli.options import AsJson, option
 from qaudit.cli.terminal import print_result
 from qaudit.core.keys import nearest
-from qaudit.errors import UsageError
+from qaudit.errors import MachineError, UsageError
 from qaudit.settings import OUTPUT
 
 
@@ -57,8 +57,11 @@ def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
 def _schemes() -> dict[str, str]:
     from qaudit.core.registry import schemes
 
-    texts = _classes("qaudit.core.registry:schemes")
-    return {name: f"{texts[name]} {_parameters(c)}".rstrip() for name, c in schemes().items()}
+    texts, broken = _classes("qaudit.core.registry:schemes"), schemes().broken()
+    for name in schemes():
+        if name not in broken:
+            texts[name] = f"{texts[name]} {_parameters(schemes()[name])}".rstrip()
+    return texts
 
 
 def _parameters(plugin: Any) -> str:
@@ -72,7 +75,23 @@ def _parameters(plugin: Any) -> str:
 
 def _classes(registry: str) -> dict[str, str]:
     registered = resolve_name(registry)()
-    return {name: (c.__doc__ or "").partition("\n")[0] for name, c in registered.items()}
+    broken = registered.broken()
+    usable = {name: registered[name] for name in registered if name not in broken}
+    return _described(usable, broken)
+
+
+def _diagnostics() -> dict[str, str]:
+    from qaudit.diagnostics.registry import broken, diagnostics
+
+    return _described(diagnostics(), broken())
+
+
+def _described(
+    usable: Mapping[str, type[Any]], broken: Mapping[str, MachineError]
+) -> dict[str, str]:
+    """Return the first lines of docstrings, and why plug-ins of others cannot be used."""
+    texts = {name: (kind.__doc__ or "").partition("\n")[0] for name, kind in usable.items()}
+    return texts | {name: error.message for name, error in broken.items()}
 
 
 def _shipped(name: str) -> Callable[[], dict[str, str]]:
@@ -101,7 +120,7 @@ _KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "schemes": _schemes,
     "sets": _sets,
     "merges": lambda: _classes("qaudit.core.registry:merges"),
-    "diagnostics": lambda: _classes("qaudit.diagnostics.registry:diagnostics"),
+    "diagnostics": _diagnostics,
     "families": _families,
     "recipes": _shipped("qaudit.recipe.table:shipped_recipes"),
     "policies": _shipped("qaudit.policy:descriptions"),

@@ -46,6 +46,17 @@ class Plugins(Mapping[str, type[P]], Generic[P]):
     def __len__(self) -> int:
         return len(self.built_in) + len(self.entries)
 
+    def broken(self) -> dict[str, MachineError]:
+        """Return why plug-ins of other distributions cannot be used, by name."""
+        return {name: error for name in self.entries if (error := self._error(name)) is not None}
+
+    def _error(self, name: str) -> MachineError | None:
+        try:
+            self[name]
+        except MachineError as error:
+            return error
+        return None
+
     def origin(self, name: str) -> Plugin | None:
         """Return the distribution that a plug-in is of; None for one that is built in."""
         return plugin_at(self.kind, self.entries[name]) if name in self.entries else None
@@ -92,9 +103,11 @@ def imported(kind: PluginKind, entry: EntryPoint) -> Iterator[None]:
         yield
     except QauditError:
         raise
-    except Exception as error:  # a module of others may raise anything
+    except (Exception, SystemExit) as error:  # a module of others may raise anything
         origin = plugin_at(kind, entry)
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, SystemExit):
+            reason = f"it ends the process with exit code {error.code or 0}"
         raise MachineError(
             f"the {kind} `{entry.name}` of {origin} cannot be imported: {reason}",
             hint=f"install another version of it, or `pip uninstall {origin.distribution}`",

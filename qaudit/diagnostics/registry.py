@@ -14,7 +14,7 @@ import qaudit.diagnostics
 from qaudit.core.plugins import entries_of, imported, plugin_at
 from qaudit.core.registry import build, plugins_in, read_pairs, unknown
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.errors import SchemeError
+from qaudit.errors import MachineError, SchemeError
 from qaudit.types import Plugin
 
 ALL = "all"
@@ -24,7 +24,7 @@ ALL = "all"
 @cache
 def packages() -> tuple[str, ...]:
     """Return the packages: those that can be requested first, then those always computed."""
-    names = [*_built_in(), *entries()]
+    names = [*_built_in(), *(name for name in entries() if name not in broken())]
     return tuple(sorted(names, key=lambda name: part(name, "parameters") is None))
 
 
@@ -37,6 +37,18 @@ def _built_in() -> tuple[str, ...]:
 def entries() -> Mapping[str, EntryPoint]:
     """Return the packages of other distributions, by the name of their diagnostic."""
     return entries_of("diagnostic", _built_in())
+
+
+@cache
+def broken() -> Mapping[str, MachineError]:
+    """Return why diagnostics of other distributions cannot be imported, by name."""
+    errors = {}
+    for name in entries():
+        try:
+            part(name, "parameters")
+        except MachineError as error:
+            errors[name] = error
+    return errors
 
 
 def part(package: str, name: str) -> ModuleType | None:
@@ -109,6 +121,8 @@ def _parse(text: str) -> Diagnostic:
     """Parse one diagnostic; a scheme among its parameters comes last."""
     head, named, scheme = text.partition(":scheme=")
     name, *pairs = head.split(":")
+    if name in broken():
+        raise broken()[name]
     if name not in diagnostics():
         raise unknown("diagnostic", name, [*diagnostics(), ALL], diagnostics())
     explicit = read_pairs(pairs) | ({"scheme": scheme} if named else {})

@@ -140,6 +140,8 @@ def _bfloat16_speed() -> float:
 
 
 def _libraries() -> Iterator[Fact]:
+    from qaudit.core.registry import merges, schemes
+
     for name, found in libraries().items():
         yield Fact("libraries", name, found)
     for name, (use, how) in sorted((_of_schemes() | _OPTIONAL).items()):
@@ -147,13 +149,17 @@ def _libraries() -> Iterator[Fact]:
             yield Fact("libraries", name, f"{version(name)}, for {use}")
         except PackageNotFoundError:
             yield Fact("libraries", name, f"not installed; only for {use}", "without", how)
+    for name, error in (schemes().broken() | merges().broken()).items():
+        yield Fact("libraries", name, error.message, "without", error.hint)
 
 
 def _of_schemes() -> dict[str, tuple[str, str]]:
     """Return the libraries that single schemes need, each with its use and how it is installed."""
     from qaudit.core.registry import schemes
 
-    extras = {name: plugin.extra for name, plugin in schemes().items() if plugin.extra}
+    broken = schemes().broken()
+    usable = {name: schemes()[name] for name in schemes() if name not in broken}
+    extras = {name: plugin.extra for name, plugin in usable.items() if plugin.extra}
     return {
         library: (f"the scheme `{name}`", f"pip install 'qaudit-llm[{extra}]'")
         for name, (library, extra) in extras.items()

@@ -184,7 +184,9 @@ def _elsewhere(scheme: Scheme) -> str:
 
 
 def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
-    plain = [kind for kind in schemes().values() if "bits" not in kind.__dataclass_fields__]
+    plain = [
+        kind for kind in schemes().built_in.values() if "bits" not in kind.__dataclass_fields__
+    ]
     wanted = [
         scheme.short
         for scheme in (kind() for kind in plain)

@@ -58,6 +58,11 @@ def write_block(card: str, readme: Path) -> None:
 def must_take_files(out: Path) -> None:
     """Refuse an output folder that cannot be written to, before hours go into what is written."""
     places = (out, *out.parents)
+    if model := next(filter(_is_checkpoint, (here := out.absolute(), *here.parents)), None):
+        raise UsageError(
+            f"`{out}` is inside the checkpoint `{model}`, whose files others copy as a whole",
+            hint="name a folder outside of it with `--out`",
+        )
     if broken := next((p for p in places if p.is_symlink() and not p.exists()), None):
         raise UsageError(
             f"`{broken}` is a link that leads nowhere", hint="name another with `--out`"
@@ -71,6 +76,11 @@ def must_take_files(out: Path) -> None:
         raise MachineError(
             f"`{place}` takes no files: permission denied", hint="name another with `--out`"
         )
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    weights = ("*.safetensors", "pytorch_model*.bin")
+    return (folder / "config.json").is_file() and any(any(folder.glob(each)) for each in weights)
 
 
 def render(audit: AuditRecord, form: str, plots: Path | None = None) -> str:

@@ -606,6 +606,32 @@ def test_an_output_folder_that_is_a_file(place: Path, qaudit: Run) -> None:
     refused(done, 2, "`results` is a file", "`--out`")
 
 
+@pytest.mark.parametrize("out", ["series/step10", "series/step10/audits/new"])
+def test_an_output_folder_inside_a_checkpoint(place: Path, qaudit: Run, out: str) -> None:
+    files = sorted((place / "series").rglob("*"))
+    done = qaudit("scan", "series", *QUICK[:-1], out)
+    refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--out`")
+    assert sorted((place / "series").rglob("*")) == files
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("scan", "series", *QUICK, "--policy", "p" * 5000),
+        ("scan", "t" * 5000, "--dry-run"),
+        ("scan", "series", "--evaluation", "e" * 5000, "--dry-run"),
+        ("gate", "a" * 5000),
+        ("export", "a" * 5000, "--out", "new"),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file(
+    place: Path, qaudit: Run, command: tuple[str, ...]
+) -> None:
+    done = qaudit(*command)
+    assert (done.code, done.err.count("error: ")) == (2, 1), done.err
+    assert len(done.err) < 8000
+
+
 def test_an_output_folder_that_is_a_fifo_or_a_loop_of_links(place: Path, qaudit: Run) -> None:
     os.mkfifo(place / "fifo")
     (place / "loop").symlink_to(place / "loop")

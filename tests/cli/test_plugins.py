@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from qaudit.core.linears import Linears
 from qaudit.core.plugins import entries_of
-from qaudit.core.registry import origins, parse_scheme
+from qaudit.core.registry import origins, parse_scheme, schemes
 from qaudit.core.shipped import Shipped
 from qaudit.diagnostics import registry as diagnostics
 from qaudit.errors import ConfigurationError
@@ -40,7 +40,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget() -> None:
-    for one in (entries_of, diagnostics.packages, diagnostics._diagnostics):
+    for one in (entries_of, diagnostics.packages, diagnostics.broken, diagnostics._diagnostics):
         one.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "qaudit_ternary"]:
         del sys.modules[name]
@@ -162,14 +162,32 @@ def test_two_schemes_of_one_name_are_refused(
     [
         ("absent_module:One", "the scheme `broken` of other-one 2.5 cannot be imported: No module"),
         ("math:pi", "`math:pi` of other-one 2.5 is no Scheme named `broken`"),
+        (
+            "leaving:One",
+            "of other-one 2.5 cannot be imported: it ends the process with exit code 0",
+        ),
     ],
 )
 def test_a_broken_plug_in_is_refused_where_it_is_used(
     clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run, scan: Run,
     value: str, sentence: str,
 ) -> None:  # fmt: skip
-    entries = f"[qaudit.schemes]\nbroken = {value}\n"
+    entries = f"[qaudit.schemes]\nbroken = {value}\n[qaudit.diagnostics]\nworse = {value}\n"
     distribution(tmp_path / "site", "other-one", "2.5", entries)
+    (tmp_path / "site" / "leaving.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(tmp_path / "site")
     refused(scan("series/step10", "--schemes", "broken"), 4, sentence, "uninstall other-one")
+    worse = scan("series/step10", "--diagnose", "worse")
+    refused(worse, 4, "the diagnostic `worse` of other-one 2.5 cannot", "uninstall other-one")
     assert scan("series/step10", "--dry-run").code == 0
+    listed = qaudit("list", "schemes")
+    assert (listed.code, "gptq" in listed.out, sentence in listed.out) == (0, True, True)
+    assert "worse" in qaudit("list", "diagnostics").out
+
+
+def test_a_plug_in_that_ends_the_process_is_an_error(
+    installed: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemes()["ternary"], "quantize", lambda *_: sys.exit(0))
+    done = scan("series/step10", "--schemes", "ternary")
+    refused(done, 4, "ended the process with exit code 0", "measured results are kept")
