@@ -125,24 +125,40 @@ def with_base(
     folder = own_folder(checkpoint)
     if checkpoint.commit is not None or not is_adapter(folder):
         return checkpoint
+    where, revision = _base_of(folder)
+    if isinstance(where, Path):
+        base = _with_files(Checkpoint(Ref(str(where)), where.resolve().name), where)
+    else:
+        base = find_on_hub(where, revision)
+    return replace(checkpoint, base=base, settings=base.settings)
+
+
+def has_base_on_hub(target: str) -> bool:
+    """Return whether a folder holds adapters, of which one was trained on a model of the Hub."""
+    folder = shipped_series() if target == DEMO else Path(target)
+    places = (folder, *folder.iterdir()) if folder.is_dir() else ()
+    adapters = [place for place in places if place.is_dir() and is_adapter(place)]
+    return any(not isinstance(_base_of(place)[0], Path) for place in adapters)
+
+
+def _base_of(folder: Path) -> tuple[Path | str, str | None]:
+    """Return the folder of an adapter's base, or its repository and revision."""
     settings = read_adapter(folder)
     if settings.base is None:
         raise SourceError(
             f"`{folder / ADAPTER}` does not name the model that the adapter was trained on",
             hint="write its folder or its repository there, as `base_model_name_or_path`",
         )
-    places = (Path(settings.base), folder / settings.base)
-    if here := next((place for place in places if (place / "config.json").is_file()), None):
-        base = _with_files(Checkpoint(Ref(str(here)), here.resolve().name), here)
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", settings.base) and settings.base[0] != ".":
-        base = find_on_hub(settings.base, settings.revision)
-    else:
-        raise SourceError(
-            f"`{checkpoint.label}` is an adapter of `{settings.base}`, which is not here",
-            hint=f"put that model there, or write where it is into `{folder / ADAPTER}`, as "
-            "`base_model_name_or_path`",
-        )
-    return replace(checkpoint, base=base, settings=base.settings)
+    for place in (Path(settings.base), folder / settings.base):
+        if (place / "config.json").is_file():
+            return place, None
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", settings.base):
+        return settings.base, settings.revision
+    raise SourceError(
+        f"`{folder}` is an adapter of `{settings.base}`, which is not here",
+        hint=f"put that model there, or write where it is into `{folder / ADAPTER}`, as "
+        "`base_model_name_or_path`",
+    )
 
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:

@@ -57,7 +57,8 @@ def is_lock(target: str) -> bool:
 
 def holds_the_hub(resolved: Resolved) -> bool:
     """Return whether there is anything to pin: folders on this machine have no commits."""
-    return bool(resolved.texts) or any(c.commit for c in (*resolved.checkpoints, *resolved.shipped))
+    read = (*(c.base or c for c in resolved.checkpoints), *resolved.shipped)
+    return bool(resolved.texts) or any(checkpoint.commit for checkpoint in read)
 
 
 def same_choice(a: Recipe, b: Recipe) -> bool:
@@ -170,7 +171,7 @@ def check_pins(resolved: Resolved, listing: Listing) -> None:
     Hashes find results and cached weights, so that a hash of another checkpoint would give that
     checkpoint's numbers under this commit.
     """
-    for checkpoint in resolved.checkpoints:
+    for checkpoint in (c.base or c for c in resolved.checkpoints):
         if checkpoint.commit is None:
             continue
         files = listing.known_files(checkpoint.ref.location, checkpoint.commit)

@@ -30,7 +30,9 @@ from qaudit.types import Checkpoint, Recipe, Ref, Resolved, Subject, digest
 
 def needs_hub(recipe: Recipe) -> bool:
     on_hub = any(map(is_hub, (*recipe.targets, *recipe.shipped))) or any(hub_sources(recipe))
-    return on_hub or items_need_hub(recipe)
+    if on_hub or items_need_hub(recipe):
+        return True
+    return any(folder.has_base_on_hub(target) for target in recipe.targets)
 
 
 def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from qaudit.checkpoints.dcp import FSDP_FOLDER
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import Run, audit_of, refused, settings
+from tests.support.hub import Hub
 
 BASE, SCHEME = "series/step10", "rtn-4bit:group=32"
 
@@ -53,8 +55,6 @@ def run(place: Path, trained: Path) -> Path:
 
 
 def _naming(text: str, base: str | None) -> str:
-    import json
-
     return json.dumps({**json.loads(text), "base_model_name_or_path": base})
 
 
@@ -121,7 +121,7 @@ def test_an_adapter_is_refused_with_what_is_missing(scan: Run, place: Path, run:
         (None, "does not name the model", "base_model_name_or_path"),
         (
             "/gone/base/model",
-            "is an adapter of `/gone/base/model`, which is not here",
+            "is an adapter of `/gone/base/model`, which",
             "put that model there",
         ),
         ("series/step200", "", ""),
@@ -134,6 +134,23 @@ def test_an_adapter_is_refused_with_what_is_missing(scan: Run, place: Path, run:
             assert done.code == 0
     (run / "checkpoint-2" / "adapter_model.safetensors").unlink()
     refused(scan("run/checkpoint-2"), 4, "no weights of an adapter", "adapter_model.safetensors")
+
+
+def test_the_base_of_an_adapter_may_be_on_the_hub(
+    scan: Run, place: Path, run: Path, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert scan("run").code == 0
+    here = losses(place / "out")
+    shutil.copytree(place / "series", online / "root" / "lab/series")
+    settings(online / "root" / "lab/series", branch_per_revision=True)
+    for file in run.rglob("adapter_config.json"):
+        named = json.loads(_naming(file.read_text("utf-8"), "lab/series"))
+        file.write_text(json.dumps({**named, "revision": "step10"}), "utf-8")
+    with Hub(online / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert scan("run", "--dry-run", "--out", "remote").code == 0
+        assert scan("run", "--out", "remote").code == 0
+    assert losses(place / "remote") == here
 
 
 def test_a_scale_that_changes_after_the_plan_is_noticed(scan: Run, place: Path, run: Path) -> None:
