@@ -17,8 +17,7 @@ from pathlib import Path
 from qaudit.core.course import previous_of
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
-from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.sources import RECORD_FILE
+from qaudit.downloads.downloads import RECORD_FILE, Downloads
 from qaudit.engine.measure import measure
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from qaudit.checkpoints.places import hub_cache
 from qaudit.core.doubts import doubts_of_files
-from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.sources import RECORD_FILE
+from qaudit.downloads.downloads import RECORD_FILE, Downloads
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.footprint import PlannedDownloads, free_disk_nbytes, price_traffic, shares_disk

@@ -25,8 +25,8 @@ from qaudit.core.rows import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration
 from qaudit.core.shipped import Shipped
 from qaudit.core.sizes import size, typed_size
-from qaudit.downloads.schedule import DownloadSchedule, Step
-from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
+from qaudit.downloads.downloads import Contents, refuse_shared_cache
+from qaudit.downloads.schedule import Schedule, Step
 from qaudit.errors import MachineError
 from qaudit.formats.registry import has_embeddings
 from qaudit.planning.price import ROUND_TOKENS, Load
@@ -65,7 +65,7 @@ class PlannedDownloads:
     """What the subjects of a plan need from the Hub, and what of it is on the disk."""
 
     subjects: tuple[Subject, ...]
-    schedule: DownloadSchedule  # without a budget
+    schedule: Schedule  # without a budget
     on_disk_nbytes: int
     evictable_nbytes: int  # of these, what an earlier run of this scan downloaded
     begun_nbytes: int  # of these, what belongs to weights that are not whole yet
@@ -81,14 +81,14 @@ class PlannedDownloads:
         record: Path | None = None,
     ) -> PlannedDownloads:
         """Look into the cache as the engine will; no request is sent."""
-        evictable = EvictionRecord(record)
-        sources = Sources(hub, subjects, evictable)
-        firsts = {key: checkpoints[0] for key, checkpoints in sources.sources.items()}
+        contents = Contents(hub, subjects, record)
+        evictable = contents.recorded
+        firsts = {key: checkpoints[0] for key, checkpoints in contents.checkpoints.items()}
         on_disk = {k: c.nbytes - hub.fetcher.nbytes_missing(c) for k, c in firsts.items()}
-        begun = [k for k in on_disk if k in evictable and k not in sources.present]
+        begun = [k for k in on_disk if k in evictable and k not in contents.present]
         return cls(
             subjects=tuple(subjects),
-            schedule=download_schedule(subjects, sources, None),
+            schedule=contents.schedule(subjects, None),
             on_disk_nbytes=sum(on_disk.values()),
             evictable_nbytes=sum(nbytes for key, nbytes in on_disk.items() if key in evictable),
             begun_nbytes=sum(on_disk[key] for key in begun),
@@ -100,11 +100,11 @@ class PlannedDownloads:
         keys = self.schedule.needs[self.subjects.index(subject)]
         return tuple(self.schedule.weight(key) for key in keys)
 
-    def peak_nbytes(self, steps: Sequence[Step], schedule: DownloadSchedule) -> int:
+    def peak_nbytes(self, steps: Sequence[Step], schedule: Schedule) -> int:
         """Return the most bytes that are added to the disk, texts included."""
         return schedule.peak_nbytes(steps) + self.texts_missing_nbytes
 
-    def within(self, budget_nbytes: int) -> DownloadSchedule:
+    def within(self, budget_nbytes: int) -> Schedule:
         budget = budget_nbytes - self.texts_missing_nbytes
         return replace(self.schedule, budget=budget)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.downloads.sources import RECORD_FILE
+from qaudit.downloads.downloads import RECORD_FILE
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
