@@ -21,7 +21,7 @@ from qaudit.saved.exports import keep_what_ships
 from qaudit.saved.parts import one_writer
 from qaudit.saved.signature import must_be_signed, sign_audit, signing_key
 from qaudit.tables import Audit as Audit  # part of the API
-from qaudit.types import SILENT, Gate, Pass, Pick, Plan, Verdict, Watch, units_of
+from qaudit.types import SILENT, Gate, Pass, Pick, Plan, Policy, Verdict, Watch, units_of
 
 if TYPE_CHECKING:
     from qaudit.executors.events import Executor
@@ -199,7 +199,7 @@ def pick(
 
 def decide(
     saved: SavedAudit,
-    policy: str,
+    policy: str | Policy,
     objective: str = "loss",
     bits: Sequence[str] = (),
     *,
@@ -212,7 +212,8 @@ def decide(
     from qaudit.policy import policy_named
     from qaudit.report.next_step import next_step
 
-    wanted, rules = parse_objective(objective), policy_named(policy)
+    wanted = parse_objective(objective)
+    rules = policy_named(policy) if isinstance(policy, str) else policy
     held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
     judgement = judged(rules, held, today=today or datetime.now(UTC).date())
     verdict = verdict_of(judgement, str(wanted))

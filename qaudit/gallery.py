@@ -1,81 +1,111 @@
-"""Many audits as one static site and one table: the template of a public one.
+"""Many audits as one table: a page that any server shows, and the same rows as Parquet.
 
-    index.html         every verdict, and every row of every audit, sorted by a click
-    NAME/report.html   the page of an audit
-    gallery.parquet    the same rows, with the name of the audit; needs pyarrow
+    index.html         every verdict and every row, sorted by a click
+    gallery.parquet    the same rows; needs pyarrow
 
-Nothing is taken from an audit's word: each number is recomputed from the losses of its documents,
-the verdict from the numbers under the policy of its audit, as of the day of the audit. An audit
-that says otherwise is refused; the others go on.
+Nothing is taken from an audit's word: each number is computed again from the losses of its
+documents, the verdict from the numbers under the policy of its audit, as of the day of the audit.
+What cannot be derived from evidence (diagnostics, findings, learning rates) is not shown. An audit
+that says otherwise, or that cannot be read, is left out by name; the others go on.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 from qaudit.audit import decide
-from qaudit.errors import MachineError, QauditError, UsageError
-from qaudit.judge.agreement import refuse_another_verdict
+from qaudit.errors import AuditError, MachineError, QauditError, UsageError
+from qaudit.judge.agreement import refuse_another_verdict, rows_again
+from qaudit.policy import policy_inside
 from qaudit.report import document as doc
-from qaudit.report.card import PICTURES, render_page
-from qaudit.report.document import status_in_words
 from qaudit.report.folder import must_take_files
-from qaudit.report.format import count, loss, percent, plural, shown, spread
-from qaudit.report.html import FILE as PAGE
+from qaudit.report.format import loss, percent, plural, shown, spread
 from qaudit.report.html import render
-from qaudit.report.plots import figures
-from qaudit.report.verdict import DEFAULT_TEXT
-from qaudit.report.views import View
 from qaudit.saved.evidence import read_saved
 from qaudit.tables import Audit
-from qaudit.types import AuditRecord, ClassVerdict, Interval
+from qaudit.types import AuditRecord, Diagnostics, Interval
 from qaudit.version import __version__
 from qaudit.whole import write_whole
 
 TABLE = "gallery.parquet"
+_SAID = ("kind", "stage", "step", "tokens_seen", "learning_rate")
+"""Columns of a tidy audit that are the audit's own word."""
+
 _BARE = re.compile(r"([a-z]+-)?\d+")
 """A name that says nothing without the folder that it is in: `seed-1`."""
 
-
-@dataclass(frozen=True)
-class Exhibit:
-    """An audit under the name of its page and its rows, with the verdict of its numbers."""
-
-    name: str
-    audit: Audit
+Row = dict[str, Any]
 
 
-def read_audits(paths: Mapping[str, Path]) -> tuple[list[Exhibit], list[QauditError]]:
-    """Read audits, each by the name it was asked for; refuse those that disagree with evidence.
+def rows_of(
+    targets: Sequence[str], find: Callable[[str], Path]
+) -> tuple[list[Row], list[QauditError]]:
+    """Return a row for each audit, subject and scheme, and an error for each audit left out.
 
-    Return what can be shown, and an error for each of the others.
+    `find` returns the folder or file of an audit, and may download it.
     """
-    exhibits, refused = [], []
+    paths: dict[str, Path] = {}
+    errors: list[QauditError] = []
+    for target in targets:
+        with _LeftOut(target, errors):
+            paths[target] = find(target)
+    tables: dict[str, list[Row]] = {}
     for name, (target, path) in zip(_names(paths), paths.items(), strict=True):
-        folder = path if path.is_dir() else path.parent
-        try:
-            exhibits.append(Exhibit(name, Audit(_recomputed(path), folder, name)))
-        except QauditError as error:
-            if f"`{target}`" not in error.message:
-                error.message = f"`{target}`: {error.message}"
-            error.message = f"left out: {error.message}"
-            refused.append(error)
-    return exhibits, refused
+        with _LeftOut(target, errors):
+            tables[name] = _rows(path)
+    rows = [{"audit": name, **row} for name, table in tables.items() for row in table]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows], errors
 
 
-def _recomputed(path: Path) -> AuditRecord:
+class _LeftOut:
+    """Collect the error that ends a `with` body, whatever it is: an audit of others may hold it."""
+
+    def __init__(self, target: str, errors: list[QauditError]) -> None:
+        self.target, self.errors = target, errors
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not isinstance(error, QauditError):
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            error = AuditError(f"it cannot be judged ({what})", hint="scan again, or restore it")
+        if f"`{self.target}`" not in error.message:
+            error.message = f"`{self.target}`: {error.message}"
+        error.message = f"left out: {error.message}"
+        self.errors.append(error)
+        return True
+
+
+def _rows(path: Path) -> list[Row]:
     saved = read_saved(path).checked()
     audit = saved.audit
-    verdict = decide(saved, audit.plan.recipe.policy, today=_day(audit))
+    folder = path if path.is_dir() else path.parent
+    policy = policy_inside(audit.plan.recipe.policy, folder)
+    verdict = decide(saved, policy, today=_day(audit))
     if audit.verdict is not None and audit.qaudit == __version__:
         refuse_another_verdict(audit.verdict, verdict)
-    return replace(audit, verdict=verdict)
+    scores, tasks = rows_again(audit, saved.every_draw)
+    derived = replace(
+        audit,
+        measurements=tuple(scores),
+        tasks=tuple(tasks),
+        verdict=verdict,
+        diagnostics=Diagnostics(),
+        findings=(),
+    )
+    rows = Audit(derived, folder).tidy()
+    shown_rows = [{k: v for k, v in row.items() if k not in _SAID} for row in rows]
+    return [{"policy": verdict.policy, **row} for row in shown_rows]
 
 
 def _day(audit: AuditRecord) -> date | None:
@@ -88,6 +118,8 @@ def _day(audit: AuditRecord) -> date | None:
 
 def _names(paths: Mapping[str, Path]) -> list[str]:
     """Name each audit by the end of its path, so long that no other has it: `decay-cpu-seed-1`."""
+    if not paths:
+        return []
     places = [
         path.resolve() if Path(target).exists() else Path(target.removeprefix("hf://"))
         for target, path in paths.items()
@@ -102,47 +134,17 @@ def _names(paths: Mapping[str, Path]) -> list[str]:
             return names
         lengths = [n + (times[name] > 1) for n, name in zip(lengths, names, strict=True)]
     name = times.most_common(1)[0][0]
-    raise UsageError(f"two audits would have the page `{name}`", hint="name each audit once")
+    raise UsageError(f"two audits would be named `{name}`", hint="name each audit once")
 
 
-def rows_of(exhibits: Iterable[Exhibit]) -> list[dict[str, Any]]:
-    """Return one row for each audit, subject and scheme, all with the same columns."""
-    rows: list[dict[str, Any]] = [
-        {
-            "audit": exhibit.name,
-            "model": " ".join(exhibit.audit.plan.recipe.targets),
-            "parameters": exhibit.audit.plan.parameters,
-            "text": _text(exhibit),
-            "policy": exhibit.audit.plan.recipe.policy,
-            **row,
-        }
-        for exhibit in exhibits
-        for row in exhibit.audit.tidy()
-    ]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name) for name in columns} for row in rows]
-
-
-def _text(exhibit: Exhibit) -> str:
-    """Name the evaluation text; `-` where answers alone were imported."""
-    if not View(exhibit.audit.record).documents:
-        return "-"
-    return exhibit.audit.plan.recipe.evaluation or DEFAULT_TEXT
-
-
-def write_gallery(exhibits: Sequence[Exhibit], out: Path) -> None:
-    """Write the site and the table."""
+def write_gallery(rows: Sequence[Row], out: Path) -> None:
+    """Write the page and the table."""
     must_take_files(out)
-    rows = rows_of(exhibits)
-    for exhibit in exhibits:
-        (out / exhibit.name).mkdir(parents=True, exist_ok=True)
-        drawn = figures(exhibit.audit.record, exhibit.audit.folder / PICTURES)
-        write_whole(out / exhibit.name / PAGE, render_page(exhibit.audit.record, drawn))
     write_whole(out / TABLE, _parquet(rows))
-    write_whole(out / "index.html", render(_page(exhibits, rows)))
+    write_whole(out / "index.html", render(_page(rows)))
 
 
-def _parquet(rows: list[dict[str, Any]]) -> bytes:
+def _parquet(rows: Sequence[Row]) -> bytes:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -152,100 +154,59 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
             hint="pip install 'qaudit-llm[parquet]'",
         ) from error
     buffer = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), buffer)
     return bytes(buffer.getvalue().to_pybytes())
 
 
-def _page(exhibits: Sequence[Exhibit], rows: Sequence[dict[str, Any]]) -> doc.Page:
-    head = f"{plural(len(exhibits), 'audit')}, {plural(len(rows), 'row')}: every number is "
-    head += "recomputed from the losses of its documents, and every verdict from the numbers."
+def _page(rows: Sequence[Row]) -> doc.Page:
+    audits = plural(len({row["audit"] for row in rows}), "audit")
+    head = f"{audits}, {plural(len(rows), 'row')}: every number is computed again from the losses "
+    decided = [row for row in rows if row["verdict"] is not None]
     about = f"What ships is marked. The same rows, with all columns, are in `{TABLE}`."
     return doc.Page(
         "Quantization audits",
-        doc.prose(head),
+        doc.prose(head + "of its documents, and every verdict from the numbers."),
         (
-            doc.Section("Verdicts", tuple(_verdicts(exhibits))),
-            doc.Section("Every measurement", (doc.paragraph(about), _measurements(rows))),
+            doc.Section("Verdicts", (_table(decided, name="errors"),)),  # the page's main table
+            doc.Section("Every measurement", (doc.paragraph(about), _table(rows))),
         ),
     )
 
 
-def _link(name: str) -> doc.Cell:
-    return doc.cell((doc.TextRun(name, code=True, href=f"{name}/{PAGE}"),))
+_NUMBERS = {"loss": "loss", "added_loss": "added loss, %", "kl": "KL", "agreement": "agreement, %"}
 
 
-def _verdicts(exhibits: Sequence[Exhibit]) -> Iterator[doc.Block]:
-    """Yield a row for each audit and class of bits; policy and text once, if all have the same."""
-    about = {(_text(exhibit), exhibit.audit.plan.recipe.policy) for exhibit in exhibits}
-    if is_alike := len(about) == 1:
-        text, policy = about.pop()
-        on_text = "" if text == "-" else f", on {text}"
-        yield doc.paragraph(f"Every audit is under the policy `{policy}`{on_text}.")
-    names = ("audit", "size", "bits", "verdict", "subject", "scheme", "added loss, %", "margin, %")
-    further = ("documents",) if is_alike else ("documents", "policy", "text")
-    yield doc.TableBlock(
-        doc.columns(*names, *further),
-        tuple(
-            _verdict(exhibit, decision, is_alike=is_alike)
-            for exhibit in exhibits
-            if exhibit.audit.verdict is not None
-            for decision in exhibit.audit.verdict.classes
-        ),
-        name="errors",  # the page's main table
-    )
-
-
-def _verdict(exhibit: Exhibit, decision: ClassVerdict, *, is_alike: bool) -> doc.TableRow:
-    view = View(exhibit.audit.record)
-    recipe, parameters = exhibit.audit.plan.recipe, exhibit.audit.plan.parameters
-    bounds_loss = decision.unit == "fraction" and decision.metric in (None, "relative_error")
-    margin = decision.margin if bounds_loss else None
-    added = decision.relative_error
-    documents = decision.documents or view.documents
-    return doc.row(
-        _link(exhibit.name),
-        doc.cell(count(parameters), value=float(parameters)) if parameters else "-",
-        decision.bit_class,
-        doc.cell(doc.strong(status_in_words(decision.status).upper())),
-        doc.name_cell(decision.subject or "-"),
-        decision.scheme or "-",
-        doc.cell("-") if added is None else _interval(added, percent),
-        doc.cell(shown(margin, lambda part: f"{100 * part:g}"), value=margin),
-        doc.cell(str(documents), value=float(documents)) if documents else "-",
-        *(() if is_alike else (recipe.policy, _text(exhibit))),
-    )
-
-
-def _measurements(rows: Sequence[dict[str, Any]]) -> doc.TableBlock:
-    heads = {"kl": "KL", "agreement": "agreement, %"}
-    measured = [name for name in heads if any(row[name] is not None for row in rows)]
-    names = ("audit", "subject", "scheme", "bits", "loss", "added loss, %")
+def _table(rows: Sequence[Row], name: str = "") -> doc.TableBlock:
+    measured = [key for key in _NUMBERS if any(row[key] is not None for row in rows)]
+    heads = ("audit", "subject", "scheme", "bits", "verdict", *(_NUMBERS[key] for key in measured))
     return doc.TableBlock(
-        doc.columns(*names, *(heads[name] for name in measured)),
-        tuple(_measurement(row, measured) for row in rows),
+        doc.columns(*heads, "documents", "policy"),
+        tuple(
+            doc.row(
+                doc.name_cell(row["audit"]),
+                doc.name_cell(row["subject"]),
+                row["scheme"],
+                doc.cell(
+                    shown(row["bits_per_weight"], "{:.2f}".format), value=row["bits_per_weight"]
+                ),
+                doc.cell(doc.strong(doc.status_in_words(row["verdict"]).upper()))
+                if row["verdict"]
+                else "-",
+                *(_number(row, key) for key in measured),
+                doc.cell(str(row["documents"]), value=float(row["documents"])),
+                row["policy"],
+                chosen=row["verdict"] == "ship",
+            )
+            for row in rows
+        ),
+        name=name,
     )
 
 
-def _measurement(row: dict[str, Any], measured: Sequence[str]) -> doc.TableRow:
-    bits = row["bits_per_weight"]
-    return doc.row(
-        _link(row["audit"]),
-        doc.name_cell(row["subject"]),
-        row["scheme"],
-        doc.cell(shown(bits, "{:.2f}".format), value=bits),
-        _number(row, "loss", loss),
-        _number(row, "added_loss", percent),
-        *(_number(row, name, percent if name == "agreement" else spread) for name in measured),
-        chosen=row["verdict"] == "ship",
-    )
-
-
-def _number(row: dict[str, Any], name: str, show: Callable[[Interval], str]) -> doc.Cell:
-    value = row[name]
+def _number(row: Row, key: str) -> doc.Cell:
+    value = row[key]
     if value is None:
         return doc.cell("-")
-    return _interval(Interval(value, row[f"{name}_low"], row[f"{name}_high"]), show)
-
-
-def _interval(interval: Interval, show: Callable[[Interval], str]) -> doc.Cell:
-    return doc.interval_cell(show(interval), value=interval.estimate)
+    show = {"loss": loss, "kl": spread}.get(key, percent)
+    interval = Interval(value, row[f"{key}_low"], row[f"{key}_high"])
+    return doc.interval_cell(show(interval), value=value)

@@ -1,4 +1,4 @@
-"""`qaudit gallery`: many audits as one static site and one table. No torch."""
+"""`qaudit gallery`: many audits as one page and one table. No torch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def gallery(
             metavar="AUDIT...", help="Output folders, or published audits (`org/name@v1`)."
         ),
     ],
-    out: Annotated[Path, option(OUTPUT, "The folder of the site.", "--out")],
+    out: Annotated[Path, option(OUTPUT, "The folder of the page.", "--out")],
 ) -> int:
-    """Write a site of many audits, and a Parquet table of all their rows.
+    """Write a page of many audits, and a Parquet table of all their rows.
 
-    Every number is recomputed from evidence. An audit that disagrees with its own is left out,
-    and the exit code is that of its error.
+    Every number is computed again from evidence, and nothing else is shown. An audit that disagrees
+    with its own is left out, and the exit code is that of its error.
 
     Example: qaudit gallery qaudit-out/demo --out site
     """
-    from qaudit.gallery import read_audits, write_gallery
+    from qaudit.gallery import rows_of, write_gallery
 
-    exhibits, refused = read_audits({name: audit_at(name) for name in audits})
+    rows, refused = rows_of(audits, audit_at)
     for error in refused:
         complain(error)
-    if exhibits:
-        write_gallery(exhibits, out)
+    if rows:
+        write_gallery(rows, out)
         print_result(str(out / "index.html"))
     return max((error.code for error in refused), default=0)

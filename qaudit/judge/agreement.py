@@ -45,6 +45,19 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
     `table` has every draw of calibration text.
     """
     same, first = audit.qaudit == version, table.first_draws
+    again = dict(_rows(*rows_again(audit, table)))
+    for where, saved in _rows(audit.measurements, audit.tasks):
+        for name in _differing(saved, again.get(where, {}), bounds=same):
+            raise AuditError(f"`{name}` of {where} disagrees with its evidence", hint=EDITED)
+    if same:
+        _refuse_other_comparisons(audit, first)
+        _refuse_another_pick(audit, first)
+
+
+def rows_again(
+    audit: AuditRecord, table: Measurements
+) -> tuple[list[MeasurementRow], list[TaskRow]]:
+    """Return the rows of an audit as its evidence gives them now."""
     files: EvidenceFiles = {
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
         for s in audit.measurements
@@ -52,14 +65,7 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
     subject = reference_in(audit.plan.subjects, audit.plan.recipe.reference)
     reference = subject.label if subject else None
     scores = [score(table, m, files, reference) for m in table.measurements]
-    tasks = score_tasks(first, reference=reference)
-    again = dict(_rows(scores, tasks))
-    for where, saved in _rows(audit.measurements, audit.tasks):
-        for name in _differing(saved, again.get(where, {}), bounds=same):
-            raise AuditError(f"`{name}` of {where} disagrees with its evidence", hint=EDITED)
-    if same:
-        _refuse_other_comparisons(audit, first)
-        _refuse_another_pick(audit, first)
+    return scores, list(score_tasks(table.first_draws, reference=reference))
 
 
 def refuse_another_verdict(saved: Verdict, computed: Verdict) -> None:

@@ -14,7 +14,7 @@ from qaudit.policy.table import PRESETS, policy_in, read_table, shipped
 from qaudit.types import Policy
 from qaudit.whole import read_regular
 
-__all__ = ["PRESETS", "descriptions", "policy_named", "preset", "read_policy"]
+__all__ = ["PRESETS", "descriptions", "policy_inside", "policy_named", "preset", "read_policy"]
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -53,6 +53,22 @@ def policy_named(text: str) -> Policy:
     if text.endswith(_ENDINGS) or Path(text).exists():
         return read_policy(Path(text))
     raise PolicyError(f"there is no policy `{text}`", hint=_instead(text))
+
+
+def policy_inside(text: str, folder: Path) -> Policy:
+    """Return a policy that the audit in a folder names: one that ships, or a file in the folder.
+
+    An audit of others may name any path; nothing outside its folder is opened.
+    """
+    if text in PRESETS:
+        return preset(text)
+    path = (folder / text).resolve()
+    if path.is_relative_to(folder.resolve()) and path.is_file():
+        return read_policy(path)
+    raise PolicyError(
+        f"its policy `{text}` is neither one that ships nor a file in its folder",
+        hint=f"copy the policy into the folder of the audit, or scan with {', '.join(PRESETS)}",
+    )
 
 
 def _instead(name: str) -> str:

@@ -218,15 +218,13 @@ def test_the_audit_is_published_as_one_pull_request(
     assert "qaudit/audit.json" in files
 
 
-def test_a_site_of_audits_has_the_verdict(
+def test_a_page_of_audits_has_the_verdict(
     machine: Machine, scanned: tuple[str, str], ships: Shipped
 ) -> None:
     out, _ = machine.run("gallery", AUDIT, "--out", "site")
     assert out == "site/index.html\n"
     index = re.sub(r"<[^>]+>", " ", (machine.home / "site" / "index.html").read_text("utf-8"))
-    page = re.sub(r"<[^>]+>", "", (machine.home / "site" / "demo/report.html").read_text("utf-8"))
-    assert re.search(rf"4\s+SHIP\s+{ships.subject}\s+{ships.scheme}\s", index)
-    assert scanned[0].splitlines()[0] in page
+    assert re.search(rf"{ships.subject}\s+{ships.scheme}\s+[\d.]+\s+SHIP\s", index)
 
 
 @pytest.mark.browser
