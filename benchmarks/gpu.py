@@ -29,7 +29,6 @@ from benchmarks.clock import DEVICE_VARIABLE, PEER_PYTHON
 from benchmarks.models import CONTEXT, SHAPES, Shape, make_model, read_tokens
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.core.sizes import size
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
@@ -40,6 +39,7 @@ from qaudit.planning.footprint import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
+from qaudit.support.sizes import size
 from qaudit.types import Window
 
 COPIES = ("HtoD", "DtoH")

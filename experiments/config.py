@@ -22,9 +22,9 @@ from experiments.document import STRICT, LabDocument, lay_over, read_document
 from experiments.folder import runs_in
 from experiments.run import Name, Steps, Training, TrainingRun
 from experiments.shapes import PRESETS, Count, ModelShape
-from qaudit.core.keys import nearest, text_as_list
 from qaudit.core.schedules import Schedule, build
 from qaudit.errors import UsageError
+from qaudit.support.keys import nearest, text_as_list
 
 if TYPE_CHECKING:
     from experiments.text import Progress, TokenStream

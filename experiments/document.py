@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_file, yaml_of
-from qaudit.core.keys import explain, first
 from qaudit.errors import RecipeError
+from qaudit.support.foreign import Place, lines_of, nearest_line, yaml_file, yaml_of
+from qaudit.support.keys import explain, first
 
 STRICT = ConfigDict(extra="forbid")
 T = TypeVar("T")

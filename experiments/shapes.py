@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from experiments.document import STRICT
-from qaudit.core.keys import nearest
+from qaudit.support.keys import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

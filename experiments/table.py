@@ -20,9 +20,9 @@ from experiments.document import LabDocument, read_document
 from experiments.run import NotNegative
 from experiments.shapes import Count
 from experiments.types import Claim, Contrast, Expectation, Measure
-from qaudit.core.keys import as_list, nearest
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
+from qaudit.support.keys import as_list, nearest
 from qaudit.types import FULL_PRECISION
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from qaudit.checkpoints.safetensors import (
     WeightFolder,
     unread_tensors,
 )
-from qaudit.core.patterns import slow_reason
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.support.patterns import slow_reason
 from qaudit.types import Checkpoint
 from qaudit.whole import read_regular
 

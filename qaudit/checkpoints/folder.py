@@ -31,10 +31,10 @@ from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
 from qaudit.checkpoints.unchanged import settings_in
-from qaudit.core.keys import first_of, nearest
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
 from qaudit.families.names import parse_name
+from qaudit.support.keys import first_of, nearest
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 from qaudit.whole import open_regular
 

@@ -27,8 +27,8 @@ from qaudit.checkpoints.header import (
     tensors_in,
 )
 from qaudit.checkpoints.pickles import load_pickles
-from qaudit.core.keys import first_of
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.support.keys import first_of
 from qaudit.types import Checkpoint
 from qaudit.whole import open_regular, read_regular
 

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn
 from rich.text import Text
 
-from qaudit.core.sizes import part_of, size
 from qaudit.report.format import duration
+from qaudit.support.sizes import part_of, size
 
 _OTHER_COLUMNS = 70
 """Letters that a row needs beside its name."""

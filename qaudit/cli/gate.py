@@ -121,8 +121,8 @@ class Output:
 
 def outputs_of(forms: Sequence[str]) -> tuple[Output, ...]:
     """Read `NAME` and `NAME=FILE`; exactly one format goes to stdout."""
-    from qaudit.core.keys import nearest
     from qaudit.report.gate import FORMATS
+    from qaudit.support.keys import nearest
 
     outputs = []
     for text in forms:

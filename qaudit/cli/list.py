@@ -13,9 +13,9 @@ import typer
 
 from qaudit.cli.options import AsJson, option
 from qaudit.cli.terminal import print_result
-from qaudit.core.keys import nearest
 from qaudit.errors import MachineError, UsageError
 from qaudit.settings import OUTPUT
+from qaudit.support.keys import nearest
 
 
 def list_(

@@ -9,8 +9,8 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 from qaudit.cli.terminal import one_line, say
-from qaudit.core.sizes import part_of, size
 from qaudit.report.format import duration
+from qaudit.support.sizes import part_of, size
 from qaudit.types import Watch
 
 if TYPE_CHECKING:

@@ -104,8 +104,8 @@ def repository(text: str) -> str:
 def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
     from tabulate import tabulate
 
-    from qaudit.core.sizes import size
     from qaudit.report.format import plural, printable
+    from qaudit.support.sizes import size
 
     yield _where(plan, hub)
     yield ""

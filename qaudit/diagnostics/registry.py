@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import qaudit.diagnostics
-from qaudit.core.plugins import entries_of, imported, plugin_at
 from qaudit.core.registry import build, plugins_in, read_pairs, unknown
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import MachineError, SchemeError
+from qaudit.support.plugins import entries_of, imported, plugin_at
 from qaudit.types import Plugin
 
 ALL = "all"

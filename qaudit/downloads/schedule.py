@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError
+from qaudit.support.sizes import size, typed_size
 
 
 @dataclass(frozen=True)

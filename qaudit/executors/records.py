@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.keys import first_of
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
 from qaudit.executors.events import UnitOutcome
@@ -22,6 +21,7 @@ from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocume
 from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import FIRST, evidence_of, last_round, read_round, read_unit, unit_path
 from qaudit.saved.results import Filed, SearchResult, read_measurement, sha256_of, with_tasks
+from qaudit.support.keys import first_of
 from qaudit.types import SILENT, Run, Subject, Watch, WorkUnit, units_of
 
 LAG_SECONDS, LOOK_SECONDS = 60.0, 2.0

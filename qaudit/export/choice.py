@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.keys import nearest
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
@@ -21,6 +20,7 @@ from qaudit.saved.codec import FILE
 from qaudit.saved.parts import is_unfinished
 from qaudit.saved.results import sha256_of
 from qaudit.settings import SEARCHED_AT, RunOptions
+from qaudit.support.keys import nearest
 from qaudit.types import AuditRecord, ClassVerdict, Plan, Subject, Watch
 
 

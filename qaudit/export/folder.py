@@ -13,7 +13,6 @@ from typing import Any
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.unchanged import CONFIGURATION
-from qaudit.core.sizes import size
 from qaudit.errors import MachineError
 from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice
@@ -31,6 +30,7 @@ from qaudit.report.card import render as render_card
 from qaudit.saved.exports import ExportRecord, write_export
 from qaudit.saved.parts import PLAN
 from qaudit.saved.signature import may_sign, signed_export
+from qaudit.support.sizes import size
 from qaudit.types import Watch, digest
 from qaudit.version import __version__
 

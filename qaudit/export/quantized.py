@@ -18,7 +18,6 @@ from typing import cast
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.scheme import Scheme
-from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.kept_weights import kept_groups
 from qaudit.engine.measure import quantize_only, send
@@ -50,6 +49,7 @@ from qaudit.planning.unread import whole
 from qaudit.saved.audits import read_audit
 from qaudit.saved.exports import ExportRecord, key_of, read_export
 from qaudit.saved.signature import may_sign
+from qaudit.support.sizes import size
 from qaudit.types import SILENT, Measurement, Watch
 
 SHARD_NBYTES = 2 * 10**9

@@ -18,13 +18,13 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.core.keys import nearest
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.export import llamacpp
 from qaudit.formats.gguf import FILE as GGUF
 from qaudit.formats.registry import formats
 from qaudit.model.config import class_of, read_config
 from qaudit.model.skeleton import forget_lengths
+from qaudit.support.keys import nearest
 from qaudit.types import Tolerances
 
 

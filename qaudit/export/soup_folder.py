@@ -19,13 +19,13 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.shards import grouped, shard_name, write_index
-from qaudit.core.sizes import size
 from qaudit.engine.opening import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import copy_settings
 from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.model.blocks import Weights
+from qaudit.support.sizes import size
 from qaudit.text.tokenizer import other_tokenizers
 from qaudit.types import Subject, digest
 from qaudit.version import __version__

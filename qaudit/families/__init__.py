@@ -20,8 +20,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qaudit.core.foreign import yaml_file
-from qaudit.core.keys import explain, nearest
 from qaudit.errors import RecipeError, UsageError
 from qaudit.families.family import Family
 from qaudit.families.tables import (
@@ -36,6 +34,8 @@ from qaudit.families.tables import (
     Stage,
     compiled,
 )
+from qaudit.support.foreign import yaml_file
+from qaudit.support.keys import explain, nearest
 
 __all__ = ["FAMILY_FILE", "Family", "all_families", "families_in", "find", "learning_rate_of"]
 __all__ += ["load", "load_file"]

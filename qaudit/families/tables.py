@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from qaudit.core.keys import as_list
-from qaudit.core.patterns import slow_reason
 from qaudit.core.schedules import Schedule, build
+from qaudit.support.keys import as_list
+from qaudit.support.patterns import slow_reason
 
 
 class Strict(BaseModel):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.patterns import slow_reason
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.support.patterns import slow_reason
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import PurePath
 
 import qaudit.formats
-from qaudit.core.plugins import Plugins
 from qaudit.core.registry import discover, modules_in
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, UsageError
 from qaudit.formats.packing import FileFormat, Format
 from qaudit.formats.reading import Reader
+from qaudit.support.plugins import Plugins
 
 
 @cache

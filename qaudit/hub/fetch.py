@@ -38,12 +38,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from qaudit.checkpoints.places import folder_of, is_gguf, snapshot, text_path, weights_of
 from qaudit.checkpoints.stamps import HashKind, Stamp, known_hash, remember, remember_written
-from qaudit.core.sizes import part_of, size
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub.cache import Claims, Ledger, RepoCache, evict, file_size, locked, not_kept, not_read
 from qaudit.hub.failures import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
 from qaudit.hub.names import HubFile, Kind
 from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
+from qaudit.support.sizes import part_of, size
 from qaudit.types import SILENT, Checkpoint, TextFile, Watch
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from typing import Any
 
 from qaudit.checkpoints.header import header_nbytes, tensors_in
 from qaudit.checkpoints.places import own_cache, repo_folder
-from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
 from qaudit.hub.api import Client
 from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
@@ -43,6 +42,7 @@ from qaudit.hub.names import (
     shapes_in,
     tree_entry,
 )
+from qaudit.support.keys import nearest
 from qaudit.types import digest
 from qaudit.whole import partial_name
 

@@ -37,11 +37,11 @@ from typing import Any
 import yaml
 from yaml import MappingNode, Node
 
-from qaudit.core.foreign import yaml_of
-from qaudit.core.keys import nearest
 from qaudit.errors import HubError, UsageError
 from qaudit.report.format import percent, printable
 from qaudit.report.views import View
+from qaudit.support.foreign import yaml_of
+from qaudit.support.keys import nearest
 from qaudit.types import FULL_PRECISION, AuditRecord, MeasurementRow, Subject, TextFile
 
 SOURCE = "qaudit"

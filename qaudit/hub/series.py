@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series, tell_apart
-from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
 from qaudit.hub.environment import check_variables
 from qaudit.hub.names import HubFile, Revision, is_commit
 from qaudit.hub.weights import choose_weights, folders_with_weights, pinned_settings
+from qaudit.support.keys import nearest
 from qaudit.types import Checkpoint, Recipe, Ref
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from fnmatch import fnmatchcase
 from qaudit.checkpoints.safetensors import shards_beside
 from qaudit.checkpoints.unchanged import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
-from qaudit.core.keys import first_of
 from qaudit.hub.names import HubFile
+from qaudit.support.keys import first_of
 from qaudit.types import Checkpoint, WeightFile
 
 LONGEST_INDEX_NBYTES = 64_000_000

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from qaudit.core.keys import first_of, nearest
 from qaudit.errors import UsageError
 from qaudit.items import inspect_logs, lm_eval_samples
 from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file
@@ -23,6 +22,7 @@ from qaudit.judge.tasks import MEAN, same_items
 from qaudit.saved.evidence import SavedAudit, read_saved
 from qaudit.saved.parts import PLAN, one_writer
 from qaudit.saved.results import write_imported
+from qaudit.support.keys import first_of, nearest
 from qaudit.types import FULL_PRECISION, ImportedAnswers, Measurement, TaskEvidence, digest
 from qaudit.whole import read_regular
 

@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.foreign import yaml_of
 from qaudit.errors import SourceError
+from qaudit.support.foreign import yaml_of
 from qaudit.whole import read_regular
 
 README = "README.md"

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.keys import nearest
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.items.names import DEFAULT_SHOTS, KNOWN
 from qaudit.sandbox import Templates
+from qaudit.support.keys import nearest
 
 _SCORED = ("multiple_choice", "loglikelihood")
 _INSTEAD = (

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.foreign import json_of
 from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file, numbered
+from qaudit.support.foreign import json_of
 from qaudit.types import digest
 
 _MOST_NBYTES = 2**31

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.foreign import json_of
 from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file, numbered
+from qaudit.support.foreign import json_of
 from qaudit.types import digest
 from qaudit.whole import read_regular
 

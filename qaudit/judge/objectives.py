@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
 from qaudit.settings import SEARCHED_AT
+from qaudit.support.keys import nearest
 
 EXAMPLES = ("loss", f"loss@{SEARCHED_AT}", "kl", "bits@1%", "pareto")
 

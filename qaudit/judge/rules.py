@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.keys import first_of
 from qaudit.core.shipped import LOOKS_BROKEN
 from qaudit.judge.pooling import settling
 from qaudit.judge.rare import rare_damage
 from qaudit.judge.scores import first_rows
 from qaudit.judge.table import Measurements, is_finite
 from qaudit.judge.verdict import outright
+from qaudit.support.keys import first_of
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import headers
-from qaudit.core.keys import first_of
 from qaudit.errors import ModelError, SourceError
+from qaudit.support.keys import first_of
 
 # Buffers that old checkpoints store and every model computes for itself.
 _COMPUTED = re.compile(

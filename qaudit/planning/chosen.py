@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qaudit.core.keys import nearest
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
@@ -18,6 +17,7 @@ from qaudit.planning.survey import Survey, survey
 from qaudit.planning.unread import without_unread
 from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
+from qaudit.support.keys import nearest
 from qaudit.types import Checkpoint, Recipe, Resolved, Subject, reference_in
 
 

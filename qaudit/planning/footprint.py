@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, text_path
-from qaudit.core.keys import first_of
 from qaudit.core.rows import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration
 from qaudit.core.shipped import Shipped
-from qaudit.core.sizes import size, typed_size
 from qaudit.downloads.downloads import Contents, refuse_shared_cache
 from qaudit.downloads.schedule import Schedule, Step
 from qaudit.errors import MachineError
 from qaudit.formats.registry import has_embeddings
 from qaudit.planning.price import ROUND_TOKENS, Load
 from qaudit.planning.sizes import Sizes, beside_notes
+from qaudit.support.keys import first_of
+from qaudit.support.sizes import size, typed_size
 from qaudit.types import Subject, TextFile, Traffic
 
 if TYPE_CHECKING:

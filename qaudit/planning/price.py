@@ -17,11 +17,9 @@ import numpy as np
 import psutil
 
 from qaudit.core.gram import SAMPLE
-from qaudit.core.keys import first_of
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
-from qaudit.core.sizes import size
 from qaudit.core.whole_block import STEP_TOKENS
 from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.diagnostics.registry import parse_diagnostics
@@ -29,6 +27,8 @@ from qaudit.errors import UsageError
 from qaudit.planning.devices import gpu_name
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import slug_of
+from qaudit.support.keys import first_of
+from qaudit.support.sizes import size
 from qaudit.types import Plan, Price, Protocol, Recipe, Subject
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.stamps import hash_of
-from qaudit.core.keys import nearest
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
 from qaudit.errors import HubError, SourceError, UsageError
@@ -30,6 +29,7 @@ from qaudit.hub.weights import weights_on_hub
 from qaudit.planning.passes import Pricing, priced
 from qaudit.saved.results import sha256_of
 from qaudit.settings import EXAMPLE_SCHEMES
+from qaudit.support.keys import nearest
 from qaudit.types import Checkpoint, Pass, Ref, Subject, WeightFile, digest
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ import numpy as np
 
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.sizes import size
 from qaudit.errors import CorpusError, ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
+from qaudit.support.sizes import size
 from qaudit.text.hub_texts import is_hub_text
 from qaudit.text.rollouts import read_rollouts
 from qaudit.text.texts import cut_texts

@@ -31,7 +31,6 @@ from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
 from qaudit.checkpoints.places import folder_of, own_folder
 from qaudit.checkpoints.safetensors import ADAPTER, WeightFolder
 from qaudit.core.shipped import shipped_reference
-from qaudit.core.sizes import size
 from qaudit.errors import SourceError, UsageError
 from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder, quantization_of
@@ -40,6 +39,7 @@ from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.sizes import Sizes, first_whole, with_beside
+from qaudit.support.sizes import size
 from qaudit.types import Checkpoint, Recipe, Subject
 
 if TYPE_CHECKING:

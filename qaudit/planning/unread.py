@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import is_own_code, read_configuration
 from qaudit.checkpoints.safetensors import INDEX, weight_map
-from qaudit.core.sizes import size
 from qaudit.errors import QauditError
 from qaudit.formats.weights import quantization_of
+from qaudit.support.sizes import size
 from qaudit.types import Checkpoint, Resolved, Subject, WeightFile
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qaudit.core.keys import nearest
 from qaudit.errors import PolicyError
 from qaudit.policy.table import PRESETS, policy_in, read_table, shipped
+from qaudit.support.keys import nearest
 from qaudit.types import Policy
 from qaudit.whole import read_regular
 

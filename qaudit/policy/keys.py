@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from qaudit.core.keys import text_as_list
 from qaudit.core.scheme import BIT_CLASS
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
+from qaudit.support.keys import text_as_list
 from qaudit.types import METRICS, SELECTORS, Metric, Unit
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"

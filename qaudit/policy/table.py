@@ -19,11 +19,11 @@ from typing import Any, Literal, NoReturn
 import yaml
 from pydantic import ValidationError
 
-from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_and_nodes
-from qaudit.core.keys import dotted, explain, first, nearest
 from qaudit.core.registry import parse_scheme, schemes, short_forms, split_bits
 from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, VerifyKeys, margin_of
+from qaudit.support.foreign import Place, lines_of, nearest_line, yaml_and_nodes
+from qaudit.support.keys import dotted, explain, first, nearest
 from qaudit.types import (
     FULL_PRECISION,
     METRICS,

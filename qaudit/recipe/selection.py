@@ -27,9 +27,9 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 
 from qaudit.core.course import is_release
-from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
 from qaudit.recipe.representatives import MOST_MEASURED, branches, representatives
+from qaudit.support.keys import nearest
 from qaudit.types import Checkpoint, Recipe
 
 _RANGE = "write a range as `stage1@100k..900k/50k`: stage, first and last step, spacing"

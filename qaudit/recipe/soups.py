@@ -25,12 +25,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qaudit.core.keys import nearest
 from qaudit.core.merge import Merge
 from qaudit.core.registry import merges, parse_merge, parse_scheme
 from qaudit.errors import UsageError
 from qaudit.recipe.selection import matching, select
 from qaudit.settings import SEARCHED_AT
+from qaudit.support.keys import nearest
 from qaudit.types import GREEDY, Checkpoint, Recipe, Subject
 
 MOST_SUBSETS = 64

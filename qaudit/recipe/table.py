@@ -22,13 +22,13 @@ from pydantic import (
     create_model,
 )
 
-from qaudit.core.foreign import yaml_file
-from qaudit.core.keys import explain, nearest
 from qaudit.core.schedules import build
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
 from qaudit.settings import PRESETS, Entry, Nbytes, Presets, Recipe, RunOptions, settings_of
+from qaudit.support.foreign import yaml_file
+from qaudit.support.keys import explain, nearest
 
 DEMO = "demo"
 _MOST_NBYTES = 2.0**63

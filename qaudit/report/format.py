@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from qaudit.core.sizes import size as size  # the one place where sizes are printed
 from qaudit.errors import UsageError
+from qaudit.support.sizes import size as size  # the one place where sizes are printed
 from qaudit.types import Interval, typical_change
 
 NOT_MEASURED = "-"

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.foreign import json_of
 from qaudit.errors import AuditError, CorpusError, UsageError, not_written
 from qaudit.saved.codec import decode, parse
+from qaudit.support.foreign import json_of
 from qaudit.text.rollouts import (
     HEADER,
     LINES,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.foreign import json_of
 from qaudit.errors import CorpusError
+from qaudit.support.foreign import json_of
 from qaudit.text.chat import MESSAGES, Chat
 from qaudit.text.cutting import Tokenizer
 from qaudit.text.rollouts import Rollout, Sampler

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from qaudit.core.foreign import json_of
 from qaudit.errors import MachineError, UsageError
 from qaudit.report.format import printable
 from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt
+from qaudit.support.foreign import json_of
 from qaudit.text.rollouts import Rollout
 
 KEY = "QAUDIT_SERVER_KEY"

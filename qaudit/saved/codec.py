@@ -11,8 +11,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qaudit.core.foreign import json_of
 from qaudit.errors import AuditError
+from qaudit.support.foreign import json_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

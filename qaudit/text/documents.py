@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qaudit.core.keys import nearest
 from qaudit.errors import CorpusError, MachineError
+from qaudit.support.keys import nearest
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
 from qaudit.text.python_text import Part, calibration_text, python_part
 from qaudit.text.strata import no_strata, stratum_of

@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
+from qaudit.support.keys import nearest
 from qaudit.text.documents import KINDS, is_text, split_field
 from qaudit.types import Recipe, TextFile
 

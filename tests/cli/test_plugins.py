@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from qaudit.core.linears import Linears
-from qaudit.core.plugins import entries_of
 from qaudit.core.registry import origins, parse_scheme, schemes
 from qaudit.core.shipped import Shipped
 from qaudit.diagnostics import registry as diagnostics
@@ -22,6 +21,7 @@ from qaudit.errors import ConfigurationError
 from qaudit.formats.registry import format_named
 from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder
+from qaudit.support.plugins import entries_of
 from tests.support.cli import Run, audit_of, refused
 
 PACKAGE = Path(__file__).parents[2] / "docs" / "plugin"

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.foreign import json_of, yaml_of
+from qaudit.support.foreign import json_of, yaml_of
 
 PLAIN: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

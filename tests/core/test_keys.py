@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qaudit.core.keys import first_of
+from qaudit.support.keys import first_of
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "recipe policy families",
         "diagnostics",
         "core",
+        "support",
         "types",
         "settings",
         "sandbox",
@@ -151,7 +152,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.families*",
     ),
     "yaml": (
-        "qaudit.core.foreign",  # the one place where files of others are read
+        "qaudit.support.foreign",  # the one place where files of others are read
         "qaudit.policy.table",  # where their nodes become lines
         "qaudit.hub.*",  # where the metadata of a README is written
     ),

@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from qaudit.checkpoints import stamps
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.stamps import content_read
-from qaudit.core.sizes import part_of
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import fetch as fetch_module
 from qaudit.hub.failures import DroppedError
 from qaudit.hub.fetch import Fetcher, Snapshot, Transfer
 from qaudit.hub.names import HubFile
 from qaudit.hub.weights import settings_files
+from qaudit.support.sizes import part_of
 from qaudit.types import Checkpoint, TextFile, WeightFile
 from tests.support.fetching import (
     CONFIG,

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.sizes import typed_size
 from qaudit.errors import MachineError
 from qaudit.planning.footprint import (
     PlannedDownloads,
@@ -23,6 +22,7 @@ from qaudit.planning.footprint import (
     price_traffic,
 )
 from qaudit.recipe.table import parse_nbytes
+from qaudit.support.sizes import typed_size
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest
 
 GB = 10**9

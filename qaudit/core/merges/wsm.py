@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from qaudit.core.keys import nearest
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import UsageError
+from qaudit.support.keys import nearest
 
 CURVES: Mapping[str, Callable[[float], float]] = MappingProxyType({
     "linear": lambda x: 1 - x,

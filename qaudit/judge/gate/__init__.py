@@ -26,7 +26,6 @@ from math import ceil
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.core.keys import first_of
 from qaudit.judge.gate.answers import answer, least_documents
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches, matches_scheme
 from qaudit.judge.gate.classes import (
@@ -39,6 +38,7 @@ from qaudit.judge.gate.classes import (
 )
 from qaudit.judge.gate.known import mark_known
 from qaudit.judge.gate.questions import Question, questions
+from qaudit.support.keys import first_of
 from qaudit.types import Check, Finding, Gate, Ignore, Level, Policy
 
 __all__ = ["GateInput", "findings_of", "gate", "verdict_of"]

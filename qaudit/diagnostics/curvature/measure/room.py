@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from qaudit.core.sizes import size
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.errors import MachineError
 from qaudit.host import available_nbytes
 from qaudit.model.device import free_nbytes
 from qaudit.model.routes import Weights
+from qaudit.support.sizes import size
 
 VECTORS = 6  # weights, v, the sum, gradients of both passes, and what is being freed
 OF_HIDDEN, OF_INNER, OF_ATTENTION, OF_LOGITS = 40, 14, 19, 7  # copies alive in a graph
