@@ -10,14 +10,19 @@ A key is sent to the named host alone, and is neither printed nor stored.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,9 +34,11 @@ from qaudit.text.rollouts import Rollout
 
 KEY = "QAUDIT_SERVER_KEY"
 """The variable with the key that a server wants."""
-_MOST_NBYTES = 1 << 26
+_NBYTES, _NBYTES_OF_TOKEN = 1 << 16, 1 << 9
+"""Of an answer: beside its tokens, and of each one that was sent or asked for."""
 _MOST_REASON = 1 << 12
 _SECONDS = 1800.0
+"""From a request to the end of its answer, however little at a time arrives."""
 _REFUSED = (400, 404, 422)
 _MESSAGE = re.compile(r'"(?:detail|error|message|msg)"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _GENERATE_HERE = "generate here, without `--server`"
@@ -51,6 +58,31 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Keeps the socket of a request, so that it can be ended from another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket: socket.socket | None = None
+
+    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
+        def connected(*arguments: Any, **keywords: Any) -> Any:
+            connection = http_class(*arguments, **keywords)
+            connection.connect = partial(self._connect, connection, connection.connect)
+            return connection
+
+        return super().do_open(connected, req, **options)
+
+    def _connect(self, connection: Any, connect: Any) -> None:
+        connect()
+        self._socket = connection.sock
+
+    def end(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
 @dataclass(frozen=True)
 class Server:
     """A server, by the address in front of `/completions`, and the model's name there."""
@@ -60,7 +92,15 @@ class Server:
 
     def __post_init__(self) -> None:
         address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname or address.username:
+        usable = False
+        with suppress(ValueError):  # a port beyond 65535
+            usable = address.port != 0 and self.url.isascii() and self.url.isprintable()
+        if (
+            not usable
+            or address.scheme not in ("http", "https")
+            or not address.hostname
+            or address.username
+        ):
             raise UsageError(
                 f"`--server {address.scheme}://{address.hostname or ''}` is no address of a server",
                 hint="write it as `--server http://127.0.0.1:8000/v1`; a key goes into " + KEY,
@@ -69,23 +109,24 @@ class Server:
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the one choice of an answer, with the number of its tokens."""
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY):
+        if key := _key():
             headers["Authorization"] = f"Bearer {key}"
         body = json.dumps({"model": self.model, **request}).encode()
         url = f"{self.url.rstrip('/')}/completions"
         posted = urllib.request.Request(url, body, headers, method="POST")
-        opener = urllib.request.build_opener(_NoRedirect)
+        watched = _Watched()
+        opener = urllib.request.build_opener(_NoRedirect, watched)
+        ending = threading.Timer(_SECONDS, watched.end)
+        ending.daemon = True
+        ending.start()
+        most = _NBYTES + _NBYTES_OF_TOKEN * (len(request["prompt"]) + request["max_tokens"])
         try:
             with opener.open(posted, timeout=_SECONDS) as answer:
-                document = json_of(answer.read(_MOST_NBYTES).decode())
-            choice, usage = document["choices"][0], document.get("usage") or {}
-            return {
-                "text": str(choice["text"]),
-                "finished": choice.get("finish_reason") == "stop",
-                "tokens": usage.get("completion_tokens"),
-                "prompt_tokens": usage.get("prompt_tokens"),
-                "ids": choice.get("token_ids"),
-            }
+                read = answer.read(most + 1)
+            if len(read) > most:
+                tokens = request["max_tokens"]
+                raise self._failure(f"answers with more than {most} bytes for {tokens} tokens")
+            return _choice(json_of(read.decode()))
         except urllib.error.HTTPError as error:
             with error:
                 what, reason = f"answers with {error.code}", _reason(error, key)
@@ -93,16 +134,50 @@ class Server:
             if error.code in _REFUSED:
                 raise _RefusedError(failure.message, hint=failure.hint) from error
             raise failure from error
-        except (OSError, ValueError) as error:
-            raise self._failure(f"does not answer: {getattr(error, 'reason', error)}") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = " ".join(str(getattr(error, "reason", error) or type(error).__name__).split())
+            raise self._failure(f"does not answer: {printable(reason)[:200]}") from error
         except (LookupError, TypeError, AttributeError) as error:
             raise self._failure("answers with something else than a completion") from error
+        finally:
+            ending.cancel()
 
     def _failure(self, what: str) -> MachineError:
         return MachineError(
             f"the server `{urlsplit(self.url).netloc}` {what}",
             hint=f"check `--server`, `--served-model` and {KEY}, then run the same command again",
         )
+
+
+def _key() -> str | None:
+    """Return the key; one that no header can hold would be printed by an error about headers."""
+    key = os.environ.get(KEY)
+    if key and not re.fullmatch(r"[!-~]+", key):
+        raise UsageError(
+            f"the key in {KEY} holds characters that no key has",
+            hint="look for a line break or a quote in it",
+        )
+    return key
+
+
+def _choice(document: Any) -> dict[str, Any]:
+    """Return what is read of an answer, each of its type: TypeError for any other."""
+    choice, usage = document["choices"][0], document.get("usage") or {}
+    text, ids = choice["text"], choice.get("token_ids")
+    counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
+    if not isinstance(text, str) or not isinstance(ids, list | None):
+        raise TypeError
+    if any(type(count) not in (int, type(None)) for count in counts):
+        raise TypeError
+    text.encode()  # ValueError for half a character
+    finished = choice.get("finish_reason") == "stop"
+    return {
+        "text": text,
+        "finished": finished,
+        "tokens": counts[0],
+        "prompt_tokens": counts[1],
+        "ids": ids,
+    }
 
 
 class _RefusedError(MachineError):
@@ -113,7 +188,7 @@ def _reason(error: urllib.error.HTTPError, key: str | None) -> str:
     """Return what a server says of a refusal, without the key."""
     try:
         text = error.read(_MOST_REASON).decode()
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return ""
     message = _MESSAGE.search(text)
     text = " ".join((message[1] if message else text).split())
@@ -136,7 +211,7 @@ class ServerClient:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return [
-            _rollout(row, drawing.end_ids, answer, self._tokenizer)
+            _rollout(row, drawing, answer, self._tokenizer)
             for row, drawing, answer in zip(rows, drawings, answers, strict=True)
         ]
 
@@ -152,7 +227,7 @@ class ServerClient:
             # Requests are sent at once: another may have moved on already.
             self._form = max(self._form, number + 1)
             return self._answer(row, drawing)
-        if number and answer["prompt_tokens"] not in (None, len(row.prompt.ids)):
+        if answer["prompt_tokens"] not in (None, len(row.prompt.ids)):
             raise UsageError(
                 f"the server reads prompt {row.prompt.number} as {answer['prompt_tokens']} "
                 f"tokens, and it has {len(row.prompt.ids)}",
@@ -214,7 +289,7 @@ _FORMS = (_settings, _settings, _configuration)
 
 
 def _rollout(
-    row: DueSample, end_ids: Sequence[int], answer: Mapping[str, Any], tokenizer: Any
+    row: DueSample, drawing: DrawSettings, answer: Mapping[str, Any], tokenizer: Any
 ) -> Rollout:
     """Return a server's answer as ids, and end it where the server says that it ended."""
     finished, ids = answer["finished"], answer["ids"]
@@ -224,6 +299,13 @@ def _rollout(
         raise UsageError(
             f"the ids of the server behind prompt {row.prompt.number} are not of this tokenizer",
             hint="serve the checkpoint that is named here",
+        )
+    end_ids = drawing.end_ids
+    if len(ids) > drawing.max_tokens:
+        raise UsageError(
+            f"the server wrote {len(ids)} tokens behind prompt {row.prompt.number}, and "
+            f"{drawing.max_tokens} were asked for",
+            hint=_GENERATE_HERE,
         )
     if finished and end_ids and (not ids or ids[-1] not in end_ids):
         ids.append(end_ids[0])

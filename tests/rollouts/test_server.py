@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ class Served:
         self.keys: list[str | None] = []
         self.answer: Answer = lambda _: (200, completion(" a lazy dog"))
         self.url = ""
+        self.raw = b""  # sent as it is, in place of an answer
+        self.drips = False
 
 
 def completion(text: str, tokens: int | None = None, reason: str = "length") -> dict[str, Any]:
@@ -47,6 +51,13 @@ def served() -> Iterator[Served]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             state.requests.append({"path": self.path, **json.loads(body)})
             state.keys.append(self.headers.get("Authorization"))
+            if state.raw:
+                self.wfile.write(state.raw)
+                with suppress(OSError):
+                    while state.drips:
+                        self.wfile.write(b"a")
+                        time.sleep(0.05)
+                return
             code, content = state.answer(state.requests[-1])
             self.send_response(code)
             if code == 302:
@@ -223,7 +234,7 @@ def test_the_first_token_is_left_to_a_server_that_reads_text(served: Served) -> 
     """A template writes it, and so does the server."""
     served.answer = of_text_alone(3)
     client = ServerClient(Server(served.url, "small"), Beginning())
-    settings = DrawSettings(Sampler(), 0, 9, ())
+    settings = DrawSettings(Sampler(), 0, 99, ())
     due = DueSample(Prompt(0, "a", (1, 104, 105), "<s>hi"), 0, greedy=True)
     (rollout,) = client.complete([due], [settings])
     assert "".join(map(chr, rollout.new_ids)) == " a lazy dog"
@@ -253,15 +264,68 @@ def test_answers_of_anything_else_end_in_a_sentence(
         (200, b"{}", "something else than a completion"),
         (200, b"[]", "something else than a completion"),
         (200, b'{"choices": [{}]}', "something else than a completion"),
+        (200, b'{"choices": [{"text": null}]}', "something else than a completion"),
+        (200, b'{"choices": [{"text": "a", "token_ids": {}}]}', "something else than a completion"),
+        (200, b'{"choices": [{"text": "a", "token_ids": "9"}]}', "something else than a"),
+        (200, b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": "4"}}', "something else"),
+        (200, b'{"choices": [{"text": "\\ud800"}]}', "does not answer: surrogates not allowed"),
+        (200, b'{"choices": [' + b" " * 2**18, "answers with more than"),
     ):
         served.answer = lambda _, code=code, content=content: (code, content)  # type: ignore[misc]
         refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
     assert all(request["path"] == "/v1/completions" for request in served.requests)
 
 
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (b"ICY 200 fine\r\n\r\n", "does not answer: "),
+        (b"HTTP/1.1 2x0 OK\r\n\r\n", "does not answer: "),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not answer: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "answers with something"),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200, "does not answer: "),
+        (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "answers with 500"),
+    ],
+)
+def test_broken_http_is_an_error(
+    write: Callable[..., Outcome], served: Served, raw: bytes, sentence: str
+) -> None:
+    served.raw = raw
+    refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
+
+
+def test_an_answer_that_never_ends_is_ended(
+    write: Callable[..., Outcome], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qaudit.rollouts.server._SECONDS", 1.0)
+    for begin in (b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"):
+        served.raw, served.drips = begin, True
+        refused(write(), 4, "does not answer: ", "QAUDIT_SERVER_KEY")
+
+
+def test_more_tokens_than_were_asked_for_and_another_prompt_are_refused(
+    write: Callable[..., Outcome], served: Served
+) -> None:
+    answer = completion("text", 400, "stop")
+    answer["choices"][0]["token_ids"] = [9] * 400
+    served.answer = lambda _: (200, answer)
+    refused(write(), 2, "wrote 400 tokens behind prompt 0, and 9 were asked for", "generate here")
+    answer["usage"]["prompt_tokens"] = 1
+    refused(write(), 2, "the server reads prompt 0 as 1 tokens", "generate here")
+
+
+def test_a_key_that_no_header_holds_is_refused(
+    write: Callable[..., Outcome], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QAUDIT_SERVER_KEY", f"{KEY}\n")
+    refused(write(), 2, "holds characters that no key has", "line break")
+    assert not served.requests
+
+
 def test_an_address_with_a_key_in_it_is_refused(place: Path, qaudit: Run) -> None:
     files = ("--prompts", "prompts.jsonl", "--out", "out")
-    for url in (f"http://me:{KEY}@127.0.0.1/v1", "file:///etc/passwd", "127.0.0.1:8000"):
+    for url in (f"http://me:{KEY}@127.0.0.1/v1", "file:///etc/passwd", "127.0.0.1:8000",
+                "http://127.0.0.1:99999", "http://127.0.0.1/v1\tx"):  # fmt: skip
         ended = qaudit("rollouts", "model", *files, "--server", url)
         refused(ended, 2, "is no address of a server", "QAUDIT_SERVER_KEY")
         assert KEY not in ended.err
