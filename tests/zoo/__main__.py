@@ -1,4 +1,4 @@
-"""Try every type, and write results.json and docs/models.md; `python -m tests.zoo [TYPE ...]`.
+"""Try every type, and write results.json and docs/models.*; `python -m tests.zoo [TYPE ...]`.
 
 Each result is appended to build/zoo.jsonl as it comes, so that a run that was cut goes on.
 Exits with 1 where a type is wrong, or ran before and does not any more.
@@ -22,10 +22,11 @@ import transformers
 
 from tests.zoo import tiny
 from tests.zoo.audit import result_of
-from tests.zoo.page import page
+from tests.zoo.page import page, table
 
 ROOT = Path(__file__).parents[2]
-PAGE, RESULTS = ROOT / "docs/models.md", Path(__file__).with_name("results.json")
+PAGE, TABLE = ROOT / "docs/models.md", ROOT / "docs/models.csv"
+RESULTS = Path(__file__).with_name("results.json")
 PARTIAL = ROOT / "build/zoo.jsonl"
 
 
@@ -46,6 +47,7 @@ def main() -> int:
     before = json.loads(RESULTS.read_text())["types"] if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(page(results))
+    TABLE.write_text(table(results))
     PARTIAL.unlink()
     return report_worse(before, results["types"])
 
