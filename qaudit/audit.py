@@ -121,25 +121,6 @@ def import_answers(
     return collect(audit, sign=sign)
 
 
-def audit_answers(
-    out: str | Path,
-    name: str,
-    base: Sequence[str | Path],
-    quantized: Mapping[str, Sequence[str | Path]],
-    *,
-    metric: str | None = None,
-    sign: bool = False,
-) -> Audit:
-    """Write an audit of imported answers alone, which has no losses; `name` gave them."""
-    from qaudit.items.alone import begin_audit
-
-    if sign:
-        signing_key("--sign")  # refused before anything is written
-    files = {scheme: [*map(Path, places)] for scheme, places in quantized.items()}
-    begin_audit(Path(out), [*map(Path, base)], files, name, metric)
-    return Audit(sign_audit(Path(out)) if sign else read_audit(Path(out)), Path(out))
-
-
 def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
     """Read a saved audit: a folder, its audit.json, or a published one (`org/name@revision`)."""
     folder = Path(source)

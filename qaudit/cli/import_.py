@@ -49,14 +49,6 @@ def import_(
             show_default="acc, or the only one",
         ),
     ] = None,
-    alone: Annotated[
-        bool,
-        option(
-            _ANSWERS,
-            "Begin an audit of these answers, without a scan; `--subject` names it.",
-            "--alone",
-        ),
-    ] = False,
     *,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -69,20 +61,12 @@ def import_(
 
     Example: qaudit import out --base lm-eval/bf16 --quantized gptq-4bit=lm-eval/w4
     """
-    from qaudit.audit import audit_answers, import_answers
+    from qaudit.audit import import_answers
     from qaudit.saved.codec import encode
 
     files = _by_scheme(quantized)
-    how: dict[str, Any] = {"metric": metric, "sign": bool(settings["sign"])}
-    if not alone:
-        judged = import_answers(audit, base, files, subject=subject, **how)
-    elif subject is None:
-        raise UsageError(
-            "`--alone` needs the name of what gave the answers",
-            hint="name it: `--subject org/name`",
-        )
-    else:
-        judged = audit_answers(audit, subject, base, files, **how)
+    sign = bool(settings["sign"])
+    judged = import_answers(audit, base, files, subject=subject, metric=metric, sign=sign)
     rows = [row for row in judged.record.tasks if row.imported]
     print_result(json.dumps([*map(encode, rows)], indent=1) if as_json else _text(rows))
     if not quiet:

@@ -59,11 +59,6 @@ def pick(
     audits = {name: _read(target, quiet) for name, target in _names(targets).items()}
     saved = combine(audits)
     audit = saved.audit
-    if not saved.table.documents:
-        raise UsageError(
-            "there is no loss to choose by: answers alone were imported",
-            hint="hold every scheme to rules about tasks with `qaudit gate`, or scan the weights",
-        )
     if wanted is None:
         print_result(pick_to_json(audit, None) if as_json else render_pareto(audit))
         return 0

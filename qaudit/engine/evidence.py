@@ -110,11 +110,10 @@ def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
         return
     nll, greedy = tally.options
     item_P = np.repeat(np.arange(len(corpus.items)), [item.options for item in corpus.items])
-    numbers = {part: number for number, part in enumerate(corpus.parts)}
-    part_N = np.array([numbers[item.task, item.part] for item in corpus.items])
+    task_N = np.array([corpus.tasks.index(item.task) for item in corpus.items])
     right_P = np.array([k in item.right for item in corpus.items for k in range(item.options)])
-    for (task, _), number in numbers.items():
-        own_P = (part_N == number)[item_P]
+    for number, task in enumerate(corpus.tasks):
+        own_P = (task_N == number)[item_P]
         _, items_P = np.unique(item_P[own_P], return_inverse=True)
         yield TaskEvidence(
             task, nll[own_P], items_P.astype(np.int64), right_P[own_P], greedy[own_P]

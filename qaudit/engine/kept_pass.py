@@ -140,12 +140,12 @@ def place_of(task: Task, there: StoredResults, folder: Path) -> tuple[Path, str]
     """Return where a pass is kept, and what decides its results."""
     kind = "rounded" if task.perturbed else "plain"
     name = f"{slug_of(task.subject.label)}--{kind}-{task.pass_.draw}.kept"
-    items = sorted({part for part, _ in task.corpus.parts})
+    items = sorted(task.corpus.tasks)
     decides = {
         spec: [there.keys[spec], *(there.task_identities[spec][item].key for item in items)]
         for spec in sorted(task.streams)
     }
-    rest = [task.compared, task.perturbed, task.pass_.draw, list(map(list, task.corpus.parts))]
+    rest = [task.compared, task.perturbed, task.pass_.draw]
     return folder / FOLDER / name, digest([decides, *rest])
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.unchanged import unchanged_files
@@ -35,12 +37,20 @@ from qaudit.engine.opening import (
     route_of,
 )
 from qaudit.engine.reference import NAME as BESIDE
-from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
+from qaudit.engine.rounds import StoredWeights, finish, in_rounds
 from qaudit.engine.shipped import without_reference
 from qaudit.engine.stored import StoredStream, stored
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
-from qaudit.engine.tasks import Machine, StoredResults, Task, folder_for, look_up, short_of
+from qaudit.engine.tasks import (
+    Machine,
+    StoredResults,
+    Task,
+    folder_for,
+    look_up,
+    place_of_task,
+    short_of,
+)
 from qaudit.engine.tokens import REFERENCE, Feed
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import Weights
@@ -49,7 +59,7 @@ from qaudit.model.remote import is_remote
 from qaudit.model.stored_names import names_of, skeleton_of_names
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.types import FULL_PRECISION, Measurement
+from qaudit.types import FULL_PRECISION, Evidence, Measurement, TaskEvidence
 
 WEIGHTS = "weights"
 """The folder in `evidence/` for quantized weights between rounds of items."""
@@ -71,10 +81,9 @@ def measure(
     if there.is_complete:
         return there.results
     folder = folder_for(task, store)
-    task = replace(task, corpus=in_parts(task.corpus))
-    parts = TaskParts(task, there, folder)
     filed = dict(there.filed)
-    remaining = _left(task, there, parts)
+    task_filed = {spec: dict(some) for spec, some in there.task_filed.items()}
+    remaining = _left(task, there)
     rounds = in_rounds(remaining.corpus, trees=_reads_trees(task)) if remaining.streams else ()
     weights = StoredWeights(folder.folder / WEIGHTS, there.keys)
     for number, corpus in enumerate(rounds):
@@ -92,21 +101,23 @@ def measure(
         finish(round_task)
         for spec, measurement in measurements.items():
             hashed = replace(measurement, weights_sha256=hashes)
-            for part, evidence in zip(corpus.parts, hashed.evidence.tasks, strict=True):
-                if part in parts.missing(spec):
-                    parts.write(spec, part, _unhashed(hashed), evidence)
+            for part in hashed.evidence.tasks:
+                if part.task in there.missing_tasks(spec):
+                    place, identity = place_of_task(folder, part.task), there.task_identities[spec]
+                    result = _of_task(hashed, part), identity[part.task].key, identity[part.task]
+                    task_filed[spec][part.task] = place.write(*result)
             if number == 0 and there.lacks_documents(spec):
                 without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
                 filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
         remove(round_task)
     weights.remove(task)
-    task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
     return replace(there, filed=filed, task_filed=task_filed).results
 
 
-def _unhashed(measurement: Measurement) -> Measurement:
-    """Return what a task's file holds: the hashes are beside the documents."""
-    return replace(measurement, linears_sha256={}, rest_sha256="")
+def _of_task(measurement: Measurement, one: TaskEvidence) -> Measurement:
+    """Return what a task's file holds; documents and hashes are in another."""
+    evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, (), tasks=(one,))
+    return replace(measurement, evidence=evidence, linears_sha256={}, rest_sha256="")
 
 
 def _reads_trees(task: Task) -> bool:
@@ -115,10 +126,11 @@ def _reads_trees(task: Task) -> bool:
     return all(reads_trees(read_configuration(folder)) for folder in folders)
 
 
-def _left(task: Task, there: StoredResults, parts: TaskParts) -> Task:
+def _left(task: Task, there: StoredResults) -> Task:
     """Return the part of a task that is not on disk."""
-    missing = [spec for spec in there.keys if there.lacks_documents(spec) or parts.missing(spec)]
-    corpus = task.corpus.of_parts({part for spec in missing for part in parts.missing(spec)})
+    lacking = {spec: there.missing_tasks(spec) for spec in there.keys}
+    missing = [spec for spec in there.keys if there.lacks_documents(spec) or lacking[spec]]
+    corpus = task.corpus.of_tasks({name for spec in missing for name in lacking[spec]})
     if not any(map(there.lacks_documents, missing)):
         corpus = corpus.without_evaluation()
         task = replace(task, compared=False)

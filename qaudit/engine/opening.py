@@ -86,7 +86,7 @@ def feed_of(task: Task) -> Feed:
             (*documents, *make_rollout_batches(corpus, pad_until=limit)),
             full_precision=task.pass_.full_precision,
             compared=task.compared,
-            items=corpus.windows_by_part,
+            items=corpus.windows_by_task,
         )
     return Feed(
         calibration=backwards(make_batches(corpus.calibration, context, half, limit)),

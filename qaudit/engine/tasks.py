@@ -29,7 +29,7 @@ from qaudit.planning.pin import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
 
-ITEMS = 3
+ITEMS = 4
 """Raised whenever another way of feeding items changes their losses."""
 
 TASKS = "tasks"
@@ -226,14 +226,16 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
             name: task.identity(scheme, machine, name) for name in task.corpus.tasks
         }
         found = {
-            name: place_of(folder, name).find(task.subject.label, short_of(scheme), identity.key)
+            name: place_of_task(folder, name).find(
+                task.subject.label, short_of(scheme), identity.key
+            )
             for name, identity in task_identities[spec].items()
         }
         task_filed[spec] = {name: filed for name, filed in found.items() if filed is not None}
     return StoredResults(identities, filed, task_identities, task_filed)
 
 
-def place_of(folder: ResultStore, task: str) -> ResultStore:
+def place_of_task(folder: ResultStore, task: str) -> ResultStore:
     return folder.within(f"{TASKS}/{slug_of(task)}")
 
 

@@ -40,7 +40,7 @@ class Feed:
     full_precision: bool = True  # whether the model as it is becomes a measurement, too
     compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
     perturbed: bool = False  # whether it is computed otherwise, as far as rounding goes
-    items: Sequence[Sequence[Window]] = ()  # by parts, each of which is batched by itself
+    items: Sequence[Sequence[Window]] = ()  # by tasks, each of which is batched by itself
     shipped: Openers = field(default_factory=dict)
     reference: Callable[[BlockModel], BlockModel] | None = None  # opens the model of another
     experts: ExpertOptions = field(default_factory=ExpertOptions)

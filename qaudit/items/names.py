@@ -70,10 +70,11 @@ def named(requested: Sequence[str]) -> tuple[str, ...]:
 def descriptions() -> dict[str, str]:
     lines = {}
     for name, tasks in PRESETS.items():
-        items, tokens = bound(tasks, DEFAULT_ITEMS, None)
+        items = sum(items_of(tasks, DEFAULT_ITEMS).values())
+        some, every = (sum(bound(tasks, n, None).values()) for n in (DEFAULT_ITEMS, None))
         lines[name] = (
-            f"{len(tasks)} tasks, {items:,} items, about {tokens / 1e6:.1f} M tokens; "
-            f"of all items {bound(tasks, None, None)[1] / 1e6:.0f} M"
+            f"{len(tasks)} tasks, {items:,} items, about {some / 1e6:.1f} M tokens; "
+            f"of all items {every / 1e6:.0f} M"
         )
     for name, task in KNOWN.items():
         tokens = task.tokens() * min(task.items, DEFAULT_ITEMS)
@@ -101,13 +102,13 @@ def bound(
     *,
     trees: bool = True,
     counted: Mapping[str, int | None] = NOT_COUNTED,
-) -> tuple[int, int]:
-    """Return about how many items tasks have, and how many tokens these take."""
-    items, tokens = items_of(requested, most, counted), 0
-    for name, count in items.items():
-        task = KNOWN.get(name, _UNKNOWN)
-        tokens += count * task.tokens(DEFAULT_SHOTS if shots is None else shots, trees=trees)
-    return sum(items.values()), tokens
+) -> dict[str, int]:
+    """Return about how many tokens the items of each task take."""
+    examples = DEFAULT_SHOTS if shots is None else shots
+    return {
+        name: count * KNOWN.get(name, _UNKNOWN).tokens(examples, trees=trees)
+        for name, count in items_of(requested, most, counted).items()
+    }
 
 
 def most_items(setting: str) -> int | None:

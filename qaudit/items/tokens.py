@@ -48,18 +48,21 @@ class ItemText:
         return dict(Counter(item.task for item in self.items))
 
     def tokens(self, *, trees: bool) -> int:
-        """Return how many tokens go through a model, padded.
+        return sum(self.task_tokens(trees=trees).values())
+
+    def task_tokens(self, *, trees: bool) -> dict[str, int]:
+        """Return how many tokens of each task go through a model, padded.
 
         The options of an item share a tree; without trees, an option that begins another shares
         the window of that one.
         """
-        total = first = 0
+        tokens, first = Counter[str](), 0
         for item in self.items:
             some = [w.tokens[:-1] for w in self.windows[first : first + item.options]]
             first += item.options
             sizes = [_tree_size(some)] if trees else _window_sizes(some)
-            total += sum(-(-size // PADDED) * PADDED for size in sizes)
-        return total
+            tokens[item.task] += sum(-(-size // PADDED) * PADDED for size in sizes)
+        return dict(tokens)
 
     @classmethod
     def together(cls, parts: Sequence[ItemText]) -> ItemText:

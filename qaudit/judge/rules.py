@@ -47,9 +47,7 @@ class RuleCase:
 
 
 def apply_rules(case: RuleCase) -> tuple[Finding, ...]:
-    """Apply every rule, in the order of the codes; none to imported answers alone."""
-    if not case.table.documents:
-        return ()
+    """Apply every rule, in the order of the codes."""
     return tuple(finding for rule in RULES for finding in rule(case))
 
 

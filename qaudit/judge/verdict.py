@@ -49,11 +49,6 @@ def choices(
     An objective that compares classes chooses once. Soups in `searched` were made for the documents
     to choose on, and are judged on the others.
     """
-    if not table.documents:  # imported answers alone: without losses nothing is chosen
-        names = classes or classes_of(table)
-        return tuple(
-            ClassVerdict(name, "off", "undecided", None, None, "", documents=0) for name in names
-        )
     fewest = cheapest(table, objective.margin or 0.0, classes) if objective.kind == "bits" else None
     if fewest is not None:
         return (_of_cheapest(table, objective, fewest, searched),)

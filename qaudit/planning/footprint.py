@@ -261,7 +261,7 @@ class Footprint:
         # the base's; its block is beside the base's.
         beside = bool(files) + self._has_reference
         rests = 1 + beside + sum(has_embeddings(file.format) for file in files)
-        masks_nbytes = min(load.text.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize
+        masks_nbytes = load.item_round_tokens * TREE_TOKENS * itemsize
         streams = self.streams_nbytes
         stages = self._stages_nbytes()
         return (
@@ -345,7 +345,9 @@ class Footprint:
 
     @property
     def rounds(self) -> int:
-        return math.ceil(self.load.text.item_tokens / ROUND_TOKENS)
+        """How many rounds of whole tasks the items go through in, about."""
+        text = self.load.text
+        return min(math.ceil(text.item_tokens / ROUND_TOKENS), len(text.items))
 
     @property
     def weights_nbytes(self) -> int:
@@ -373,8 +375,8 @@ class Footprint:
         if self.rounds > 1:
             notes.append(
                 f"the items of tasks go through in about {self.rounds} rounds of "
-                f"{ROUND_TOKENS / 1e6:g} M tokens; beside downloads they take up to "
-                f"{size(self.disk_nbytes)} of disk: quantized weights between rounds "
+                f"up to {self.load.item_round_tokens / 1e6:.1f} M tokens; beside downloads they "
+                f"take up to {size(self.disk_nbytes)} of disk: quantized weights between rounds "
                 f"{size(self.weights_nbytes)}, hidden states beyond the memory for them "
                 f"{size(self.spilled_nbytes)}"
             )

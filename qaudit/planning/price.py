@@ -32,7 +32,7 @@ from qaudit.support.sizes import size
 from qaudit.types import Plan, Price, Protocol, Recipe, Subject
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
+ROUND_TOKENS = 1_000_000  # of items of several tasks that go through blocks together
 SPREAD = 4.0  # of a time before anything is measured
 SERIAL = 1 / 20  # of the work of one core, which other cores do not share
 GPU_TERAFLOPS = (  # of dense products in 16 bits and in float32, by what a name holds
@@ -86,8 +86,13 @@ class Load:
 
     @property
     def round_tokens(self) -> int:
-        """Tokens that are evaluated together: items of tasks go through in rounds."""
-        return self.text.evaluation_tokens + min(self.text.item_tokens, ROUND_TOKENS)
+        """Tokens that are evaluated together."""
+        return self.text.evaluation_tokens + self.item_round_tokens
+
+    @property
+    def item_round_tokens(self) -> int:
+        """Tokens of items that are evaluated together: rounds of whole tasks."""
+        return max(self.text.largest_task_tokens, min(self.text.item_tokens, ROUND_TOKENS))
 
 
 # ---------------------------------------------------------------------------------------- time

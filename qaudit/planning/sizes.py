@@ -160,6 +160,7 @@ class TextSize:
     context: int  # tokens that attend to one another
     documents: int | None = None  # of the evaluation text; None: not counted
     item_tokens: int = 0  # of tasks and multiple-choice items, what the model shares once
+    largest_task_tokens: int = 0  # of `item_tokens`
     items: tuple[tuple[str, int], ...] = ()  # of each task
     items_counted: bool = True
     rollout_tokens: int = 0  # of `evaluation_tokens`
@@ -168,7 +169,9 @@ class TextSize:
     def of_documents(self) -> TextSize:
         """The text without items and rollouts, which a subject's first pass alone reads."""
         tokens = self.evaluation_tokens - self.rollout_tokens
-        return replace(self, evaluation_tokens=tokens, item_tokens=0, rollout_tokens=0)
+        return replace(
+            self, evaluation_tokens=tokens, item_tokens=0, largest_task_tokens=0, rollout_tokens=0
+        )
 
     @classmethod
     def bound(cls, protocol: Protocol) -> TextSize:
@@ -258,14 +261,15 @@ def _with_tasks(
     key = tokenizer_sha256([folder_of(c) for c in checkpoints])
     built = counted(Reading(recipe, texts, key, protocol.item_context or protocol.context))
     if built is not None:
-        items, tokens = built.counts, built.tokens(trees=trees)
+        items, tokens = built.counts, built.task_tokens(trees=trees)
     else:
         most, here = most_items(recipe.task_items), sizes_here(recipe)
         items = items_of([*here], most, here)
-        _, tokens = bound([*here], most, recipe.task_shots, trees=trees, counted=here)
+        tokens = bound([*here], most, recipe.task_shots, trees=trees, counted=here)
     return replace(
         text,
-        item_tokens=text.item_tokens + tokens,
+        item_tokens=text.item_tokens + sum(tokens.values()),
+        largest_task_tokens=max(text.largest_task_tokens, *tokens.values()),
         items=(*text.items, *items.items()),
         items_counted=built is not None,
     )
@@ -287,6 +291,7 @@ def _counted(
         context=protocol.context,
         documents=len(corpus.documents),
         item_tokens=items.tokens(trees=trees),
+        largest_task_tokens=max(items.task_tokens(trees=trees).values(), default=0),
         items=tuple(items.counts.items()),
     )
 

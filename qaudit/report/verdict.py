@@ -61,7 +61,7 @@ def label(one: ClassVerdict) -> str:
 
 def what(one: ClassVerdict) -> str:
     if one.subject is None or one.scheme is None:
-        return "not measured" if one.documents is None else f"what was imported at {label(one)}"
+        return "not measured"
     return f"`{one.subject}` at {one.scheme}"
 
 
@@ -144,11 +144,6 @@ def coverage(view: View) -> str:
     """Return how much was measured, and how much of the plan was not."""
     if not view.audit.measurements:
         return ""
-    if not view.documents:
-        return (
-            "No text was measured: answers alone were imported. The audit has no loss and no KL "
-            "divergence, chooses nothing, and judges everything that was imported."
-        )
     tokens = max(score.tokens for score in view.audit.measurements)
     text = f"Measured: {plural(len(view.subjects), 'subject')} under "
     text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -68,14 +69,13 @@ class Item:
     """An item of a task: how many options it has, and which are right, counted from zero.
 
     The likeliest option is the answer; a single one is right where each of its tokens is the
-    likeliest. A task of many tokens is measured in parts.
+    likeliest.
     """
 
     task: str
     name: str
     options: int
     right: tuple[int, ...]
-    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,16 +225,11 @@ class Corpus:
         return tuple(dict.fromkeys(item.task for item in self.items))
 
     @property
-    def parts(self) -> tuple[tuple[str, int], ...]:
-        """The parts of its tasks, in order, each by the task and its number."""
-        return tuple(dict.fromkeys((item.task, item.part) for item in self.items))
-
-    @property
-    def windows_by_part(self) -> tuple[tuple[Window, ...], ...]:
-        """The options of each part, whose items are side by side."""
-        counts: dict[tuple[str, int], int] = {}
+    def windows_by_task(self) -> tuple[tuple[Window, ...], ...]:
+        """The options of each task, whose items are side by side."""
+        counts = Counter[str]()
         for item in self.items:
-            counts[item.task, item.part] = counts.get((item.task, item.part), 0) + item.options
+            counts[item.task] += item.options
         windows = iter(self.item_windows)
         return tuple(tuple(islice(windows, count)) for count in counts.values())
 
@@ -274,15 +269,9 @@ class Corpus:
         return replace(self.of_tasks(()), rollouts=None)
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
-        return self._chosen(lambda item: item.task in tasks)
-
-    def of_parts(self, parts: Collection[tuple[str, int]]) -> Corpus:
-        return self._chosen(lambda item: (item.task, item.part) in parts)
-
-    def _chosen(self, is_chosen: Callable[[Item], bool]) -> Corpus:
         items, windows, first = [], list[Window](), 0
         for item in self.items:
-            if is_chosen(item):
+            if item.task in tasks:
                 items.append(item)
                 windows += self.item_windows[first : first + item.options]
             first += item.options

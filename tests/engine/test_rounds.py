@@ -18,14 +18,13 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine import measure as measuring
 from qaudit.engine import rounds
 from qaudit.engine.measure import measure
-from qaudit.engine.rounds import in_parts, in_rounds, joined
+from qaudit.engine.rounds import in_rounds
 from qaudit.engine.stored_weights import Restoring, Storing
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import Filed, ResultStore, read_measurement
 from qaudit.settings import Recipe
 from qaudit.types import Corpus, Item, Subject, TaskEvidence, Window
 from tests.support.filled import filled
-from tests.support.items import items_of
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import VOCABULARY, save_model
 
@@ -33,11 +32,11 @@ SCHEMES = "rtn-4bit:group=16,gptq-3bit:group=16,awq-4bit:group=16"
 
 
 def with_items(count: int) -> Corpus:
-    """Return a corpus with two tasks of items of three options, 32 tokens each."""
+    """Return a corpus with tasks of two items of three options, 32 tokens each."""
     random = np.random.default_rng(0)
     items, windows = [], []
     for k in range(count):
-        task = "first" if k < count // 2 else "second"
+        task = f"task-{k // 2}"
         items.append(Item(task, f"{task}:{k}", 3, (k % 3,)))
         context = random.integers(3, VOCABULARY, 20)
         for n in (1, 3, 5):
@@ -55,8 +54,7 @@ def subject(tmp_path: Path) -> Subject:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put two items into a part, and one part into a round."""
-    monkeypatch.setattr(rounds, "PART_TOKENS", 64)
+    """Put one task into a round."""
     monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
 
 
@@ -110,24 +108,17 @@ def test_rounds_change_no_loss_and_quantize_once(
     subject: Subject, tmp_path: Path, calls: dict[type, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    monkeypatch.setattr(rounds, "PART_TOKENS", 64)
     monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
     parts = measured(subject, tmp_path / "parts")
-    assert len(in_rounds(in_parts(with_items(12)), trees=True)) == 6
+    assert len(in_rounds(with_items(12), trees=True)) == 6
     # gptq and awq alone: rtn needs no calibration
     assert calls[Restoring] == 5 * calls[Storing] > 0
     assert len(whole) == len(parts) == 4
     for one, other in filled(zip(whole, parts, strict=True)):
         a, b = one.measurement.evidence, other.measurement.evidence
         assert np.array_equal(a.nll_sum, b.nll_sum)
-        assert [task.task for task in a.tasks] == [task.task for task in b.tasks]
-        for left, right in zip(a.tasks, b.tasks, strict=True):
-            # Other trees in other batches: fp32 rounding, on losses of about 20 nats.
-            np.testing.assert_allclose(left.nll, right.nll, rtol=0, atol=1e-4)
-            assert np.array_equal(left.items, right.items)
-            assert np.array_equal(left.right, right.right)
+    assert same(whole, parts)
     assert not (tmp_path / "parts" / "weights").exists()
-    assert not list((tmp_path / "parts").rglob("parts/*.npz"))
 
 
 @pytest.mark.parametrize("stop", [1, 5])
@@ -176,7 +167,7 @@ from qaudit.settings import Recipe
 from qaudit.types import Subject
 from tests.engine.test_rounds import measured
 
-rounds.PART_TOKENS, rounds.ROUND_TOKENS = 64, 96
+rounds.ROUND_TOKENS = 96
 send, sent = measuring.send, []
 
 def killing(*arguments):
@@ -204,7 +195,7 @@ def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     before = files(tmp_path / "store")
-    assert sum(path.parent.name == "parts" for path in before) == 2 * 4
+    assert sum("tasks" in path.parts for path in before) == 2 * 4
     resumed = measured(subject, tmp_path / "store")
     assert calls[Storing] == 0
     assert same(measured(subject, tmp_path / "whole"), resumed)
@@ -214,14 +205,14 @@ def test_what_a_task_costs_does_not_depend_on_the_tasks_beside_it(
     subject: Subject, tmp_path: Path, short: None
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    measured(subject, tmp_path / "one", ("second",))
+    measured(subject, tmp_path / "one", ("task-3",))
     assert same(whole, measured(subject, tmp_path / "one"))
 
 
-def test_a_task_in_one_part_has_its_identity_in_its_file(subject: Subject, tmp_path: Path) -> None:
+def test_a_task_has_its_identity_in_its_file(subject: Subject, tmp_path: Path) -> None:
     measured(subject, tmp_path / "store")
     evidence = files(tmp_path / "store")
-    assert len(evidence) == 3 * 4  # documents and two tasks, of four streams
+    assert len(evidence) == 7 * 4  # documents and six tasks, of four streams
     assert all(read_measurement(path).identity for path in filled(evidence))
 
 
@@ -239,23 +230,15 @@ def test_weights_that_changed_between_rounds_lose_that_round_alone(
     monkeypatch.setattr(measuring, "send", changing)
     with pytest.raises(Exception, match="have changed since the audit was planned"):
         measured(subject, tmp_path / "store")
-    parts = [path for path in files(tmp_path / "store") if path.parent.name == "parts"]
-    assert len(parts) == 2 * 4  # of the first two rounds, for four streams
+    tasks = [path for path in files(tmp_path / "store") if "tasks" in path.parts]
+    assert len(tasks) == 2 * 4  # of the first two rounds, for four streams
 
 
-def test_parts_of_a_task_are_joined_in_order() -> None:
-    a, b = (items_of(np.arange(4.0) + k, options=2, task="t") for k in (0, 10))
-    found = joined([a, b])
-    assert found.items.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert found.nll.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
-
-
-def test_a_round_has_at_least_an_item_and_the_documents_are_in_the_first(
+def test_a_round_has_at_least_a_task_and_the_documents_are_in_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "PART_TOKENS", 1)
     monkeypatch.setattr(rounds, "ROUND_TOKENS", 1)
-    parts = in_rounds(in_parts(with_items(4)), trees=True)
-    assert [len(part.items) for part in parts] == [1, 1, 1, 1]
-    assert [bool(part.evaluation) for part in parts] == [True, False, False, False]
-    assert [w.document for part in parts for w in part.item_windows] == [0, 1, 2] * 4
+    parts = in_rounds(with_items(4), trees=True)
+    assert [len(part.items) for part in parts] == [2, 2]
+    assert [bool(part.evaluation) for part in parts] == [True, False]
+    assert [w.document for part in parts for w in part.item_windows] == [*range(6)] * 2

@@ -219,10 +219,14 @@ def test_a_configuration_that_tells_nothing_is_refused(config):
 
 def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
     schemes = parse_schemes(["rtn-4bit", "gptq-4bit", "gptq-3bit"])
-    text = replace(TextSize.bound(Protocol(2048, 2048)), item_tokens=21_000_000)
+    text = replace(
+        TextSize.bound(Protocol(2048, 2048)),
+        item_tokens=21_000_000,
+        items=tuple((f"t{k}", 9) for k in range(30)),
+    )
     footprint = Footprint(LARGE, Load.of(schemes, text), 2, 10**9)
     note = footprint.notes[-1]
-    assert "about 21 rounds of 1 M tokens" in note
+    assert "about 21 rounds of up to 1.0 M tokens" in note
     assert "quantized weights between rounds 25.6 GB" in note  # two of 12.8 GB: rtn needs none
     assert "hidden states beyond the memory for them 48.5 GB" in note
 

@@ -124,10 +124,19 @@ import qaudit.engine.hidden_states as hidden_states
 import qaudit.engine.rounds as rounds
 import qaudit.planning.price as cost
 import qaudit.planning.footprint as footprint
+import qaudit.text.texts as texts
+from dataclasses import replace
 from qaudit.cli import main
 
 cost.ROUND_TOKENS = footprint.ROUND_TOKENS = rounds.ROUND_TOKENS = 6_000
-rounds.PART_TOKENS = 1_500
+build = texts.build_corpus
+
+def several_tasks(*arguments, **named):
+    corpus = build(*arguments, **named)
+    items = (replace(item, task=f"task-{k // 20}") for k, item in enumerate(corpus.items))
+    return replace(corpus, items=tuple(items))
+
+texts.build_corpus = several_tasks
 most = 0
 files = {}
 

@@ -170,7 +170,7 @@ def question_of(
 ) -> Question:
     table = audit.table
     plain = Question(rule, table, label, scheme, split)
-    absent, hint = _missing(plain, table)
+    absent, hint = _unmeasured(table, plain.own), _MEASURE
     if not absent and plain.record.of_fidelity:
         absent, hint = _uncompared(plain, table)
     if not absent and rule.strata and not plain.is_grouped:
@@ -194,15 +194,6 @@ def question_of(
         return _against_members(rule, audit, label, scheme, split)
     cells = plain.own[:1] if plain.record.of_fidelity else plain.own
     return Question(rule, table, label, scheme, split, columns=(cells,))
-
-
-def _missing(question: Question, table: Measurements) -> tuple[str, str]:
-    """Return why a question has no measurement, and what makes one; '' where it has."""
-    absent = _unmeasured(table, question.own)
-    if absent or table.documents or question.record.of_tasks:
-        return absent, _MEASURE
-    absent = f"no text was measured of `{question.subject}`: its answers alone were imported"
-    return absent, "scan its weights, or name a policy with rules about tasks alone"
 
 
 def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:

@@ -97,23 +97,11 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
 
 
 def document(view: View) -> doc.Page:
-    has_text = view.documents > 0 or not view.audit.measurements
-    sections = _of_scan(view) if has_text else _of_answers(view)
-    blocks = (*screen(view), *(section for section in sections if section.blocks))
+    blocks = (*screen(view), *(section for section in _sections(view) if section.blocks))
     return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
 
 
-def _of_answers(view: View) -> list[doc.Section]:
-    """Return the sections of imported answers alone."""
-    return [
-        doc.Section("Policy checks", policy_section(view), 1, LONG),
-        doc.Section("Tasks", tasks_section(view), 5, LONG),
-        doc.Section("Tasks", accuracies_section(view), 5, ("terminal",)),
-        doc.Section("Ignores applied", ignores_section(view), 1, LONG),
-    ]
-
-
-def _of_scan(view: View) -> list[doc.Section]:
+def _sections(view: View) -> list[doc.Section]:
     return [
         doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
         doc.Section("Policy checks", policy_section(view), 1, LONG),

@@ -85,15 +85,13 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:
-    """Return the cells that ship, or the pick, or all imported ones, if tasks were scored."""
+    """Return the cells that ship, or the pick, if tasks were scored."""
     cells = [
         (decision.subject, decision.scheme)
         for decision in (view.verdict.classes if view.verdict else ())
     ]
     if not cells and view.audit.pick is not None:
         cells = [(view.audit.pick.subject, view.audit.pick.scheme)]
-    if not view.documents:  # imported answers alone: nothing is chosen
-        cells = [*known]
     return [
         (str(subject), str(scheme))
         for subject, scheme in dict.fromkeys(cells)
