@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
+from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.series import tell_apart
 from qaudit.errors import HubError, Interrupted, ModelError, QauditError, UnreachableError
 from qaudit.families import Family
@@ -23,6 +25,7 @@ from qaudit.planning.survey import must_be_auditable
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.report.catalog import Catalog
 from qaudit.types import Checkpoint, Recipe, Watch
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from qaudit.hub.listing import Listing
@@ -91,9 +94,10 @@ class _CatalogReader:
     def _refusals(self, checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
         """Yield why the last checkpoint of each repository cannot be audited, by its headers.
 
-        Those of the Hub are asked for with `--check` alone: they are further requests.
+        Of folders beside each other it is the last with the same configuration. Those of the Hub
+        are asked for with `--check` alone: they are further requests.
         """
-        last = {checkpoint.ref.location: checkpoint for checkpoint in checkpoints}
+        last = {_model(checkpoint): checkpoint for checkpoint in checkpoints}
         for checkpoint in last.values():
             if checkpoint.commit is not None and not self._check:
                 continue
@@ -129,6 +133,16 @@ class _CatalogReader:
         except HubError as error:
             self._refused.add(place)
             self.failures[error.message] = self.failures.get(error.message, 0) + 1
+
+
+def _model(checkpoint: Checkpoint) -> tuple[str, bytes]:
+    """Return what checkpoints of one model share: the repository, or folder and configuration."""
+    if checkpoint.commit is not None:
+        return checkpoint.ref.location, b""
+    folder, configuration = folder_of(checkpoint), b""
+    with suppress(OSError):  # which its headers are refused for
+        configuration = read_regular(folder / "config.json")
+    return str(folder.parent), configuration
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str]:

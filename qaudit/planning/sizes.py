@@ -15,10 +15,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -122,14 +121,14 @@ class Sizes:
         for match, tensor in numbered:
             if match.group(1) == prefix:
                 block, shape = int(match.group(2)), shapes[tensor]
-                per_block[block] += int(np.prod(shape))
+                per_block[block] += prod(shape)
                 if re.search(r"\bexperts\b", tensor):
-                    of_experts[block] += int(np.prod(shape))
+                    of_experts[block] += prod(shape)
                 widest = max((widest, *shape))
                 if len(shape) == 2:
                     name = tensor[match.end() :].removesuffix(".weight")
                     inner[block, name] = (int(shape[0]), int(shape[1]))
-        total = sum(int(np.prod(shape)) for shape in shapes.values())
+        total = sum(prod(shape) for shape in shapes.values())
         # A table of inputs of blocks is wider than hidden states.
         matrices = [
             s
