@@ -37,12 +37,9 @@ class NearCopies:
     """Documents by their shingles, in clusters."""
 
     clusters: list[int] = field(default_factory=list)  # of each document, counted from zero
+    count: int = 0  # of clusters
     _sketches: list[Sketch] = field(default_factory=list)
     _holders: dict[int, list[int]] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return len(set(self.clusters))
 
     def add(self, tokens: npt.NDArray[np.int32]) -> int:
         """Return the cluster of one more document: that of the first near-copy, or a new one."""
@@ -59,6 +56,7 @@ class NearCopies:
         )
         first = next(alike, None)
         cluster = self.count if first is None else self.clusters[first]
+        self.count += first is None
         self.clusters.append(cluster)
         self._sketches.append(sketch)
         for value in hashes:
