@@ -15,6 +15,8 @@ upper half of the range. A group of zeros gets the range [-1, 1], as in GPTQMode
 With `scale_dtype=bf16` a scale is rounded to bfloat16, and raised to 2^-17 if it is below, before
 any code is chosen: all codes are then best for the scale that a file holds. From 2^-17 up float16
 holds the same values exactly, so that files with either type of scales mean the same weights.
+Clipping puts the ends of a group half way between two codes, where a rounded scale would decide
+about many codes at once: AWQ chooses codes for the scale as it was computed (`CAST_LAST`).
 With `scale_dtype=float32` a scale stays as computed (in double precision for float64 weights), and
 counts with all its bits.
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALLEST_SCALE = 2.0**-17  # of scales in bfloat16
+CAST_LAST = "bf16 at last"
+"""Of a grid whose scales are rounded to bfloat16 once its codes are chosen."""
 
 
 class ColumnGrid(Protocol):
@@ -143,9 +147,9 @@ def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
     """Return scales rounded to the type in which a file holds them, in their own dtype."""
     import torch
 
-    if scale_dtype != "bf16":
-        return scale
-    return scale.to(torch.bfloat16).to(scale.dtype).clamp_(min=SMALLEST_SCALE)
+    if scale_dtype == "bf16":
+        scale = scale.to(torch.bfloat16).to(scale.dtype)
+    return scale if scale_dtype == "float32" else scale.clamp(min=SMALLEST_SCALE)
 
 
 def snap_groups(
@@ -203,7 +207,7 @@ def join_groups(
 def as_stored(scales: Tensor, scale_dtype: str) -> Tensor:
     import torch
 
-    return scales.to(torch.bfloat16) if scale_dtype == "bf16" else scales
+    return scales if scale_dtype == "float32" else scales.to(torch.bfloat16)
 
 
 def powers_of_two(scale: Tensor) -> Tensor:

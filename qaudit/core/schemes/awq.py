@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.gram import quadratic_forms, tf32_products
 from qaudit.core.grid import (
+    CAST_LAST,
     Grid,
     as_stored,
     fit,
@@ -80,7 +81,7 @@ class Awq(Scheme):
     """Scale columns by their inputs and clip groups before rounding (AWQ)."""
 
     name: ClassVar[str] = "awq"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
 
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
@@ -246,7 +247,8 @@ class Awq(Scheme):
 
     @property
     def _grid(self) -> dict[str, Any]:
-        return {"symmetric": not self.zero_point, "scale_dtype": self.scale_dtype}
+        scale_dtype = CAST_LAST if self.scale_dtype == "bf16" else self.scale_dtype
+        return {"symmetric": not self.zero_point, "scale_dtype": scale_dtype}
 
     def _round(self, weight_RC: Tensor) -> Tensor:
         return snap_groups(weight_RC, self.bits, self.group, **self._grid)

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.support.reference.plain_gptq import find_scale
+from tests.support.reference.plain_gptq import find_scale, stored_scale
 
 
-def round_groups(weight_RC, bits, group, zero_point, scale_dtype):
-    """Round every group of every row on its own grid, which always includes zero."""
+def round_groups(weight_RC, bits, group, zero_point, scale_dtype="float32"):
+    """Round every group of every row on its own grid, and then the scale of the grid."""
     result = np.empty_like(weight_RC)
     group = weight_RC.shape[1] if group == -1 else group
     for start in range(0, weight_RC.shape[1], group):
         part = weight_RC[:, start : start + group]
-        scale, zero = find_scale(part, bits, not zero_point, scale_dtype)
+        scale, zero = find_scale(part, bits, not zero_point, "float32")
         scale, zero = scale[:, None], zero[:, None]
         code = np.clip(np.round(part / scale) + zero, 0, 2**bits - 1)
-        result[:, start : start + group] = (code - zero) * scale
+        result[:, start : start + group] = (code - zero) * stored_scale(scale, scale_dtype)
     return result
 
 
@@ -33,7 +33,6 @@ def search_scale(
     bits,
     group,
     zero_point,
-    scale_dtype="float32",
     tie=None,
     ratios=TWENTIETHS,
 ):
@@ -54,7 +53,7 @@ def search_scale(
         if ratio is not None:
             scale = np.maximum(x_mean**ratio / (w_mean ** (1 - ratio) + 1e-4), 1e-4)
             scale = scale / np.sqrt(scale.max() * scale.min())
-        rounded = round_groups(weight_RC * scale, bits, group, zero_point, scale_dtype) / scale
+        rounded = round_groups(weight_RC * scale, bits, group, zero_point) / scale
         loss = ((x_TC @ rounded.T - output) ** 2).mean()
         if loss < lowest:
             best, lowest = scale, loss
@@ -73,8 +72,10 @@ def clip_and_round(weight_RC, x_TC, *, bits, group, zero_point, scale_dtype="flo
             for step in range(10):
                 bound = np.abs(part[row]).max() * (1 - step / 20)
                 clipped = np.clip(part[row], -bound, bound)[None]
-                rounded = round_groups(clipped, bits, -1, zero_point, scale_dtype)[0]
+                rounded = round_groups(clipped, bits, -1, zero_point)[0]
                 loss = ((x @ rounded - output) ** 2).mean()
                 if loss < lowest:
-                    result[row, start : start + size], lowest = rounded, loss
+                    best, lowest = clipped, loss
+            stored = round_groups(best, bits, -1, zero_point, scale_dtype)[0]
+            result[row, start : start + size] = stored
     return result
