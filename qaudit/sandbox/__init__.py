@@ -3,7 +3,8 @@
 A Jinja template can reach every object of its process, loop for ever or fill the memory. So it is
 rendered by `child.py`, under Jinja's immutable sandbox and the limits of the operating system: one
 process for many renderings, at about 50 microseconds each. Values go there pickled, because they
-are ours; only text comes back, because what sends it may be the template.
+are ours; only text comes back, because what sends it may be the template. A second process renders
+the same: what differs was drawn, or names an address, and would be another text next time.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Templates:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._characters = 0
 
     def __enter__(self) -> Templates:
@@ -93,8 +94,8 @@ class Templates:
         self.close()
 
     def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
+        processes, self._processes = self._processes, []
+        for process in processes:
             process.kill()
             for pipe in (process.stdin, process.stdout):
                 with suppress(OSError):  # what was not sent to a process that ended
@@ -132,6 +133,11 @@ class Templates:
         refused, text = self._exchange(request)
         if refused:
             raise TemplateError(f"the template `{_short(template)}` fails: {text}", hint=_HINT)
+        if self._exchange(request, place=1) != (refused, text):
+            raise TemplateError(
+                f"the template `{_short(template)}` fails: it makes another text each time",
+                hint=_HINT,
+            )
         self._characters += len(text)
         if self._characters > self.limits.total_characters:
             raise TemplateError(
@@ -139,9 +145,11 @@ class Templates:
             )
         return text
 
-    def _exchange(self, request: bytes) -> tuple[bool, str]:
+    def _exchange(self, request: bytes, place: int = 0) -> tuple[bool, str]:
         """Send a request; return whether it was refused, and the text or the reason."""
-        process = self._process = self._process or self._started()
+        while len(self._processes) <= place:
+            self._processes.append(self._started())
+        process = self._processes[place]
         assert process.stdin is not None
         assert process.stdout is not None
         try:

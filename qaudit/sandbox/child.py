@@ -62,11 +62,21 @@ def _rendered(template: Any, values: dict[str, Any], most: int, parts: list[str]
     return "".join(parts)
 
 
+def _draw_nothing(environment: Any) -> None:
+    """Let what draws at random fail: two renderings may draw the same."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise TemplateError("`random` and `lipsum` make another text each time")
+
+    environment.filters["random"] = environment.globals["lipsum"] = refuse
+
+
 def _environment() -> Any:
     """Return Jinja as lm-eval sets it up, with nothing that reaches beyond the values."""
     environment = ImmutableSandboxedEnvironment(
         undefined=StrictUndefined, keep_trailing_newline=True
     )
+    _draw_nothing(environment)
     environment.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(
         pattern, repl, string, count=count
     )
@@ -116,6 +126,7 @@ def _chat_environment() -> Any:
     def fail(message: str) -> NoReturn:
         raise TemplateError(message)
 
+    _draw_nothing(environment)
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = fail
     environment.globals["strftime_now"] = TODAY.strftime

@@ -49,6 +49,17 @@ def test_a_template_that_leaves_its_values_is_refused(
     assert templates.render("{{ x }}", {"x": "still here"}) == "still here"
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize(
+    "template", ["{{ values | random }}", "{{ lipsum() }}", "{{ values.count }}"]
+)
+def test_a_template_that_makes_another_text_each_time_is_refused(
+    templates: Templates, template: str, is_chat: bool
+) -> None:
+    with pytest.raises(TemplateError, match="another text each time"):
+        templates.render(template, {"values": list(range(50))}, is_chat=is_chat)
+
+
 FLOODS = (
     "{% for i in range(10**9) %}{% endfor %}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -84,8 +95,9 @@ def test_the_process_has_no_secrets_and_ends_with_its_user(monkeypatch: pytest.M
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     with Templates() as templates:
         templates.render("a", {})
-        process = templates._process
-        assert process is not None
-        environ = Path(f"/proc/{process.pid}/environ")
-        assert not environ.exists() or b"hf_secret" not in environ.read_bytes()
-    assert process.poll() is not None
+        processes = list(templates._processes)
+        assert len(processes) == 2  # the second draws otherwise
+        for process in processes:
+            environ = Path(f"/proc/{process.pid}/environ")
+            assert not environ.exists() or b"hf_secret" not in environ.read_bytes()
+    assert all(process.poll() is not None for process in processes)
