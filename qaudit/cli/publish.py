@@ -90,15 +90,15 @@ def publish(
 
 
 def repository(text: str) -> str:
-    from qaudit.hub.names import is_repository
+    from qaudit.hub.names import repository_of
 
-    repo = text.removeprefix("hf://")
-    if "/" not in repo or not is_repository(repo):
-        what = "names a revision" if "@" in repo else "is no name of a repository"
+    ref = repository_of(text)
+    if ref is None or ref.revision is not None or ref.subfolder is not None:
+        what = "names a revision" if "@" in text else "is no name of a repository"
         raise UsageError(
-            f"`{repo}` {what}", hint="write `org/name`: a pull request is opened for its `main`"
+            f"`{text}` {what}", hint="write `org/name`: a pull request is opened for its `main`"
         )
-    return repo
+    return ref.location
 
 
 def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from qaudit.types import Ref
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE = 1 << 53  # past it JSON numbers lose their last digits elsewhere
@@ -99,6 +101,14 @@ def is_repository(text: str) -> bool:
     """Return whether a text is `name` or `owner/name` by the rules of the Hub."""
     plain = _REPOSITORY.fullmatch(text) is not None
     return plain and not any(part in text for part in ("--", "..")) and not text.endswith(".git")
+
+
+def repository_of(target: str, *, glob: bool = False) -> Ref | None:
+    """Return what `[hf://]org/name[@revision][//folder]` names; None for any other text."""
+    ref = Ref.parse(target)
+    name = re.sub(r"[*?\[\]]", "x", ref.location) if glob else ref.location
+    odd = target.endswith(("@", "//")) or "@" in (ref.revision or "")
+    return ref if "/" in name and is_repository(name) and not odd else None
 
 
 def shapes_in(record: Any) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -13,7 +13,6 @@ An audit may come from a stranger. Only files that its repository lists below
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from qaudit.errors import AuditError, HubError, UsageError
 from qaudit.hub import Hub, open_hub
+from qaudit.hub.names import repository_of
 from qaudit.saved.audits import read_audit
-from qaudit.types import Ref
+from qaudit.types import HUB
 
 if TYPE_CHECKING:
     from qaudit.hub.names import HubFile
@@ -36,9 +36,6 @@ EVIDENCE = f"{FOLDER}/evidence/"
 LARGEST_NBYTES = 256_000_000
 """Of one file: an audit of a thousand checkpoints, or the sums of ten million documents."""
 
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_SCHEME = "hf://"
-
 
 def audit_folder(target: str, watch: Watch | None = None) -> Path:
     """Return the folder of an AUDIT of the command line: a folder, its file, or a fetched one."""
@@ -50,17 +47,17 @@ def is_published(target: str) -> bool:
 
     So does a folder that is missing: `runs/demo`, where there is a `runs`.
     """
-    if target.startswith(_SCHEME):
+    if target.startswith(HUB):
         return True
-    path, ref = Path(target), Ref.parse(target)
-    near = ref.revision is None and path.parent.is_dir()
-    return not (path.exists() or near) and bool(_REPOSITORY.fullmatch(ref.location))
+    path, ref = Path(target), repository_of(target)
+    near = "@" not in target and path.parent.is_dir()
+    return ref is not None and not (path.exists() or near)
 
 
 def published_folder(target: str, watch: Watch | None = None, *, hub: Hub | None = None) -> Path:
     """Fetch the audit that `org/name@revision` holds, with its evidence; return its folder."""
-    ref = Ref.parse(target.removeprefix(_SCHEME))
-    if ref.subfolder is not None or not _REPOSITORY.fullmatch(ref.location):
+    ref = repository_of(target)
+    if ref is None or ref.subfolder is not None:
         raise UsageError(
             f"`{target}` names no repository with an audit",
             hint="write it as `org/name` or `org/name@revision`",

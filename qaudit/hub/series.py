@@ -29,10 +29,10 @@ from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_
 from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
 from qaudit.hub.environment import check_variables
-from qaudit.hub.names import HubFile, Revision, is_commit
+from qaudit.hub.names import HubFile, Revision, is_commit, repository_of
 from qaudit.hub.weights import choose_weights, folders_with_weights, pinned_settings
 from qaudit.support.keys import nearest
-from qaudit.types import Checkpoint, Recipe, Ref
+from qaudit.types import HUB, Checkpoint, Recipe, Ref
 
 if TYPE_CHECKING:
     from qaudit.hub.listing import Listing
@@ -40,21 +40,17 @@ if TYPE_CHECKING:
 MOST_TREES_FOR_NAMES = 8
 """So many revisions without a number are looked into for sub-folders; more are just names."""
 
-_NAME = r"[A-Za-z0-9][\w.-]*"
-_TARGET = re.compile(rf"{_NAME}/[\w.*?\[\]-]+(@[^@]+?)?(//.+)?", re.ASCII)
-_SCHEME = "hf://"
-
 
 # ------------------------------------------------------------------------------------- targets
 
 
 def is_hub(target: str) -> bool:
     """Return whether a target is on the Hub; a file or folder of that name on this machine wins."""
-    if target.startswith(_SCHEME):
+    if target.startswith(HUB):
         return True
     if target.endswith((".yaml", ".yml", ".json")) or Path(target).exists():
         return False
-    return bool(_TARGET.fullmatch(target))
+    return repository_of(target, glob=True) is not None
 
 
 def find_all(
@@ -81,12 +77,12 @@ def find_all(
 def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
     """Look on the Hub; say that no folder has this name, where one may be meant or that fails."""
     parent = Path(target).parent
-    if parent.name and parent.is_dir() and not target.startswith(_SCHEME):
+    if parent.name and parent.is_dir() and not target.startswith(HUB):
         listing.client.say(f"there is no folder `{target}`: looking for it on the Hub")
     try:
         return _look(listing, target, recipe)
     except QauditError as error:
-        if not target.startswith(_SCHEME) and "@" not in target:
+        if not target.startswith(HUB) and "@" not in target:
             error.message = f"there is no folder `{target}`, and on the Hub: {error.message}"
             error.args = (error.message,)
             near = local.near_folder(Path(target))
@@ -113,18 +109,17 @@ def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Checkpo
 
 def parse(target: str) -> Ref:
     """Read the name of a repository, or refuse it."""
-    text = target.removeprefix(_SCHEME).removeprefix("models/")
-    if text.startswith("datasets/"):
+    if target.startswith(f"{HUB}datasets/"):
         raise UsageError(
             f"`{target}` is a text and no model",
             hint="pass it as `--evaluation` or `--calibration`",
         )
-    if not _TARGET.fullmatch(text):
+    ref = repository_of(target, glob=True)
+    if ref is None:
         raise UsageError(
             f"`{target}` is not the name of a repository",
             hint="write `org/name`, `org/name@revision` or `org/name@revision//folder`",
         )
-    ref = Ref.parse(text)
     return replace(ref, subfolder=ref.subfolder.strip("/") if ref.subfolder else None)
 
 

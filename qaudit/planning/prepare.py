@@ -33,7 +33,7 @@ from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_setting
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.saved.signature import signing_key
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import SILENT, Pins, Plan, Resolved, Watch, digest
+from qaudit.types import SILENT, Pins, Plan, Ref, Resolved, Watch, digest
 
 LONGEST_NAME = 80  # characters of a default output folder
 
@@ -122,4 +122,4 @@ def _short_name(target: str) -> str:
         return path.absolute().parent.name
     if is_recipe(target):
         return path.stem
-    return target.removeprefix("hf://") if is_hub(target) else path.name or path.resolve().name
+    return str(Ref.parse(target)) if is_hub(target) else path.name or path.resolve().name

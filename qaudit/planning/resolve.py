@@ -171,7 +171,7 @@ def _subjects(
 
 def _is_named(recipe: Recipe, checkpoint: Checkpoint) -> bool:
     """Return whether this very checkpoint is requested, and not a series that contains it."""
-    targets = {Ref.parse(target.removeprefix("hf://")) for target in recipe.targets}
+    targets = {Ref.parse(target) for target in recipe.targets}
     ref = checkpoint.ref
     return checkpoint.label in recipe.checkpoints or any(
         a.revision == ref.revision and a.location == ref.location for a in targets if a.revision

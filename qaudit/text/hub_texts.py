@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
+from qaudit.hub.names import is_repository
 from qaudit.support.keys import nearest
 from qaudit.text.documents import KINDS, is_text, split_field
 from qaudit.types import Recipe, TextFile
@@ -35,8 +36,6 @@ DEFAULT_HUB_EVALUATION = "hf://datasets/allenai/c4/en/c4-validation.00000-of-000
 
 FORM = "hf://datasets/org/name[@revision]/path[::field]"
 
-_NAME = r"(?!.*(?:\.\.|--))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
-_REPO = re.compile(f"{_NAME}/{_NAME}")
 _SOURCE = re.compile(
     r"hf://datasets/(?P<repo>[^/@]*/[^/@]*)"
     r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?/(?P<path>.+)"
@@ -136,7 +135,7 @@ def parse_source(source: str) -> tuple[str, str | None, str]:
         raise _refused(source, "is not a file of a dataset", hint=_form(location))
     repo, path = match["repo"], match["path"]
     revision = unquote(match["revision"]) if match["revision"] else None
-    if not _REPO.fullmatch(repo):
+    if not is_repository(repo):
         raise _refused(source, f"names a dataset `{repo}`, which no dataset can be called")
     if revision is not None and (_NO_REVISION.search(revision) or not revision.isprintable()):
         raise _refused(source, "names a revision as no revision can be called")
@@ -158,7 +157,7 @@ def _form(location: str) -> str:
         return f"text comes from datasets: {FORM}"
     if re.fullmatch(r"datasets/[^/]+/[^/]+/?", rest):
         return f"name a file in it: hf://{rest.rstrip('/')}/path"
-    if not rest.startswith("datasets/") and _REPO.match(rest.replace("@", "/")):
+    if not rest.startswith("datasets/") and is_repository("/".join(re.split("[/@]", rest)[:2])):
         return f"if that is a dataset, write hf://datasets/{rest}"
     return f"write it as {FORM}"
 

@@ -87,6 +87,7 @@ from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,
     GREEDY,
+    HUB,
     Checkpoint,
     Ref,
     Subject,

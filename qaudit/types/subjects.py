@@ -14,6 +14,10 @@ GREEDY = "greedy"
 """In place of a merge: a search among candidates: `greedy:scheme=gptq-4bit`."""
 
 
+HUB = "hf://"
+"""What the name of something on the Hub may begin with."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """The place of a checkpoint: a Hub repo or a local folder, a revision, a sub-folder."""
@@ -24,7 +28,9 @@ class Ref:
 
     @classmethod
     def parse(cls, text: str) -> Ref:
-        """Read `location[@revision][//subfolder]`."""
+        """Read `[hf://]location[@revision][//subfolder]`."""
+        if text.startswith(HUB):
+            text = text.removeprefix(HUB).removeprefix("models/")
         head, _, subfolder = text.partition("//")
         location, _, revision = head.partition("@")
         return cls(location, revision or None, subfolder or None)
@@ -148,7 +154,7 @@ def reference_in(subjects: Sequence[Subject], name: str | None) -> Subject | Non
         return None
     labelled = [subject for subject in subjects if subject.label == name]
     alone = [subject for subject in subjects if subject.merge is None]
-    wanted = Ref.parse(name.removeprefix("hf://"))
+    wanted = Ref.parse(name)
     placed = [s for s in alone if s.first.ref == wanted] or [
         s for s in alone if s.first.ref.location.rstrip("/") == name.rstrip("/")
     ]

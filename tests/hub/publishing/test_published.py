@@ -150,7 +150,7 @@ def test_a_name_that_leads_out_of_the_audit_fetches_and_reads_nothing(
         ("o/other@v1", HubError, "does not exist, or is private"),
         ("o/m@v1//qaudit", UsageError, "names no repository with an audit"),
         ("hf://o", UsageError, "names no repository with an audit"),
-        ("hf://../m", QauditError, "is no name of a repository"),
+        ("hf://../m", QauditError, "names no repository with an audit"),
     ],
 )
 def test_what_cannot_be_found_is_refused_in_words(
