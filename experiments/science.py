@@ -1,38 +1,37 @@
-"""Write the parts of docs/science.md that repeat what experiments showed, and a page for each.
+"""Write the parts of docs/science.md that repeat what experiments showed, and every contrast.
 
     python -m experiments.science          # the pages, from the summaries in docs/science
     python -m experiments.science OUT      # first the summaries and pictures of the runs in OUT
 
-Each part is between two markers. An experiment without a summary is written as `-`.
+Each part is between two markers. An experiment without a summary is written as `-`. Contrasts that
+expect a direction are tested over seeds by Student's t; of all of them together, those are counted
+that hold at a false discovery rate of 5 % (Benjamini and Hochberg) and after Holm's correction.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from experiments.contrasts import errors_of, standing
 from experiments.summary import (
     STANDINGS,
-    UNITS,
-    expected,
-    over_seeds,
     summary_to_json,
 )
 from experiments.table import read_experiment, shipped_experiments
-from experiments.types import Claim, ExperimentSummary
+from experiments.types import Contrast, ExperimentSummary
 from qaudit.report.document import (
     TableBlock,
-    bullets,
-    cell,
-    code,
     columns,
     name_cell,
     row,
-    words,
 )
 from qaudit.report.format import NOT_MEASURED, count, plural
 from qaudit.report.markdown import render_blocks
@@ -42,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "science.md"
 FOLDER = ROOT / "docs" / "science"
 SIZE = "cpu"
+ALPHA = 0.05
 
 
 def summaries() -> dict[str, ExperimentSummary | None]:
@@ -70,9 +70,61 @@ def rejudged(summary: ExperimentSummary) -> ExperimentSummary:
     return replace(summary, results=results)
 
 
+@dataclass(frozen=True)
+class Corrected:
+    """The p value of each contrast that expects a direction, and what holds among all of them."""
+
+    p: dict[tuple[str, Contrast], float]
+
+    @classmethod
+    def of(cls, found: Mapping[str, ExperimentSummary | None]) -> Corrected:
+        directional = {
+            (name, r.contrast): p_value([one.interval.estimate for one in r.seeds])
+            for name, summary in found.items()
+            for r in (summary.results if summary else ())
+            if r.contrast.expect in ("lower", "higher")
+        }
+        return cls(directional)
+
+    def discovered(self) -> set[tuple[str, Contrast]]:
+        """Return what holds at a false discovery rate of 5 % (Benjamini and Hochberg)."""
+        ordered = sorted(self.p, key=lambda key: self.p[key])
+        ranks = [k for k, key in enumerate(ordered, 1) if self.p[key] <= ALPHA * k / len(ordered)]
+        return set(ordered[: max(ranks, default=0)])
+
+    def certain(self) -> set[tuple[str, Contrast]]:
+        """Return what holds where one false mark among all is to be rarer than 5 % (Holm)."""
+        ordered = sorted(self.p, key=lambda key: self.p[key])
+        steps = (self.p[key] <= ALPHA / (len(ordered) - k) for k, key in enumerate(ordered))
+        return set(ordered[: sum(takewhile(bool, steps))])
+
+
+def p_value(estimates: Sequence[float]) -> float:
+    """Return the two-sided p value of Student's t that the mean over seeds is zero."""
+    from scipy.stats import ttest_1samp
+
+    return float(ttest_1samp(estimates, 0.0).pvalue)
+
+
+def correction(found: Mapping[str, ExperimentSummary | None]) -> str:
+    """Return the sentence about what is left of the marks once all contrasts are counted."""
+    corrected = Corrected.of(found)
+    marked = sum(
+        (name, r.contrast) in corrected.p and r.standing in ("agrees", "disagrees")
+        for name, summary in found.items()
+        for r in (summary.results if summary else ())
+    )
+    return (
+        f"Of {len(corrected.p)} contrasts that expect a direction {marked} are marked, one by one. "
+        f"{len(corrected.discovered())} hold at a false discovery rate of 5 % (Benjamini and "
+        f"Hochberg), {len(corrected.certain())} after Holm's correction.\n"
+    )
+
+
 def overview(found: dict[str, ExperimentSummary | None]) -> str:
     """Return every claim with how many of its contrasts stand how."""
     rows = []
+    holding = Counter((name, contrast.claim) for name, contrast in Corrected.of(found).discovered())
     for name, summary in found.items():
         experiment = read_experiment(name)
         for claim in experiment.claims:
@@ -80,8 +132,9 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
             asked = sum(len(c.schemes) for c in contrasts)
             counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
             numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
-            rows.append(row(claim.says, name_cell(name), str(asked), *numbers[:5]))
-    counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide")
+            hold = str(holding[name, claim.name]) if summary else NOT_MEASURED
+            rows.append(row(claim.says, name_cell(name), str(asked), *numbers[:5], hold))
+    counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide", "hold at 5 %")
     names = columns("claim", "experiment", *counted)
     return render_blocks([TableBlock(names, tuple(rows))])
 
@@ -97,49 +150,39 @@ def block(name: str, summary: ExperimentSummary | None) -> str:
     size = f"{count(summary.tokens)} tokens for each of {plural(len(summary.seeds), 'seed')}"
     return (
         f"![{summary.description}](science/{name}.svg)\n\n"
-        f"[Every contrast](science/{name}.md), {size}."
+        f"[Every contrast](science/contrasts.csv), {size}."
     )
 
 
-def page(name: str, summary: ExperimentSummary) -> str:
-    """Write every contrast of an experiment, by claim."""
-    parts = [f"# The experiment `{name}`", summary.description]
-    parts += ["Methods, marks and units are those of [the overview](../science.md#methods)."]
-    for claim in summary.claims:
-        parts += [f"## {claim.says}", f"{claim.source}."]
-        parts += [render_blocks([compact(summary, claim)])]
-    parts += [render_blocks([bullets(*summary.notes)])] if summary.notes else []
-    return "\n\n".join(parts) + "\n"
+COLUMNS = (
+    "experiment", "claim", "contrast", "a", "b", "measure", "scheme", "expected", "mean", "low",
+    "high", "stands", "p", "holds at 5 %",
+)  # fmt: skip
 
 
-MARKS = {"agrees": " ✓", "disagrees": " ✗", "too wide": " (margin exceeds it)"}
-
-
-def compact(summary: ExperimentSummary, claim: Claim) -> TableBlock:
-    """Lay a claim's contrasts out by scheme: the interval over seeds, and how it stands."""
-    results = [r for r in summary.results if r.contrast.claim == claim.name]
-    schemes = tuple(dict.fromkeys(r.contrast.scheme for r in results))
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for r in results:
-        c = r.contrast
-        heads = (c.says, c.a, c.b, UNITS[c.measure], expected(c))
-        cells = rows.setdefault(heads, {})
-        cells[c.scheme] = over_seeds(r) + MARKS.get(r.standing, "")
-    lines = [
-        row(
-            cell((*words(f"{says}: "), *code(a), *words(" - "), *code(b), *words(f", {unit}"))),
-            expectation,
-            *(cells.get(scheme, "") for scheme in schemes),
-        )
-        for (says, a, b, unit, expectation), cells in rows.items()
-    ]
-    return TableBlock(columns("contrast", "expected", *schemes), tuple(lines))
+def contrasts(found: Mapping[str, ExperimentSummary | None]) -> str:
+    """Return every contrast as CSV: the interval over seeds, how it stands, and its p value."""
+    corrected = Corrected.of(found)
+    holding = corrected.discovered()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for name, summary in found.items():
+        for r in summary.results if summary else ():
+            c, i = r.contrast, r.interval
+            p = corrected.p.get((name, c))
+            interval = ("", "", "") if i is None else (i.estimate, i.low, i.high)
+            numbers = [f"{value:.4g}" if value != "" else "" for value in interval]
+            tested = ("", "") if p is None else (f"{p:.3g}", (name, c) in holding)
+            about = (c.claim, c.says, c.a, c.b, c.measure, c.scheme, c.expect or "")
+            writer.writerow((name, *about, *numbers, r.standing, *tested))
+    return text.getvalue()
 
 
 def rendered(text: str) -> str:
     """Return the page's text with all parts brought up to date."""
     found = summaries()
-    parts = {"science": overview(found)}
+    parts = {"science": f"{correction(found)}\n{overview(found)}"}
     parts |= {f"science:{name}": block(name, summary) for name, summary in found.items()}
     for name, part in parts.items():
         before, start, rest = text.partition(f"<!-- {name} -->\n")
@@ -170,6 +213,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         take(Path(sys.argv[1]))
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, summary in summaries().items():
-        if summary is not None:
-            (FOLDER / f"{name}.md").write_text(page(name, summary), encoding="utf-8")
+    (FOLDER / "contrasts.csv").write_text(contrasts(summaries()), encoding="utf-8")

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from scipy.stats import false_discovery_control
 
 from experiments.science import (
     FOLDER,
     PAGE,
+    Corrected,
+    contrasts,
     overview,
-    page,
     read_summary,
     rejudged,
     rendered,
@@ -28,15 +30,25 @@ def test_the_page_is_up_to_date() -> None:
     assert rendered(text) == text, "run `python -m experiments.science`"
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_the_page_of_an_experiment_is_up_to_date(name: str) -> None:
-    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    assert page(name, FOUND[name]) == text, "run `python -m experiments.science`"
+def test_the_table_of_contrasts_is_up_to_date() -> None:
+    assert (FOLDER / "contrasts.csv").read_text("utf-8") == contrasts(summaries())
+
+
+def test_corrections_are_those_of_scipy_and_of_holms_definition() -> None:
+    corrected = Corrected.of(summaries())
+    names = list(corrected.p)
+    assert len(names) > 50
+    adjusted = false_discovery_control([corrected.p[name] for name in names])
+    kept = {name for name, p in zip(names, adjusted, strict=True) if p <= 0.05}
+    assert corrected.discovered() == kept
+    smallest = min(names, key=lambda name: corrected.p[name])
+    assert corrected.certain() <= kept
+    assert (smallest in corrected.certain()) == (corrected.p[smallest] <= 0.05 / len(names))
 
 
 def test_nothing_is_kept_of_an_experiment_that_does_not_ship() -> None:
     if FOLDER.is_dir():
-        assert {path.stem for path in FOLDER.iterdir()} <= set(shipped_experiments())
+        assert {path.stem for path in FOLDER.iterdir()} <= {*shipped_experiments(), "contrasts"}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -69,4 +81,4 @@ def test_a_kept_summary_is_read_as_it_was_written(name: str, tmp_path: Path) -> 
 def test_what_was_not_run_stands_as_a_dash() -> None:
     rows = overview(dict.fromkeys(shipped_experiments())).splitlines()[2:]
     assert len(rows) > 10
-    assert all(re.search(r"(\| -\s+){4}\|$", row) for row in rows)
+    assert all(re.search(r"(\| -\s+){5}\|$", row) for row in rows)
