@@ -9,7 +9,6 @@ Shapes: N tokens, C columns, G groups of columns, K columns of one group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from qaudit.core.floats import (
     MX_GROUP,
@@ -23,9 +22,7 @@ from qaudit.core.floats import (
     round_e4m3_,
 )
 from qaudit.core.grid import fit_range
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 _CORE_ELEMENTS = 2**17  # half a megabyte in float32
 
@@ -71,8 +68,6 @@ def in_parts(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     What is computed of a large batch is faulted in anew at every step; a part stays in the cache
     of a core.
     """
-    import torch
-
     parts = -(-x.numel() // (_CORE_ELEMENTS * torch.get_num_threads()))
     if parts < 2 or x.device.type != "cpu":
         return change(x)
@@ -85,8 +80,6 @@ def in_parts(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 def by_group(x: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Change full groups of columns at once, then the last one that is smaller."""
-    import torch
-
     columns = x.shape[-1]
     full = columns - columns % size
     parts = []
@@ -98,8 +91,6 @@ def by_group(x: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def _as_given(x: Tensor, change_: Callable[[Tensor], Tensor]) -> Tensor:
-    import torch
-
     return change_(x.to(torch.float32, copy=True)).to(x.dtype)
 
 

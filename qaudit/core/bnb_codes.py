@@ -7,14 +7,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 NESTED_BLOCK = 256
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024)

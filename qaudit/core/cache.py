@@ -17,15 +17,11 @@ value the output of its R2. Without rounding both leave the model what it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qaudit.core.floats import e4m3, fp8_scale
 from qaudit.core.grid import SMALLEST_SCALE, fit_range
 from qaudit.core.rotation import rotate
 from qaudit.core.scheme import CACHES
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SCALE_BITS = 16
 
@@ -49,8 +45,6 @@ def _integers(x: Tensor, bits: int, clip: float) -> Tensor:
 
 
 def _float8(x: Tensor) -> Tensor:
-    import torch
-
     scale = fp8_scale(x.abs().amax(-1, keepdim=True)).to(torch.bfloat16).float()
     scale = scale.clamp_(min=SMALLEST_SCALE)
     return e4m3(x / scale).float().mul_(scale)

@@ -17,12 +17,9 @@ Shapes: S shares, N rows that have a scale each, P pairs of both, K columns of o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from qaudit.core.grid import Grid, as_held
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SHARES = tuple(1 - k / 100 for k in range(80))
 WHOLE = (1.0,)
@@ -35,8 +32,6 @@ GPU_CHUNK = 2**26  # enough that starting kernels costs less than they do
 def fit_searched(
     weight: Tensor, bits: int, *, dim: int, scale_dtype: str, shares: Sequence[float] = SHARES
 ) -> Grid:
-    import torch
-
     rows = weight.movedim(dim, -1)
     flat_NK = rows.reshape(-1, rows.shape[-1])
     parts = flat_NK.split(_chunk_rows(flat_NK))
@@ -47,8 +42,6 @@ def fit_searched(
 
 
 def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence[float]) -> Tensor:
-    import torch
-
     top, columns = 2 ** (bits - 1) - 1, weight_NK.shape[1]
     largest_N1 = weight_NK.abs().amax(1, keepdim=True)
     unit_N1 = torch.where(largest_N1 == 0, 1.0, largest_N1)  # powers neither vanish nor overflow
@@ -81,8 +74,6 @@ def _chunk_rows(weight_NK: Tensor) -> int:
 
 
 def _squares(weight_NK: Tensor, scale_N1: Tensor, top: int) -> Tensor:
-    import torch
-
     steps_NK = torch.div(weight_NK, scale_N1)
     steps_NK.sub_(steps_NK.round().clamp_(-top - 1, top))
     squares_N: Tensor = torch.linalg.vecdot(steps_NK, steps_NK)

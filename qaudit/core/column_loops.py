@@ -15,15 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from qaudit.core.gptq_block import BLOCK, Pull, quantize_block
 from qaudit.core.gptq_triton import obstacle, quantize_block_fused
 from qaudit.core.grid import fit
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 PLAIN, FUSED = "plain", "fused"
 LOOPS: Mapping[str, Callable[..., None]] = MappingProxyType(
@@ -34,8 +30,6 @@ _ROWS, _GROUP, _BITS = 250, 32, 4
 
 def choose(widths: Iterable[int], device: torch.device) -> tuple[str, str]:
     """Return the loop for models of these widths on a GPU, and a note that says why."""
-    import torch
-
     why = obstacle(torch.empty(0, device=device))
     if why is None:
         try:
@@ -65,8 +59,6 @@ def _agree(
     round_block: Callable[..., None], size: int, *, pulls: bool, seed: int, device: torch.device
 ) -> bool:
     """Return whether both loops round a random block to the same codes, but for ties."""
-    import torch
-
     random = torch.Generator().manual_seed(seed)
     weight_BR, target_BR = (torch.randn(size, _ROWS, generator=random) for _ in range(2))
     target_BR = weight_BR + target_BR / 8  # feedback of earlier blocks
@@ -106,8 +98,6 @@ def _from_tie(
     A sum of n terms in float32, in any order, errs by at most n roundings of the sum of their
     sizes; the division adds one of the quotient.
     """
-    import torch
-
     whole_BR, sizes_BR = target_BR.double(), target_BR.double().abs()
     for lower_BB, fed_BR in feeds:
         whole_BR = whole_BR + lower_BB.double() @ fed_BR.double()

@@ -35,17 +35,14 @@ Shapes: N rows (tokens), V vocabulary, S rows that are not finite, F rows that a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.rows import LOG2_E, row_parts
 from qaudit.core.sampling import drawn_log_probability
+from qaudit.support.lazy import Tensor, torch
 from qaudit.types import RolloutChoices
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Doubles = npt.NDArray[np.float64]
 
@@ -85,8 +82,6 @@ class ComparedRows:
 
         `drawn_S` are those whose target was drawn and is weighed; `wrote`: from this stream.
         """
-        import torch
-
         chosen_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1)
         total_N1 = (self.nll_N + chosen_N.float())[:, None]  # the logarithm of the sum
         groups = [(logits_NV[:, [*ids]].float() - total_N1).exp().sum(1) for ids in choices.ends]
@@ -154,8 +149,6 @@ class Reference:
         self, q_NV: Tensor, work_NV: Tensor, highest_N1: Tensor, total_N1: Tensor
     ) -> Tensor:
         """Return divergences by both forms of v: a GPU would wait to learn which rows are small."""
-        import torch
-
         # In float64: the two are close, and each is rounded already.
         shift_N1 = highest_N1.double() - self.highest_N1.double()
         shift_N1 += (total_N1.double() / self.total_N1.double()).log()
@@ -177,8 +170,6 @@ class Reference:
 
         What is a number a row is in numpy, which takes a third of torch's time for so few.
         """
-        import torch
-
         ratio_N1 = _double(total_N1) / _double(self.total_N1)
         shift_N1 = _double(highest_N1) - _double(self.highest_N1) + np.log(ratio_N1)
         rounded_N1 = shift_N1.astype(np.float32)
@@ -197,8 +188,6 @@ class Reference:
 
     def _small(self, v_NV: Tensor, terms_NV: Tensor) -> Doubles:
         """Return the divergence of rows by the forms for small ones; `terms_NV` are P v."""
-        import torch
-
         # Two passes: a norm, or `aminmax`, along a dimension takes 20 times as long on a CPU.
         highest_N1, lowest_N1 = _double(v_NV.amax(1, True)), _double(v_NV.amin(1, True))
         farthest_N1 = np.maximum(highest_N1, -lowest_N1)
@@ -222,8 +211,6 @@ def _double(some_N1: Tensor) -> Doubles:
 
 def _excess(v_NV: Tensor, weights_NV: Tensor) -> Tensor:
     """Return the sums of e^v - 1 - v, which near 1e-7 is rounding of either sign."""
-    import torch
-
     return torch.expm1(v_NV).sub_(v_NV).mul_(weights_NV).sum(1)
 
 
@@ -242,8 +229,6 @@ def output_error(full_ND: Tensor, hidden_ND: Tensor) -> Tensor | None:
 
 def losses(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """Return -log p of each row's target in float32."""
-    import torch
-
     parts = []
     for part in row_parts(logits_NV):
         z_NV = logits_NV[part].float()
@@ -255,8 +240,6 @@ def losses(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
 
 def divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
     """Return KL(P || Q) of rows of logits by its definition in float64."""
-    import torch
-
     logp_NV, logq_NV = (torch.log_softmax(z_NV.double(), -1) for z_NV in (p_NV, q_NV))
     terms_NV = logp_NV.exp() * (logp_NV - logq_NV)
     # What P rules out adds nothing, whatever Q makes of it.
@@ -265,8 +248,6 @@ def divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
 
 def _highest(z_NV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the highest logit of each row, and the first place of it."""
-    import torch
-
     if z_NV.device.type != "cpu":
         return z_NV.max(1, keepdim=True)
     highest_N1 = z_NV.amax(1, keepdim=True)  # `max` takes three times as long as these two

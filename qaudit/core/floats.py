@@ -20,13 +20,10 @@ Shapes: R rows, C columns, G groups of columns, K columns of one group.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from qaudit.core.grid import as_stored
 from qaudit.core.stored import StoredWeight
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 E2M1_LARGEST, E4M3_LARGEST = 6.0, 448.0
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -60,8 +57,6 @@ def _to_mantissa_(x: Tensor, bits: int, smallest_normal: float) -> Tensor:
     number's power of two, and below the smallest normal number its own. This takes a tenth of the
     time of choosing steps by comparisons, and of the way back from 8-bit floats.
     """
-    import torch
-
     power = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=smallest_normal)
     steps = 1.5 * 2.0 ** (23 - bits)
     return x.add_(power, alpha=steps).sub_(power, alpha=steps)
@@ -72,15 +67,11 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
     Magnitudes are in the order of their bits, and integers are compared up to four times faster.
     """
-    import torch
-
     largest: Tensor = x.abs().view(torch.int32).amax(-1, keepdim=True).view(torch.float32)
     return largest
 
 
 def e4m3(x: Tensor) -> Tensor:
-    import torch
-
     return x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
 
 
@@ -91,8 +82,6 @@ def fp8_scale(largest: Tensor) -> Tensor:
 
 def mx_scale(largest: Tensor, rule: str) -> Tensor:
     """Return the power of two that takes the largest magnitude of a group to at most 8."""
-    import torch
-
     bits = largest.view(torch.int32)
     if rule == "even":  # 1.75 times a power of two, and more, counts as the next one
         bits = bits + (1 << 21)
@@ -102,22 +91,16 @@ def mx_scale(largest: Tensor, rule: str) -> Tensor:
 
 def tensor_scale(largest: Tensor) -> Tensor:
     """Return NVFP4's float32 scale of a tensor, by its largest magnitude."""
-    import torch
-
     return torch.where(largest > 0, E4M3_LARGEST * E2M1_LARGEST / largest, 1.0)
 
 
 def nv_scale(largest: Tensor, scale: Tensor) -> Tensor:
     """Return the scales of groups, all of them 8-bit floats, to be divided by the tensor's."""
-    import torch
-
     scales = round_e4m3_(scale * (largest / E2M1_LARGEST))
     return torch.where(scales == 0, SMALLEST_NV_SCALE, scales)
 
 
 def _no_zero(scale: Tensor) -> Tensor:
-    import torch
-
     return torch.where(scale == 0, 1.0, scale)
 
 
@@ -158,15 +141,11 @@ class MxFloat4Codes(StoredWeight):
 
     @classmethod
     def of(cls, weight_RC: Tensor, *, rule: str) -> MxFloat4Codes:
-        import torch
-
         scales_RG = mx_scale(_group_largest(weight_RC, MX_GROUP), rule)
         codes_RC = e2m1_codes(weight_RC / _widened(scales_RG, weight_RC.shape[1], MX_GROUP))
         return cls(codes_RC, (scales_RG.view(torch.int32) >> 23).to(torch.uint8))
 
     def decode(self) -> Tensor:
-        import torch
-
         ones_RG = torch.ones_like(self.exponents_RG, dtype=torch.float32)
         scales_RG = torch.ldexp(ones_RG, self.exponents_RG.to(torch.int32) - E8M0_BIAS)
         scales_RC = _widened(scales_RG, self.codes_RC.shape[1], MX_GROUP)
@@ -207,8 +186,6 @@ class NvFloat4Codes(StoredWeight):
 
 def e2m1_codes(x: Tensor) -> Tensor:
     """Return the codes of the nearest 4-bit floats, the sign in the highest bit."""
-    import torch
-
     magnitude = e2m1(x).abs_()
     # The exponent and the bit behind it, counted from those of 1/2: from 1 on that is the code.
     codes = (magnitude.view(torch.int32) >> 22).sub_(252)
@@ -217,15 +194,11 @@ def e2m1_codes(x: Tensor) -> Tensor:
 
 
 def _e2m1_values(codes: Tensor) -> Tensor:
-    import torch
-
     return _looked_up(torch.tensor((*E2M1, *(-value for value in E2M1))), codes)
 
 
 def _e4m3_values(codes: Tensor) -> Tensor:
     """Return the values of 8-bit floats, several times faster than torch converts them."""
-    import torch
-
     every = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()
     return _looked_up(every, codes.view(torch.uint8))
 
@@ -235,8 +208,6 @@ def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
 
 
 def _group_largest(weight_RC: Tensor, size: int) -> Tensor:
-    import torch
-
     columns = weight_RC.shape[1]
     padded_RC = torch.nn.functional.pad(weight_RC, (0, -columns % size))
     return largest_magnitude(padded_RC.unflatten(1, (-1, size))).squeeze(-1)
@@ -247,8 +218,6 @@ def _widened(scales_RG: Tensor, columns: int, size: int) -> Tensor:
 
 
 def _square_largest(magnitude_RC: Tensor) -> Tensor:
-    import torch
-
     rows, columns = magnitude_RC.shape
     padded = torch.nn.functional.pad(magnitude_RC, (0, -columns % SQUARE, 0, -rows % SQUARE))
     squares: Tensor = padded.unflatten(0, (-1, SQUARE)).unflatten(2, (-1, SQUARE))

@@ -23,12 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from qaudit.core.grid import ColumnGrid
+from qaudit.core.grid import ColumnGrid
+from qaudit.support.lazy import Tensor, torch
 
 BLOCK = 128
 LEAF = 16
@@ -95,8 +92,6 @@ def factor_backwards(matrix_CC: Tensor) -> tuple[Tensor, Tensor] | None:
     Only the lower triangle of `matrix_CC` is read, and overwritten with the result; what
     is above the diagonal afterwards has no meaning.
     """
-    import torch
-
     starts = range(0, len(matrix_CC), BLOCK)
     root_C = torch.empty_like(matrix_CC[0])
     on_host = matrix_CC.device.type == "cpu"

@@ -24,14 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from qaudit.core.gptq_block import BLOCK, Pull, factor_backwards, quantize_block
 from qaudit.core.grid import ColumnGrid, group_count, group_size
 from qaudit.errors import SourceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 G = TypeVar("G", bound=ColumnGrid)
 RoundBlock = Callable[..., None]
@@ -86,8 +84,6 @@ def column_order(
     diagonal_C: Tensor, group: int, *, act_order: bool, act_group_aware: bool
 ) -> Tensor:
     """Return which column comes when, by the diagonal of the Gram matrix."""
-    import torch
-
     columns = len(diagonal_C)
     if act_order:
         return torch.argsort(diagonal_C, descending=True, stable=True)
@@ -113,8 +109,6 @@ def factorize(
     relative_to: Callable[[Tensor], Tensor] | None = None,
 ) -> Hessian:
     """Damp and factorize a Gram matrix; `damp` is of the mean diagonal or of `relative_to`."""
-    import torch
-
     dead_C = gram_CC.diagonal() == 0
     alive = int((~dead_C).sum())
     notes = [f"{len(dead_C) - alive} columns never see an input"] if alive < len(dead_C) else []
@@ -146,8 +140,6 @@ def factorize(
 def solve(
     weight_CR: Tensor, hessian: Hessian, walk: Walk[G], start: Start | None = None
 ) -> Solution[G]:
-    import torch
-
     start, fit, static_groups = start or Start(), walk.fit, walk.static_groups
     columns = len(weight_CR)
     size = group_size(columns, walk.group)
@@ -206,8 +198,6 @@ def solve(
 
 def _in_order(solution: Solution[G], order_C: Tensor, size: int | None) -> Solution[G]:
     """Put columns into their own order, and groups too where they have one, of `size` columns."""
-    import torch
-
     assert solution.group_of_C is not None
     position_C = torch.argsort(order_C)
     codes_CR = solution.codes_CR.index_select(0, position_C)
@@ -222,8 +212,6 @@ def _left_in_block(triangle_BB: Tensor, pull: Pull, rounded_BR: Tensor) -> Tenso
 
     Later blocks count rounded weights: the rest counts as an error.
     """
-    import torch
-
     fed_BR = pull.lower_BB @ (pull.target_BR - rounded_BR)
     left_BR: Tensor = torch.linalg.solve_triangular(
         triangle_BB, fed_BR, upper=False, unitriangular=True
@@ -238,8 +226,6 @@ def _settle(triangle_BB: Tensor, feedback_BR: Tensor) -> Tensor:
     those columns has x U = (errors so far) U there, which `feedback_BR` holds. The triangle is
     small and its diagonal is 1, so that its inverse is harmless, and faster than solving.
     """
-    import torch
-
     identity_BB = torch.eye(len(triangle_BB), dtype=triangle_BB.dtype, device=triangle_BB.device)
     inverse_BB: Tensor = torch.linalg.solve_triangular(
         triangle_BB, identity_BB, upper=False, unitriangular=True

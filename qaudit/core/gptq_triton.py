@@ -43,10 +43,10 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from qaudit.support.lazy import Tensor, torch
+
 if TYPE_CHECKING:
-    import torch
     import triton.language as tl
-    from torch import Tensor
 
     from qaudit.core.gptq_block import Pull
     from qaudit.core.grid import Grid
@@ -83,8 +83,6 @@ def quantize_block_fused(
     tile: Tile = Tile(),
 ) -> None:
     """Do what `quantize_block` does, in one kernel: same arguments, in place as there."""
-    import torch
-
     size, rows = weight_BR.shape
     if not (weight_BR.is_contiguous() and target_BR.is_contiguous()):  # a solver's result
         copies = weight_BR.contiguous(), target_BR.contiguous()
@@ -121,8 +119,6 @@ def quantize_block_fused(
 @lru_cache(maxsize=256)
 def _uploaded(grid_of_B: tuple[int, ...], device: torch.device) -> Tensor:
     """Return which grid each column is rounded on: few kinds, and each copy waits."""
-    import torch
-
     return torch.tensor(grid_of_B, dtype=torch.int32, device=device)
 
 

@@ -24,13 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.core.linears import Inputs
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SAMPLE = 256  # tokens at least, where there are as many
 PANELS = 8
@@ -41,8 +38,6 @@ class InputsAccumulator:
     """Second-order statistics of the inputs of a group of linears, summed batch by batch."""
 
     def __init__(self, columns: int, device: torch.device | str = "cpu") -> None:
-        import torch
-
         self._gram_CC = torch.zeros(columns, columns, dtype=torch.float32, device=device)
         self._magnitude_C = torch.zeros(columns, dtype=torch.float64, device=device)
         self._largest_C = torch.zeros(columns, dtype=torch.float32, device=device)
@@ -54,8 +49,6 @@ class InputsAccumulator:
 
     def add(self, x: Tensor, full: Tensor | None = None) -> None:
         """Add the tokens of a batch, and what they are in full precision where that counts."""
-        import torch
-
         x_TC = x.detach().reshape(-1, x.shape[-1])
         self._add_sample(x_TC)
         self._tokens += len(x_TC)
@@ -73,8 +66,6 @@ class InputsAccumulator:
 
     def _add_sample(self, x_TC: Tensor) -> None:
         """Keep every n-th token, n doubled whenever twice as many are there as needed."""
-        import torch
-
         first = -self._tokens % self._stride
         self._sample.append(x_TC[first :: self._stride].clone())
         while sum(map(len, self._sample)) >= 2 * SAMPLE:
@@ -83,8 +74,6 @@ class InputsAccumulator:
 
     def result(self) -> Inputs:
         """Return the statistics so far, as copies that later batches do not touch."""
-        import torch
-
         gram_CC = torch.triu(self._gram_CC)
         gram_CC += torch.triu(gram_CC, 1).T
         absmean_C = (self._magnitude_C / max(self._tokens, 1)).float()
@@ -96,8 +85,6 @@ class InputsAccumulator:
 
 def _add_gram(gram_CC: Tensor, x_TC: Tensor, panel: int) -> None:
     """Add X^T X to the panels of the upper block triangle."""
-    import torch
-
     half = x_TC.dtype in (torch.bfloat16, torch.float16)
     if half and x_TC.is_cuda:
         for a, b in _panels(len(gram_CC), panel):
@@ -117,8 +104,6 @@ def _panels(columns: int, panel: int) -> Iterator[tuple[int, int]]:
 @contextmanager
 def _bf16_products(x_TC: Tensor) -> Iterator[None]:
     """Let a CPU multiply float32 tensors that hold bf16 numbers as the bf16 numbers they are."""
-    import torch
-
     settings: Any = getattr(torch.backends.mkldnn, "matmul", None)  # torch 2.8 has none
     exact = x_TC.dtype == torch.bfloat16 and x_TC.device.type == "cpu"
     if settings is None or not (exact and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
@@ -150,8 +135,6 @@ def tf32_products(weight_RC: Tensor) -> Iterator[None]:
 
     `python -m benchmarks.tf32` shows that no chosen ratio changes.
     """
-    import torch
-
     settings = torch.backends.cuda.matmul
     try:
         before = settings.allow_tf32

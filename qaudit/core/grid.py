@@ -31,12 +31,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from qaudit.core.stored import IntegerCodes
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SMALLEST_SCALE = 2.0**-17  # of scales in bfloat16
 CAST_LAST = "bf16 at last"
@@ -74,8 +72,6 @@ class Grid:
         return Grid(change(self.scale), change(self.low), change(self.high))
 
     def joined(self, grids: Sequence[Grid]) -> Grid:
-        import torch
-
         parts = [(grid.scale, grid.low, grid.high) for grid in grids]
         return Grid(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
@@ -84,28 +80,20 @@ class Grid:
         return [partial(_round_column, *row) for row in zip(*rows, strict=True)]
 
     def snap(self, weight: Tensor) -> Tensor:
-        import torch
-
         codes = torch.div(weight, self.scale).round_()
         return torch.clamp(codes, self.low, self.high).mul_(self.scale)
 
     def codes(self, weight: Tensor) -> Tensor:
         """Return the codes of the nearest points, counted from 0, as uint8."""
-        import torch
-
         codes = torch.div(weight, self.scale).round_()
         return torch.clamp(codes, self.low, self.high).sub_(self.low).to(torch.uint8)
 
     def codes_of_points(self, point: Tensor) -> Tensor:
         """Return the codes of what `snap` returned, as uint8."""
-        import torch
-
         return torch.div(point, self.scale).round_().sub_(self.low).to(torch.uint8)
 
 
 def _round_column(scale_R: Tensor, low_R: Tensor, high_R: Tensor, target_R: Tensor) -> None:
-    import torch
-
     target_R.div_(scale_R).round_()
     torch.clamp(target_R, low_R, high_R, out=target_R).mul_(scale_R)
 
@@ -122,8 +110,6 @@ def fit_range(
     smallest: Tensor, largest: Tensor, bits: int, *, symmetric: bool, scale_dtype: str
 ) -> Grid:
     """Lay a grid over the given ranges, widened to include zero."""
-    import torch
-
     smallest, largest = smallest.clamp(max=0), largest.clamp(min=0)
     if symmetric:
         largest = torch.maximum(-smallest, largest)
@@ -145,8 +131,6 @@ def fit_range(
 
 def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
     """Return scales rounded to the type in which a file holds them, in their own dtype."""
-    import torch
-
     if scale_dtype == "bf16":
         scale = scale.to(torch.bfloat16).to(scale.dtype)
     return scale if scale_dtype == "float32" else scale.clamp(min=SMALLEST_SCALE)
@@ -155,8 +139,6 @@ def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
 def snap_groups(
     weight_RC: Tensor, bits: int, group: int, *, symmetric: bool, scale_dtype: str
 ) -> Tensor:
-    import torch
-
     parts = [
         fit(part_RGK, bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
         .snap(part_RGK)
@@ -193,8 +175,6 @@ def join_groups(
     scale_dtype: str,
 ) -> IntegerCodes:
     """Join the codes (R, G, K) of full groups and of a ragged one, with grids of (R, G, 1)."""
-    import torch
-
     codes_RC = torch.cat([codes_RGK.flatten(1) for _, codes_RGK in parts], dim=1)
     scales_RG = torch.cat([grid.scale.flatten(1) for grid, _ in parts], dim=1)
     zeros_RG = None
@@ -205,15 +185,11 @@ def join_groups(
 
 
 def as_stored(scales: Tensor, scale_dtype: str) -> Tensor:
-    import torch
-
     return scales if scale_dtype == "float32" else scales.to(torch.bfloat16)
 
 
 def powers_of_two(scale: Tensor) -> Tensor:
     """Return the powers of two whose logarithms are nearest, exact on every device."""
-    import torch
-
     mantissa, _ = torch.frexp(scale)  # from 1/2 up to 1
     above = scale / mantissa
     return torch.where(mantissa < 0.5**0.5, above / 2, above)

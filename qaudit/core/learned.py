@@ -23,17 +23,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from qaudit.core.clipped import fit_searched
 from qaudit.core.grid import Grid, as_held
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.rotation import rotation
 from qaudit.core.whole_block import MiniBatch, WholeBlock
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 ANGLE = 0.1  # of the first Cayley step
 CLIPS_FASTER = 10  # how much faster shares of ranges are learned
@@ -57,8 +54,6 @@ class Learner(Protocol):
 
 def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
     """Learn; return whether that is better than where it started, and not all of it undone."""
-    import torch
-
     if not (steps and len(block.batches)):
         return False
     free = [parameter for learner in learners for parameter in learner.free]
@@ -106,8 +101,6 @@ def _repeatable(device: torch.device) -> AbstractContextManager[None]:
 
 def total_error(block: WholeBlock, learners: Sequence[Learner]) -> float:
     """Return the error over all mini-batches, relative to what the outputs are."""
-    import torch
-
     with torch.no_grad():
         return sum(float(_error(block, learners, batch)) for batch in block.batches)
 
@@ -160,8 +153,6 @@ class Transform:
         return _kronecker(x / self.scale_C, self.left_AA, self.right_BB)
 
     def of_weights(self, weight_RC: Tensor) -> Tensor:
-        import torch
-
         factors = (self.left_AA, self.right_BB)
         if not self.orthogonal:
             factors = (torch.linalg.inv(self.left_AA).T, torch.linalg.inv(self.right_BB).T)
@@ -181,8 +172,6 @@ class LearningCourse:
     """The transformation of a group on its way."""
 
     def __init__(self, linears: Linears, start: Transform, goal: Goal) -> None:
-        import torch
-
         self._start, self._goal = start, goal
         self._weights = {name: _wide(weight) for name, weight in linears.weights.items()}
         self._factors = [
@@ -217,8 +206,6 @@ class LearningCourse:
             parameter.requires_grad_(False)
 
     def transform(self) -> Transform:
-        import torch
-
         left_AA, right_BB = self._factors
         moved = replace(
             self._start,
@@ -264,8 +251,6 @@ def learn(
 
 def cayley_step(turn_BB: Tensor, grad_BB: Tensor | None, angle: float) -> Tensor:
     """Rotate an orthogonal matrix against its gradient, by an angle, and keep it orthogonal."""
-    import torch
-
     assert grad_BB is not None
     skew_BB = grad_BB @ turn_BB.T
     skew_BB = skew_BB - skew_BB.T
@@ -280,8 +265,6 @@ def cayley_step(turn_BB: Tensor, grad_BB: Tensor | None, angle: float) -> Tensor
 
 def share_grid(x: Tensor, bits: int, share: Tensor, scale_dtype: str = "float32") -> Grid:
     """Lay a symmetric grid over a share of the range of each row, which ends at a code."""
-    import torch
-
     top = 2 ** (bits - 1) - 1
     largest = x.abs().amax(-1, keepdim=True)
     scale = as_held(share * torch.where(largest == 0, 1.0, largest) / top, scale_dtype)
@@ -290,8 +273,6 @@ def share_grid(x: Tensor, bits: int, share: Tensor, scale_dtype: str = "float32"
 
 def best_shares(weight_RC: Tensor, bits: int) -> Tensor:
     """Return the share of the range of each row that leaves the least error."""
-    import torch
-
     grid = fit_searched(weight_RC, bits, dim=-1, scale_dtype="bf16")
     whole = share_grid(weight_RC, bits, torch.ones((), device=weight_RC.device))
     return (grid.scale / whole.scale).clamp(max=1)

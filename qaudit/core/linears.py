@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from qaudit.core.stored import StoredWeight
 from qaudit.errors import SourceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from qaudit.core.stored import StoredWeight
+from qaudit.support.lazy import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +85,6 @@ class Linears:
 
     def widened(self) -> Iterator[tuple[str, Tensor]]:
         """Yield one weight after the other in float32, or as it is where that is wider."""
-        import torch
-
         for name, weight_RC in self.weights.items():
             yield name, weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
 
@@ -175,8 +169,6 @@ def sampled_inputs(linears: Linears, scheme: str) -> Tensor:
 
 
 def _is_finite(values: Tensor) -> bool:
-    import torch
-
     if values.numel() == 0:
         return True
     # The extremes of a tensor are finite exactly when all of it is, and cost no copy of it.

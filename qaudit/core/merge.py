@@ -21,13 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.errors import SourceError, UsageError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SLICE = 1 << 20
 SERIAL = 1 << 15  # torch's own grain: a reduction over no more than this stays on one thread
@@ -88,8 +85,6 @@ def _combine(
     dtype: torch.dtype | None,
 ) -> Tensor:
     """Return sum(coefficient * tensor) / divisor in `dtype`, or in that of the first tensor."""
-    import torch
-
     first = tensors[0]
     merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
     slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)

@@ -20,14 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from qaudit.core.linears import Inputs, Linears, Quantized, required_inputs
 from qaudit.core.stored import INDEX_BITS, StoredWeight
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from qaudit.support.lazy import Tensor, torch
 
 LARGEST_SHARE = 16  # at most one column in so many is kept, as 256 of 4,096 are
 DAMPED = 1e-12  # what GPTQ adds to a diagonal that is damped already
@@ -41,8 +37,6 @@ class PlainColumns(StoredWeight):
 
     @classmethod
     def of(cls, weight_RC: Tensor) -> PlainColumns:
-        import torch
-
         return cls(weight_RC.to(torch.bfloat16))
 
     def decode(self) -> Tensor:
@@ -63,8 +57,6 @@ class MixedCodes(StoredWeight):
     indices: int  # of columns, which a file has to hold
 
     def decode(self) -> Tensor:
-        import torch
-
         parts = [part.decode() for part in (self.rest, self.kept) if part is not None]
         return torch.cat(parts, 1)[:, torch.argsort(self.order_C)]
 
@@ -85,8 +77,6 @@ class Split:
     @classmethod
     def by(cls, size_C: Tensor, count: int) -> Split:
         """Keep the columns of the largest sizes; the others are in rising order."""
-        import torch
-
         order_C = torch.argsort(size_C, stable=True)
         most = len(order_C) // LARGEST_SHARE
         notes: tuple[str, ...] = ()
@@ -120,8 +110,6 @@ def round_mixed(
 
     `rounding` sees a Gram matrix that is damped already, and adds no more than `DAMPED`.
     """
-    import torch
-
     inputs = required_inputs(linears, "outliers")
     first = next(iter(linears.weights.values()))
     wide = torch.promote_types(first.dtype, torch.float32)

@@ -28,18 +28,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from qaudit.core.linears import Inputs, Linears, Rows
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 def rotation(n: int) -> Tensor:
-    import torch
-
     power = n & -n  # the largest power of two that divides n
     odd = n // power
     walsh = torch.ones(1, 1, dtype=torch.float64)
@@ -55,8 +49,6 @@ def rotate(x: Tensor) -> Tensor:
 
     A rotation of a * b is that of a beside that of b: a + b multiplications a column, not a * b.
     """
-    import torch
-
     n = x.shape[-1]
     a = 1 << ((n & -n).bit_length() - 1) // 2  # a power of two near the root of the largest
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -67,8 +59,6 @@ def rotate(x: Tensor) -> Tensor:
 
 def rotate_blocks(x: Tensor, size: int) -> Tensor:
     """Rotate each block of so many columns by itself, and what is left behind the last full one."""
-    import torch
-
     columns = x.shape[-1]
     full = columns - columns % size
     parts = [rotate(x[..., :full].unflatten(-1, (-1, size))).flatten(-2)] if full else []
@@ -105,8 +95,6 @@ class Rotated:
 
     def inputs(self, x: Tensor) -> Tensor:
         """Return the inputs of the rotated weights in place of x, in at least float32."""
-        import torch
-
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return rotate(wide if self.norm_C is None else wide / self.norm_C.to(wide.dtype))
 
@@ -122,8 +110,6 @@ def rotated(linears: Linears) -> Linears:
 
 def fused(linears: Linears) -> Rotated:
     """Return linears as QuaRot's rotations make them: norms moved in, outputs rotated."""
-    import torch
-
     norm_C = linears.norm_C
     if norm_C is not None:
         norm_C = torch.where(norm_C == 0, 1.0, norm_C.float())  # weights there multiply zeros

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 LOG2_E = math.log2(math.e)
 CORE_ELEMENTS = 2**18  # a megabyte in float32
@@ -35,8 +33,6 @@ def row_parts(logits_NV: Tensor, rows: int | None = None) -> Iterator[slice]:
 
     Of at least two: of a single one, threads would split the sum.
     """
-    import torch
-
     rows = len(logits_NV) if rows is None else rows
     per_core = CORE_ELEMENTS * torch.get_num_threads()
     elements = CUDA_ELEMENTS if logits_NV.device.type == "cuda" else per_core

@@ -15,16 +15,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.rows import LOG2_E, row_parts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 Floats = npt.NDArray[np.floating[Any]]
 Sampler = tuple[float, int | None, float]
@@ -43,8 +40,6 @@ def log_probabilities(
     `top_k` keeps the likeliest tokens, `top_p` as many of them as have that probability together;
     both keep every token that is as likely as the last.
     """
-    import torch
-
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     scaled_NV = logits_NV / temperature
     if top_k is not None or top_p < 1:
@@ -63,8 +58,6 @@ def drawn_log_probability(
     token at the edge of what is kept was kept, and the entropy of what they were drawn from comes
     along: minus the logarithm of a draw has it as its mean.
     """
-    import torch
-
     temperature, top_k, top_p = sampler
     rows = _Rows(logits_NV, rows_S)
     target_S1 = logits_NV[rows_S, targets_N[rows_S]][:, None].to(rows.dtype)
@@ -87,14 +80,10 @@ class _Rows:
 
     @property
     def dtype(self) -> torch.dtype:
-        import torch
-
         return torch.promote_types(self.logits_NV.dtype, torch.float32)
 
     def each(self, *functions: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
         """Yield what each function makes of all rows, of which few are in a cache at once."""
-        import torch
-
         made = []
         for part in row_parts(self.logits_NV, len(self.rows_S)):
             logits_SV = self.logits_NV[self.rows_S[part]]
@@ -106,8 +95,6 @@ def _kept(
     rows: _Rows, temperature: float, top_k: int | None, top_p: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the lowest logit that is kept of each row; of all, scaled: log-sum and entropy."""
-    import torch
-
     entries, count = rows.logits_NV.shape[1], len(rows.rows_S)
     most = min(entries, top_k or entries)
     least_S1, kept_S1, entropy_S1 = rows.logits_NV.new_empty(3, count, 1, dtype=rows.dtype)
@@ -145,8 +132,6 @@ def _widths(entries: int, first: int) -> Iterator[int]:
 
 
 def _likeliest(logits_NV: Tensor, count: int) -> Tensor:
-    import torch
-
     entries = logits_NV.shape[1]
     column = math.isqrt(entries // count)  # tokens: few maxima, and few tokens beside the largest
     if column < 3:
@@ -159,8 +144,6 @@ def _likeliest(logits_NV: Tensor, count: int) -> Tensor:
 
 
 def _places(values_NV: Tensor, count: int) -> Tensor:
-    import torch
-
     if values_NV.device.type != "cpu":
         return values_NV.topk(count, dim=-1, sorted=False).indices
     return torch.from_numpy(np.argpartition(_array(values_NV), -count, axis=1)[:, -count:])
@@ -168,8 +151,6 @@ def _places(values_NV: Tensor, count: int) -> Tensor:
 
 def _ordered(values_NV: Tensor, count: int) -> Tensor:
     """Return the largest values of each row in order; `topk` takes ten times as long on a CPU."""
-    import torch
-
     if values_NV.device.type != "cpu":
         return values_NV.topk(count, dim=-1).values
     largest_NK = np.partition(_array(values_NV), -count, axis=1)[:, -count:]
@@ -177,16 +158,12 @@ def _ordered(values_NV: Tensor, count: int) -> Tensor:
 
 
 def _array(values_NV: Tensor) -> Floats:
-    import torch
-
     array: Floats = values_NV.to(torch.promote_types(values_NV.dtype, torch.float32)).numpy()
     return array
 
 
 def _log_sum(logits_NV: Tensor, temperature: float, *, with_entropy: bool = False) -> Tensor:
     """Return the log-sums of scaled logits, in a third of the time of `logsumexp`."""
-    import torch
-
     highest_N1 = logits_NV.amax(1, keepdim=True)
     highest_N1 = highest_N1.to(torch.promote_types(highest_N1.dtype, torch.float32))
     powers_NV = torch.sub(logits_NV, highest_N1).mul_(LOG2_E / temperature)
@@ -201,8 +178,6 @@ def _log_sum(logits_NV: Tensor, temperature: float, *, with_entropy: bool = Fals
 
 def draw(log_probability_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """Return the token at which the cumulative probability of a row passes a number in [0, 1)."""
-    import torch
-
     cumulative_NV = log_probability_NV.double().exp().cumsum(-1)
     limit_N1 = uniform_N.to(cumulative_NV)[:, None] * cumulative_NV[:, -1:]
     return torch.searchsorted(cumulative_NV, limit_N1, right=True).squeeze(-1)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 Codes = Literal["integers", "float8", "nv-float4", "mx-float4", "bitsandbytes", "gguf"]
 
@@ -68,8 +67,6 @@ class IntegerCodes(StoredWeight):
     group_of_C: Tensor | None = None  # where a column's group is not its number over `group`
 
     def decode(self) -> Tensor:
-        import torch
-
         wide = torch.promote_types(self.scales_RG.dtype, torch.float32)
         weight_RC, scales_RG = self.codes_RC.to(wide), self.scales_RG.to(wide)
         zeros_RG = torch.full_like(scales_RG, 2 ** (self.bits - 1))

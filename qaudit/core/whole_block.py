@@ -17,12 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from qaudit.core.linears import Linears, Quantized, sampled_inputs
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 STEP_TOKENS = 512
 """Tokens of a mini-batch, unless a single window is longer."""
@@ -54,8 +51,6 @@ class WholeBlock:
 
 def alone(linears: Linears, scheme: str) -> WholeBlock:
     """Return a block of one group, whose output is the products with a sample of tokens."""
-    import torch
-
     sample_1TC = sampled_inputs(linears, scheme)[None]
     plain = {
         name: partial(_product, weight.detach().contiguous())

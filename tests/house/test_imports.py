@@ -78,6 +78,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "numpy": ANYWHERE,
     "scipy": ("qaudit.core.*", "qaudit.diagnostics.*"),
     "torch": (
+        "qaudit.support.lazy",
         "qaudit.core.*",
         "qaudit.diagnostics.*",
         "qaudit.engine.*",
@@ -164,8 +165,9 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "typer": ("qaudit.cli*",),
 }
 
-# Loading these takes seconds, so core and diagnostics import them only inside functions: the
-# registry imports all of them, and `--help`, `list` and every report need the registry.
+# Loading these takes seconds, so core and diagnostics import torch by its lazy name and the others
+# inside functions: the registry imports all of them, and `--help`, `list` and every report need it.
+LAZY = "qaudit.support.lazy."
 DEFERRED = frozenset({"torch", "triton", "bitsandbytes", "auto_round"})
 
 
@@ -180,7 +182,12 @@ def wrong_directions(module: Module) -> list[str]:
 
 
 def fence(target: str) -> str:
-    """Return the narrowest name around an import that has a fence, or else its package."""
+    """Return the narrowest name around an import that has a fence, or else its package.
+
+    What the lazy torch gives is torch's: its rooms are the same, but it loads nothing at once.
+    """
+    if target.startswith(LAZY):
+        return "torch"
     parts = target.split(".")
     around = (".".join(parts[:stop]) for stop in range(len(parts), 0, -1))
     return next((name for name in around if name in MAY_LOAD), parts[0])
@@ -199,8 +206,12 @@ def breached_fences(module: Module) -> list[str]:
             continue
         elif not any(fnmatch(module.name, pattern) for pattern in MAY_LOAD[package]):
             wrong.append(f"{where} imports `{package}`; it belongs in {MAY_LOAD[package]}")
-        elif module.room in {"core", "diagnostics"} and package in DEFERRED and not found.deferred:
-            wrong.append(f"{where} imports `{package}` at once; import it inside the function")
+        elif (
+            module.room in {"core", "diagnostics"}
+            and package in DEFERRED
+            and not (found.deferred or found.target.startswith(LAZY))
+        ):
+            wrong.append(f"{where} imports `{package}` at once; take it from `support.lazy`")
     return wrong
 
 
@@ -264,6 +275,8 @@ def test_a_wrong_direction_is_seen(name: str, text: str, wrong: int) -> None:
         ("qaudit.core.grid", "def f():\n    import torch", 0),
         ("qaudit.core.grid", "if TYPE_CHECKING:\n    from torch import Tensor", 0),
         ("qaudit.judge", "def f():\n    import torch", 1),
+        ("qaudit.core.grid", "from qaudit.support.lazy import Tensor, torch", 0),
+        ("qaudit.judge", "from qaudit.support.lazy import torch", 1),
         ("qaudit.report.card", "from rich.console import Console", 1),
         ("qaudit.engine.measure", "import requests", 1),
         ("qaudit.engine.measure", "import torch", 0),

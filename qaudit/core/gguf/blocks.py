@@ -20,14 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from qaudit.core.stored import StoredWeight
+from qaudit.support.lazy import Tensor, torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Parts = dict[str, Tensor]
+Parts = dict[str, Tensor]
 
 WIDE = 256
 
@@ -80,21 +77,15 @@ class GgufBlocks(StoredWeight):
 
 
 def assembled(kind: str, parts: Parts) -> Tensor:
-    import torch
-
     return torch.cat([parts[name].reshape(len(parts["d"]), -1) for name, _ in TYPES[kind].parts], 1)
 
 
 def half(values_N: Tensor) -> Tensor:
     """Return the bytes of float16 numbers, one a block."""
-    import torch
-
     return values_N.reshape(-1, 1).to(torch.float16).view(torch.uint8)
 
 
 def widened(bytes_N2: Tensor) -> Tensor:
-    import torch
-
     return bytes_N2.view(torch.float16).float()
 
 
@@ -105,8 +96,6 @@ def pair(codes_NK: Tensor, width: int) -> Tensor:
 
 
 def unpair(bytes_NB: Tensor, width: int) -> Tensor:
-    import torch
-
     bytes_NW = bytes_NB.unflatten(1, (-1, width))
     return torch.stack([bytes_NW & 15, bytes_NW >> 4], 2).flatten(1)
 
@@ -122,8 +111,6 @@ def interleave(codes_NK: Tensor, bits: int, width: int) -> Tensor:
 
 
 def separate(bytes_NB: Tensor, bits: int, width: int) -> Tensor:
-    import torch
-
     bytes_NW, mask = bytes_NB.unflatten(1, (-1, width)), (1 << bits) - 1
     every = [(bytes_NW >> shift) & mask for shift in range(0, 8, bits)]
     return torch.stack(every, 2).flatten(1)
@@ -139,15 +126,11 @@ def fifth_bits(codes_NK: Tensor) -> Tensor:
 
 
 def _of_fifth_bits(bytes_NB: Tensor) -> Tensor:
-    import torch
-
     return torch.stack([(bytes_NB >> k) & 1 for k in range(8)], 2).flatten(1) << 4
 
 
 def six_bit_pairs(s_NJ: Tensor, t_NJ: Tensor) -> Tensor:
     """Pack eight scales and eight minima of 6 bits into 12 bytes (Q4_K, Q5_K)."""
-    import torch
-
     return torch.cat(
         [
             s_NJ[:, :4] | (s_NJ[:, 4:] >> 4 << 6),
@@ -159,8 +142,6 @@ def six_bit_pairs(s_NJ: Tensor, t_NJ: Tensor) -> Tensor:
 
 
 def _of_six_bit_pairs(bytes_NB: Tensor) -> tuple[Tensor, Tensor]:
-    import torch
-
     first_N4, second_N4, third_N4 = bytes_NB.chunk(3, 1)
     s_NJ = torch.cat([first_N4 & 63, (third_N4 & 15) | (first_N4 >> 6 << 4)], 1)
     t_NJ = torch.cat([second_N4 & 63, (third_N4 >> 4) | (second_N4 >> 6 << 4)], 1)
@@ -168,8 +149,6 @@ def _of_six_bit_pairs(bytes_NB: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def six_bits(s_NJ: Tensor) -> Tensor:
-    import torch
-
     return torch.cat([pair(s_NJ, 8), interleave(s_NJ >> 4, 2, 4)], 1)
 
 
@@ -190,8 +169,6 @@ def _about(middle: int) -> Callable[[Parts], Tensor]:
 
 
 def _q8_0(parts: Parts) -> Tensor:
-    import torch
-
     return parts["codes"].view(torch.int8).float() * widened(parts["d"])
 
 
@@ -214,8 +191,6 @@ def _with_minima(parts: Parts) -> Tensor:
 
 
 def _q6_k(parts: Parts) -> Tensor:
-    import torch
-
     scale_NJ = widened(parts["d"]) * parts["scales"].view(torch.int8).float()
     codes_NK = unpair(parts["low"], 64) | (separate(parts["high"], 2, 32) << 4)
     codes_NJK: Tensor = (codes_NK.float() - 32).unflatten(1, (16, 16))

@@ -8,8 +8,6 @@ Shapes: R rows, C columns, N blocks, J groups of a block, K columns of a group, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qaudit.core.gguf.blocks import (
     TYPES,
     WIDE,
@@ -33,9 +31,7 @@ from qaudit.core.gguf.search import (
     symmetric,
     total,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 _AT_ONCE = {"cpu": 1 << 19}
 _ELSEWHERE = 1 << 25
@@ -48,8 +44,6 @@ _WITH = (-0.9, 0.05, 36)
 
 def pack(kind: str, weight_RC: Tensor, importance_C: Tensor | None = None) -> Tensor:
     """Return the blocks of a matrix whose columns the type's blocks divide, (R, bytes)."""
-    import torch
-
     rows = max(1, _AT_ONCE.get(weight_RC.device.type, _ELSEWHERE) // weight_RC.shape[1])
     parts = []
     for part_RC in weight_RC.split(rows):
@@ -74,8 +68,6 @@ def _packed(kind: str, x_RC: Tensor, importance_RC: Tensor | None) -> Tensor:
 
 
 def _q8_0(x_NK: Tensor) -> Tensor:
-    import torch
-
     largest_N1 = x_NK.abs().amax(1, keepdim=True)
     scale_N1 = over(largest_N1, 127.0, largest_N1)
     steps_NK = (x_NK * _inverse(scale_N1)).abs()
@@ -87,8 +79,6 @@ def _q8_0(x_NK: Tensor) -> Tensor:
 
 def _about_the_middle(kind: str, x_NK: Tensor) -> Tensor:
     """Round on a grid whose lowest point is the value of largest magnitude (Q4_0, Q5_0)."""
-    import torch
-
     middle = 1 << (TYPES[kind].bits - 1)
     largest_N1 = x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True))
     scale_N1 = largest_N1 / -middle
@@ -97,8 +87,6 @@ def _about_the_middle(kind: str, x_NK: Tensor) -> Tensor:
 
 
 def _q5_1(x_NK: Tensor) -> Tensor:
-    import torch
-
     low_N1, high_N1 = x_NK.amin(1, keepdim=True), x_NK.amax(1, keepdim=True)
     scale_N1 = over(high_N1 - low_N1, 31.0, low_N1)
     codes_NK = ((x_NK - low_N1) * _inverse(scale_N1) + 0.5).trunc().to(torch.uint8)
@@ -107,8 +95,6 @@ def _q5_1(x_NK: Tensor) -> Tensor:
 
 def _narrow(kind: str, x_RC: Tensor, importance_RC: Tensor) -> Tensor:
     """Search Q4_0, Q5_0 and Q5_1; weights depend on the mean square of a whole row."""
-    import torch
-
     power_R = total((x_RC * x_RC).T.contiguous())
     power_R = over(power_R, float(x_RC.shape[1]), power_R)
     weight_RC = importance_RC * root(power_R[:, None] + x_RC * x_RC)
@@ -127,14 +113,10 @@ def _narrow_block(kind: str, codes_NK: Tensor, d_N: Tensor, m_N: Tensor | None =
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    import torch
-
     return torch.where(scale == 0, 0.0, over(1.0, scale, scale))
 
 
 def _q3_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
-    import torch
-
     x_KM = _columns(x_NK, 16)
     if importance_NK is None:
         fit = descended(x_KM, 4)
@@ -166,8 +148,6 @@ def _q3_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
 
 def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
     """Q4_K and Q5_K: a scale and a minimum for 32 columns, each 6 bits under a float16."""
-    import torch
-
     top = (1 << TYPES[kind].bits) - 1
     x_KM = _columns(x_NK, 32)
     if importance_NK is None:
@@ -205,8 +185,6 @@ def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tenso
 
 
 def _q6_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
-    import torch
-
     x_KM = _columns(x_NK, 16)
     fit = symmetric(x_KM, 32, None if importance_NK is None else _columns(importance_NK, 16))
     scales_NJ = fit.scale_M.reshape(len(x_NK), -1)
@@ -234,8 +212,6 @@ def _weighted(x_NK: Tensor, importance_NK: Tensor, group: int) -> Tensor:
 
 def _rounded(x_KM: Tensor, codes_KM: Tensor, step_M: Tensor, low: int, high: int) -> Tensor:
     """Round under the scales that are stored; codes of a scale of zero stay those of the search."""
-    import torch
-
     rounded_KM = nearest(x_KM / step_M).clamp_(low, high) - low
     return torch.where(step_M == 0, codes_KM.int(), rounded_KM).to(torch.uint8)
 

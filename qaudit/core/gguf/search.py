@@ -10,12 +10,10 @@ Shapes: K values of a group, M groups.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SMALLEST = 1e-15
 """A group whose largest magnitude is below holds zeros."""
@@ -34,8 +32,6 @@ class Fit:
 
 def nearest(values: Tensor) -> Tensor:
     """Round to nearest, ties to even, and wrap around where ggml does: from 2^22."""
-    import torch
-
     return ((values + 12582912.0).view(torch.int32) & 0x7FFFFF) - 0x400000
 
 
@@ -49,8 +45,6 @@ def total(values_KM: Tensor) -> Tensor:
 
 def over(numerator: float | Tensor, denominator: float | Tensor, like: Tensor) -> Tensor:
     """Divide; CUDA multiplies by the inverse of a number that is given as such."""
-    import torch
-
     a, b = (
         value if isinstance(value, torch.Tensor) else torch.full_like(like, value)
         for value in (numerator, denominator)
@@ -65,8 +59,6 @@ def root(values: Tensor) -> Tensor:
 
 def symmetric(x_KM: Tensor, top: int, weight_KM: Tensor | None = None) -> Fit:
     """Fit codes about `top` by 19 scales around the one of the largest value (make_qx_quants)."""
-    import torch
-
     weight_KM = x_KM * x_KM if weight_KM is None else weight_KM
     product_KM = weight_KM * x_KM
     largest_M = x_KM.gather(0, x_KM.abs().argmax(0, keepdim=True))[0]
@@ -97,8 +89,6 @@ def descended(x_KM: Tensor, top: int) -> Fit:
 
 def positive(x_KM: Tensor, top: int, weight_KM: Tensor) -> Fit:
     """Fit codes from 0 to `top` to values that are not negative (make_qp_quants)."""
-    import torch
-
     largest_M = x_KM.amax(0).clamp_(min=0)
     best_M, error_M = over(float(top), largest_M, largest_M), None
     for step in (0, *range(-4, 0), *range(1, 5)):
@@ -126,8 +116,6 @@ def affine(
 
     The smallest value of the best fit is the one from which later candidates are coded.
     """
-    import torch
-
     low_M, high_M = x_KM.amin(0).clamp_(max=0), x_KM.amax(0)
     flat_M, smallest_M = high_M == low_M, low_M
     weights_M, x_M = total(weight_KM), total(weight_KM * x_KM)
@@ -166,8 +154,6 @@ def _descend(
 
     With `both`, the sum of squared codes without the code has to be positive, too.
     """
-    import torch
-
     codes_KM = codes_KM.clone()
     product_KM = weight_KM * x_KM
     lx_M, l2_M = total(product_KM * codes_KM), total(weight_KM * codes_KM * codes_KM)
@@ -194,8 +180,6 @@ def _descend(
 
 
 def _without_zeros(codes_KM: Tensor, scale_M: Tensor, largest_M: Tensor) -> Fit:
-    import torch
-
     zero_M = largest_M.abs() < SMALLEST
     return Fit(torch.where(zero_M, 0.0, codes_KM), torch.where(zero_M, 0.0, scale_M))
 

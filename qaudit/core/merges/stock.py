@@ -14,13 +14,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.merge import Merge, inner
 from qaudit.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.activations import by_group
 from qaudit.core.grid import Grid, fit_range, quantize_groups
@@ -26,11 +26,8 @@ from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.quarot import check_clip, round_tokens, searched
 from qaudit.core.schemes.quik import check_kept
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from qaudit.core.stored import StoredWeight
+from qaudit.core.stored import StoredWeight
+from qaudit.support.lazy import Tensor
 
 KEPT_BITS = 8
 

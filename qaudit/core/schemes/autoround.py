@@ -36,6 +36,7 @@ from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, che
 from qaudit.core.stored import IntegerCodes
 from qaudit.core.whole_block import alone
 from qaudit.errors import MachineError, SchemeError, SourceError
+from qaudit.support.lazy import Tensor, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -145,8 +146,6 @@ class AutoRound(Scheme):
 
     def _codes(self, layer: Any) -> IntegerCodes:
         """Return the library's codes of a linear: its weights are codes times scales exactly."""
-        import torch
-
         weight_RC, scales_RG = layer.weight.detach(), layer.scale.to(layer.weight.device)
         size = group_size(weight_RC.shape[1], self.group)
         zeros_RG = layer.zp.to(scales_RG.device) if isinstance(layer.zp, torch.Tensor) else None
@@ -171,7 +170,6 @@ class _Samples:
 
     @classmethod
     def of(cls, batches: Sequence[MiniBatch]) -> _Samples:
-        import torch
         from torch.nn.functional import pad
 
         samples = cls([], [], [], len(batches[0].hidden_BTD))
@@ -207,7 +205,6 @@ def _refuse_other_sides(linears: Linears) -> None:
 
 def _tunable(block: WholeBlock, rows: int) -> Any:
     """Return the block as a module of nothing but its linears, for any number of windows."""
-    import torch
     from torch import nn
     from torch.nn.functional import pad
 
@@ -234,7 +231,6 @@ def _tunable(block: WholeBlock, rows: int) -> Any:
 
 
 def _linear(weight_RC: Tensor) -> nn.Linear:
-    import torch
     from torch import nn
 
     rows, columns = weight_RC.shape
@@ -249,7 +245,6 @@ def _product(linear: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _around(block: nn.Module) -> Any:
-    import torch
     from torch import nn
 
     model: Any = nn.Module()
@@ -262,7 +257,6 @@ def _around(block: nn.Module) -> Any:
 def _undone(library: Any) -> Iterator[None]:
     """Put back what the library sets for the whole process, once it has done its work."""
     import numpy as np
-    import torch
 
     log, environment = logging.getLogger("autoround"), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     level, python, numpy = log.level, random.getstate(), np.random.get_state()

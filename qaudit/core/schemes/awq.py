@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from qaudit.core.gram import quadratic_forms, tf32_products
 from qaudit.core.grid import (
@@ -62,9 +62,7 @@ from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, r
 from qaudit.core.scheme import Calibration, Scheme, added, check_grid
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 RATIOS: Mapping[str, tuple[float | None, ...]] = {  # None: no scaling
     "autoawq": tuple(step / 20 for step in range(20)),
@@ -170,8 +168,6 @@ class Awq(Scheme):
 
     def search_scales(self, linears: Linears) -> Tensor | None:
         """Return the best scale of every column, or nothing where no scale may be applied."""
-        import torch
-
         inputs = required_inputs(linears, self.name)
         fold_C = self._fold(linears)
         if fold_C is None and not self.unfolded:
@@ -204,8 +200,6 @@ class Awq(Scheme):
 
     def _own_losses(self, weight_RC: Tensor, gram_CC: Tensor, scale_SC: Tensor) -> list[float]:
         """Return for each scale the squared error of what the linears themselves return."""
-        import torch
-
         # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
         gram_CC = gram_CC.to(weight_RC)
         pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
@@ -268,15 +262,11 @@ class Awq(Scheme):
         return join_groups(parts, self.bits, self.group, **self._grid)
 
     def _clip(self, weight_GRK: Tensor, bound_GR1: Tensor) -> tuple[Tensor, Grid]:
-        import torch
-
         clipped_GRK = torch.clamp(weight_GRK, -bound_GR1, bound_GR1)
         return clipped_GRK, fit(clipped_GRK, self.bits, dim=-1, **self._grid)
 
     def _best_bound(self, weight_GRK: Tensor, blocks_GKK: Tensor) -> Tensor:
         """Return the largest magnitude of each group when clipped best; the wider wins a tie."""
-        import torch
-
         largest_GR1 = weight_GRK.abs().amax(-1, keepdim=True)
         bound_GBR1 = torch.stack([largest_GR1 * (1 - k / CLIP_STEPS) for k in range(CLIPPINGS)], 1)
         bounds, rows = _at_once(weight_GRK.transpose(0, 1).flatten(1), CLIPPINGS)
@@ -314,8 +304,6 @@ def _at_once(weight_RC: Tensor, count: int) -> tuple[int, int]:
 
 
 def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Tensor:
-    import torch
-
     if ratio is None:
         return torch.ones_like(input_mean)
     scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
@@ -325,8 +313,6 @@ def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Ten
 
 def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
     """Return per column the mean over rows of |weight| over the largest of its group."""
-    import torch
-
     parts = []
     for part_RGK in split_groups(weight_RC, group):
         magnitude_RGK = part_RGK.abs()
@@ -336,8 +322,6 @@ def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
 
 
 def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
-    import torch
-
     count_I = torch.bincount(tie_C)
     summed_I = torch.zeros_like(count_I, dtype=value_C.dtype).index_add_(0, tie_C, value_C)
     return summed_I / count_I

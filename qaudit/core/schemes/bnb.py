@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.bnb_codes import (
     BLOCKSIZES,
@@ -34,9 +34,7 @@ from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme
 from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError, SourceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +114,6 @@ class Int8(Scheme):
 
 
 def _to_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -> FourBitCodes:
-    import torch
-
     # Two codes share a byte: an odd number of weights would go through torch.compile, while a
     # zero behind the last one changes no block's maximum.
     flat = weight_RC.detach().reshape(1, -1)
@@ -138,8 +134,6 @@ def _to_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -
 
 def _to_int8(name: str, weight_RC: Tensor) -> Int8Codes:
     """Return int8 codes and the largest magnitude of every row, as `Linear8bitLt` stores them."""
-    import torch
-
     # bitsandbytes zeroes and restores outliers in place, so it must not see the caller's tensor.
     half_RC = weight_RC.detach().to(torch.float16, copy=True).contiguous()
     if not torch.isfinite(half_RC).all():

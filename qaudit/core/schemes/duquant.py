@@ -23,8 +23,9 @@ are chosen on inputs of a block whose weights are not quantized.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.grid import Grid, fit_range, join_groups
 from qaudit.core.learned import LARGEST_SHARE, descend, snap_through
@@ -49,11 +50,7 @@ from qaudit.core.schemes.quarot import UNROUNDED, check_clip
 from qaudit.core.stored import INDEX_BITS, StoredWeight
 from qaudit.core.whole_block import Quantize, WholeBlock, alone
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 STEPS = 256
 LWC_STEPS, LWC_RATE = 150, 5e-2
@@ -126,8 +123,6 @@ class Clips:
 
     def __init__(self, scheme: DuQuant, linears: Linears) -> None:
         """Choose the transformation; begin at the shares that are not learned."""
-        import torch
-
         refuse_nonfinite(linears)
         self._scheme = scheme
         self._scale_C = smoothing_scales(
@@ -214,8 +209,6 @@ class BlockTurn:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        import torch
-
         size, columns = len(self.full_BB), x.shape[-1]
         full = columns - columns % size
         turned = (x[..., :full].unflatten(-1, (-1, size)) @ self.full_BB.to(x)).flatten(-2)
@@ -251,8 +244,6 @@ class DualTurn:
 
 def even_rotation(size: int) -> Tensor:
     """Return an orthogonal matrix whose first row is even, 1 / sqrt(size): Givens steps in turn."""
-    import torch
-
     turn = torch.eye(size, dtype=torch.float64)
     for i in range(size - 1):
         cos, sin = (1 / (i + 2)) ** 0.5, ((i + 1) / (i + 2)) ** 0.5
@@ -263,8 +254,6 @@ def even_rotation(size: int) -> Tensor:
 
 def greedy_rotation(sample_NB: Tensor) -> Tensor:
     """Return the product of rotations of the largest column, up to the smallest range."""
-    import torch
-
     size = sample_NB.shape[1]
     product_BB = best_BB = torch.eye(size, dtype=sample_NB.dtype, device=sample_NB.device)
     if size < 2 or not len(sample_NB):
@@ -282,8 +271,6 @@ def greedy_rotation(sample_NB: Tensor) -> Tensor:
 
 def zigzag(size_C: Tensor, block: int) -> Tensor:
     """Deal columns by falling size to blocks, forth and back; return their places in order."""
-    import torch
-
     columns = len(size_C)
     room = [min(block, columns - start) for start in range(0, columns, block)]
     dealt: list[list[int]] = [[] for _ in room]
@@ -297,8 +284,6 @@ def zigzag(size_C: Tensor, block: int) -> Tensor:
 
 
 def _swapped(matrix: Tensor, i: int, j: int | Tensor) -> Tensor:
-    import torch
-
     place = torch.arange(len(matrix), device=matrix.device)
     order = torch.where(place == j, i, torch.where(place == i, j, place))
     return matrix[order][:, order]

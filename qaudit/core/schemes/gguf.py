@@ -22,7 +22,7 @@ Given up: the 2-bit, IQ and ternary types; mixes of experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.mix import TensorPlace, fallback, role_of, shares_values, type_in_mix
@@ -31,9 +31,7 @@ from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, r
 from qaudit.core.scheme import Calibration, Scheme, Shapes
 from qaudit.core.stored import CodeLayout, StoredWeight
 from qaudit.errors import SourceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +169,6 @@ class GgufQ3KM(GgufQ4KM):
 
 def _must_be_finite(quantized: Quantized, scheme: str) -> None:
     """Refuse weights whose scales float16 does not hold."""
-    import torch
-
     for name, weight_RC in quantized.weights.items():
         if not bool(torch.isfinite(weight_RC).all()):
             raise SourceError(

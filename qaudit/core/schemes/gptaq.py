@@ -28,16 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.gptq_solver import Hessian, Start
 from qaudit.core.linears import Inputs
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +58,6 @@ class Gptaq(Gptq):
     def _start(
         self, weight_CR: Tensor, gram_CC: Tensor, inputs: Inputs, hessian: Hessian
     ) -> Start | None:
-        import torch
-
         if inputs.drift_CC is None or not self.alpha:
             return None
         drift_CC = hessian.ordered(inputs.drift_CC.to(gram_CC))

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN
 from qaudit.core.gptq_solver import Hessian, Solution, Start, Walk, column_order, factorize, solve
@@ -54,9 +54,7 @@ from qaudit.core.linears import (
 from qaudit.core.scheme import Calibration, Scheme, added, check_grid
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +149,6 @@ class Gptq(Scheme):
         return self.all_tokens
 
     def quantize(self, linears: Linears) -> Quantized:
-        import torch
-
         refuse_nonfinite(linears)
         inputs = required_inputs(linears, self.name)
         originals = list(linears.weights.values())
@@ -218,6 +214,4 @@ class Gptq(Scheme):
 
 
 def _zero_points(grid_GR: Grid) -> Tensor:
-    import torch
-
     return grid_GR.low.T.neg().to(torch.uint8)

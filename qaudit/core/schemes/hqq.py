@@ -28,16 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme, check_grid
 from qaudit.core.stored import StoredWeight
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 POWER = 0.7
 BETA = 10.0
@@ -59,8 +56,6 @@ class FloatZeroCodes(StoredWeight):
     group: int  # columns of a full group; the last group can be smaller
 
     def decode(self) -> Tensor:
-        import torch
-
         wide = torch.promote_types(self.scales_RG.dtype, torch.float32)
         columns = self.codes_RC.shape[1]
         scales_RC, zeros_RC = (
@@ -97,8 +92,6 @@ class Hqq(Scheme):
         return decoded(linears, stored, group_notes(linears.columns, self.group))
 
     def _fit(self, weight_RC: Tensor) -> FloatZeroCodes:
-        import torch
-
         parts = [_HqqPart(part_RGK, self.bits) for part_RGK in split_groups(weight_RC, self.group)]
         if weight_RC.device.type == "cpu":
             smallest = float("inf")
@@ -124,8 +117,6 @@ class Hqq(Scheme):
 
 def _step_without_waiting(parts: Sequence[_HqqPart], count: int) -> None:
     """Take all steps, of which those after the last that lowers the error move nothing."""
-    import torch
-
     device = parts[0].device
     moves = torch.ones((), dtype=torch.bool, device=device)
     smallest = torch.full((), float("inf"), dtype=torch.float64, device=device)
@@ -139,8 +130,6 @@ class _HqqPart:
     """Groups of one size, and their zero points so far."""
 
     def __init__(self, weight_RGK: Tensor, bits: int) -> None:
-        import torch
-
         self._weight_RGK, self._top = weight_RGK, 2**bits - 1
         self._on_host = weight_RGK.device.type == "cpu"
         smallest = weight_RGK.amin(-1, keepdim=True)
@@ -169,8 +158,6 @@ class _HqqPart:
 
     def move_if(self, moves: Tensor) -> Tensor:
         """Move the zero points once where that is true; return the sum of the errors before."""
-        import torch
-
         before = self._zero.clone()
         error = self.step()
         torch.where(moves, self._zero, before, out=self._zero)
@@ -180,8 +167,6 @@ class _HqqPart:
         self, weight: Tensor, scaled: Tensor, inverse: Tensor, zero: Tensor, out: Tensor
     ) -> None:
         """Move the zero points of some rows, few enough to stay in a core's cache."""
-        import torch
-
         codes = (scaled + zero).round_().clamp_(0, self._top)
         error = torch.sub(codes, zero).div_(inverse)
         torch.sub(weight, error, out=error)
@@ -194,8 +179,6 @@ class _HqqPart:
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes (R, C), scales and zero points (R, G)."""
-        import torch
-
         codes = (self._scaled_RGK + self._zero).round_().clamp_(0, self._top)
         codes_RC = codes.to(torch.uint8).flatten(1)
         return codes_RC, (1 / self._inverse).flatten(1), self._zero.flatten(1)

@@ -19,7 +19,7 @@ is none: scales are rounded to powers of two, so that a file can hold the norm.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.activations import int8_tokens
 from qaudit.core.grid import powers_of_two, quantize_groups
@@ -27,9 +27,7 @@ from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, ref
 from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
 from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError, SourceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 SMALLEST = 1e-5  # of a column's largest magnitudes, as in the published code
 
@@ -101,8 +99,6 @@ class SmoothQuant(Scheme):
 
 def smoothing_scales(linears: Linears, largest_C: Tensor, alpha: float) -> Tensor:
     """Return SmoothQuant's scale of each column; 1 where no input reached one."""
-    import torch
-
     weights = [weight_RC.detach().float() for weight_RC in linears.weights.values()]
     weight_C = (
         torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).clamp_(min=SMALLEST)
@@ -113,8 +109,6 @@ def smoothing_scales(linears: Linears, largest_C: Tensor, alpha: float) -> Tenso
 
 
 def _rounded(linears: Linears, scale_dtype: str, scale_C: Tensor | None = None) -> Quantized:
-    import torch
-
     stored = {}
     for name, weight_RC in linears.weights.items():
         wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))

@@ -23,8 +23,9 @@ Caches: `kv=int4`, rotated as `quarot` does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.grid import join_groups
 from qaudit.core.learned import Goal, Transform, learn, share_grid
@@ -40,15 +41,10 @@ from qaudit.core.linears import (
 from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, SearchedGptq, round_tokens
+from qaudit.core.stored import StoredWeight
 from qaudit.core.whole_block import Quantize, WholeBlock, alone
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from qaudit.core.stored import StoredWeight
+from qaudit.support.lazy import Tensor, torch
 
 ALPHA = 0.3  # of SmoothQuant's scales, where FlatQuant begins
 CLIP = 0.9  # share of the range of tokens, where FlatQuant begins
@@ -146,8 +142,6 @@ class _Rotated(FlatQuant):
         return block.groups
 
     def _start(self, linears: Linears) -> Transform:
-        import torch
-
         first = next(iter(linears.weights.values()))
         ones_C = torch.ones(first.shape[1], device=first.device)
         return Transform.start(ones_C, linears.weights, self.bits)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.activations import mxfp4_groups, nvfp4_groups
 from qaudit.core.floats import (
@@ -54,13 +54,9 @@ from qaudit.core.linears import (
 from qaudit.core.rotation import rotate_blocks
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.schemes.quarot import UNROUNDED
+from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from qaudit.core.stored import StoredWeight
-
+from qaudit.support.lazy import Tensor, torch
 
 NORM = 2.4
 NV_STEPS = 19
@@ -77,8 +73,6 @@ class FloatGrid:
         return FloatGrid(change(self.scale))
 
     def joined(self, grids: Sequence[FloatGrid]) -> FloatGrid:
-        import torch
-
         return FloatGrid(torch.cat([grid.scale for grid in grids]))
 
     def roundings(self) -> list[Callable[[Tensor], None]]:
@@ -89,8 +83,6 @@ class FloatGrid:
 
 
 def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
-    import torch
-
     usual = nv_scale(weight_KR.abs().amax(0, keepdim=True), tensor_scale)
     codes = e4m3(usual).view(torch.uint8)
     lower = (codes.int() - step for step in range(NV_STEPS))
@@ -107,8 +99,6 @@ def fit_mx(weight_KR: Tensor) -> FloatGrid:
 
 
 def _best(weight_KR: Tensor, scales: Iterable[Tensor]) -> FloatGrid:
-    import torch
-
     largest = weight_KR.abs().amax(0, keepdim=True) / E2M1_LARGEST
     unit = torch.where(largest == 0, 1.0, largest)  # so that powers neither vanish nor overflow
     best_1R, lowest_1R = unit, torch.full_like(unit, float("inf"))
@@ -164,8 +154,6 @@ class MrGptq(Scheme):
             )
 
     def quantize(self, linears: Linears) -> Quantized:
-        import torch
-
         refuse_nonfinite(linears)
         gram_CC = required_inputs(linears, self.name).gram_CC
         turn = partial(rotate_blocks, size=self.block)
@@ -207,8 +195,6 @@ class MrGptq(Scheme):
     def _stored(
         self, codes_RC: Tensor, scales_RG: Tensor, scale: Tensor, input_scale: Tensor | None
     ) -> StoredWeight:
-        import torch
-
         codes_RC = codes_RC.contiguous()
         if self.format == "nvfp4":
             return NvFloat4Codes(codes_RC, e4m3(scales_RG * scale), scale, input_scale)
@@ -217,8 +203,6 @@ class MrGptq(Scheme):
         return MxFloat4Codes(codes_RC, exponents_RG.to(torch.uint8))
 
     def _input_scale(self, linears: Linears) -> Tensor | None:
-        import torch
-
         if self.format == "mxfp4" or self.act == UNROUNDED:
             return None
         weight = next(iter(linears.weights.values()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.activations import mxfp4_groups
 from qaudit.core.floats import MX_GROUP, MxFloat4Codes
@@ -23,9 +23,7 @@ from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Scheme
 from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor
 
 RULES = ("even", "floor")
 

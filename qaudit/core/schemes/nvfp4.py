@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.activations import nvfp4_groups
 from qaudit.core.floats import NV_GROUP, NvFloat4Codes, tensor_scale
@@ -27,9 +27,7 @@ from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, ref
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.stored import CodeLayout
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,6 @@ class NvFloat4Weights(Scheme):
         return None if self.rotate else CodeLayout("nv-float4", rounds_inputs=rounds)
 
     def quantize(self, linears: Linears) -> Quantized:
-        import torch
-
         refuse_nonfinite(linears)
         turned = rotated(linears) if self.rotate else linears
         wide = {name: weight_RC.detach().float() for name, weight_RC in turned.weights.items()}

@@ -25,15 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.gptq_solver import Hessian, Start, factorize
 from qaudit.core.linears import Inputs
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.gptq import Gptq
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 POWER_STEPS = 30
 
@@ -64,8 +62,6 @@ class Qronos(Gptq):
     def _start(
         self, weight_CR: Tensor, gram_CC: Tensor, inputs: Inputs, hessian: Hessian
     ) -> Start | None:
-        import torch
-
         if inputs.drift_CC is None:
             return None
         drift_CC = hessian.ordered(inputs.drift_CC.to(gram_CC))

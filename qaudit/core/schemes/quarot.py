@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.clipped import SHARES, WHOLE, fit_searched
 from qaudit.core.grid import Grid, group_notes, quantize_groups
@@ -31,9 +31,7 @@ from qaudit.core.rotation import fused
 from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 UNROUNDED = 16
 CACHE_CLIP = 0.95
@@ -47,8 +45,6 @@ def check_clip(clip: float) -> None:
 
 def round_tokens(x: Tensor, bits: int, clip: float = 1.0) -> Tensor:
     """Round each token on a symmetric grid of integers, the largest cut to a share of itself."""
-    import torch
-
     top = 2 ** (bits - 1) - 1
     scale = clip * x.abs().amax(-1, keepdim=True) / top
     scale = torch.where(scale == 0, 1.0, scale)
@@ -140,8 +136,6 @@ class QuarotNearest(Scheme):
         return replace(quantized, weights=weights, inputs=inputs, notes=notes)
 
     def _round(self, linears: Linears) -> Quantized:
-        import torch
-
         lay = partial(searched, bits=self.bits, dim=-1, search=self.search)
         stored, notes = {}, dict[str, None]()
         for name, weight in linears.weights.items():

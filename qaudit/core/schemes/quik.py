@@ -15,7 +15,7 @@ others (`--fp_relative` is not there); magnitudes are those of the scheme's own 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.clipped import SHARES
 from qaudit.core.grid import fit
@@ -24,9 +24,7 @@ from qaudit.core.outliers import DAMPED, PlainColumns, Split, round_mixed
 from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.quarot import SearchedGptq
 from qaudit.errors import SchemeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,16 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy  # its parts load where they are first used
 
 from qaudit.core.statistics import Array
+from qaudit.support.lazy import Tensor, torch
 from qaudit.types import Interval
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FEWEST = 8
 """Probes before a tolerance may end the probing."""
@@ -115,8 +112,6 @@ def estimate_trace(
 
 def signs(size: int, seed: int, like: Tensor) -> Tensor:
     """Draw a vector of signs, each entry 1 or -1: the same on every device."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     drawn_P = torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8)
     return drawn_P.to(like.device).to(like.dtype).mul_(2).sub_(1)
@@ -200,8 +195,6 @@ def find_ends(
 
 def _fresh(basis: list[Tensor], size: int, like: Tensor, seed: int) -> Tensor:
     """Return a random direction that is orthogonal to all before."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed + len(basis))
     vector_P = beside(torch.randn(size, generator=generator).to(like.device, like.dtype), basis)
     return vector_P / norm(vector_P)

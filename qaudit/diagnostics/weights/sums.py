@@ -25,13 +25,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from qaudit.core.grid import fit, split_groups
 from qaudit.diagnostics.weights.parameters import WeightStatistics
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor
 
 _AT_ONCE = 2**20
 """Weights that are computed with in float64 at a time."""
