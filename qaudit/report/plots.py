@@ -150,7 +150,7 @@ def _along(
     overlays = tuple(parts("overlay")) if margins or error_of == view.error else ()
     notes = [_key(view, sampled), *(n for o in overlays for n in o.explained(view, where))]
     note = "; ".join(notes)
-    chart = Chart(title, f"{note[:1].upper()}{note[1:]}.", bottom + (136 if has_rates else 56))
+    chart = Chart(title, f"{note[:1].upper()}{note[1:]}.", bottom + (128 if has_rates else 52))
     left = LEFT + 100 * bool(margins)  # beside the numbers is what is allowed
     axes = chart.axes(left, RIGHT, 34, bottom, unit)
     places = {s.label: where.positions[s.label] for s in view.checkpoints}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cards import whole_at
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text
 
@@ -53,7 +54,7 @@ def test_conversations_are_scored_by_role(talks: Path, qaudit: Run) -> None:
     sources = audit["plan"]["protocol"]["sources"]
     assert sources["chat_template"] == "that of step10"
     assert len(sources["chat_template_sha256"]) == 64
-    assert "by role in the conversation" in (talks / "out" / "card.md").read_text()
+    assert "by role in the conversation" in whole_at(talks / "out")
 
 
 def test_strict_warns_of_a_chat_model_that_kl_does_not_rank(talks: Path, qaudit: Run) -> None:

@@ -13,6 +13,7 @@ from qaudit.diagnostics.case import Measure
 from qaudit.diagnostics.registry import diagnostics
 from qaudit.errors import ModelError
 from qaudit.saved.audits import read_audit
+from tests.support.cards import whole_at
 from tests.support.cli import Run, audit_of, refused
 
 ONE = ("series/step1000", "--diagnose", "weights")
@@ -28,7 +29,7 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     found = audit_of(place / "out")
     assert {row["part"] for row in found["diagnostics"]["weights"]} == {"model", "role"}
     assert [row["part"] for row in found["diagnostics"]["sensitivity"]][-1] == "mixture"
-    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    card = whole_at(place / "out")
     assert "<summary>Why</summary>" in card
     assert f"--diagnose weights,{PARTS}" in card
     assert "needed again" not in _lines(scan(*ONE, "--diagnose", PARTS).err)

@@ -18,6 +18,7 @@ from qaudit.saved.audits import from_json
 from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import rollouts
+from tests.support.cards import whole_at
 from tests.support.cli import QUICK, Run, audit_of, refused, run_in
 from tests.support.models import text
 from tests.support.schemas import violations
@@ -130,7 +131,7 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
 
 
 def test_the_card_tells_the_way(qaudit: Run, finished: Path) -> None:
-    card = (finished / "out" / "card.md").read_text()
+    card = whole_at(finished / "out")
     assert "A greedy search at rtn-4bit, on the 6 documents to choose on, took 2 of 3:" in card
     assert "nats per token; `series-c` did not." in card
     assert qaudit("report", "out", "--format", "md").code == 0
@@ -230,7 +231,7 @@ def test_a_search_that_stays_at_one_member_says_so(scan: Run, trained: Path) -> 
         "no member improves on `series-a` at rtn-4bit, so that `best` is no soup"
     )
     assert (finding["level"], finding["outcome"]) == ("info", "pass")
-    assert finding["message"] in (trained / "out" / "card.md").read_text()
+    assert finding["message"] in whole_at(trained / "out")
     assert _search_of(trained)["members"] == ["series-a"]
 
 

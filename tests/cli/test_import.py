@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qaudit.audit import load
+from tests.support.cards import whole_at
 from tests.support.cli import Outcome, Run, audit_of, refused, run_in
 from tests.support.parts import same_audit
 
@@ -61,7 +62,7 @@ def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome, place
     assert row["imported"] == "lm-eval 0.4.13, acc,none, greedy"
     assert rows["rtn-4bit", "arguments"]["flips"] == pytest.approx(2 / 14)
     assert ("rtn-4bit", "mean") in rows
-    card = (place / "out" / "card.md").read_text("utf-8")
+    card = whole_at(place / "out")
     assert "`choice` (lm-eval 0.4.13, acc,none, greedy)" in card
     assert "1 back, p 0.12" in imported.out
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import released
+from tests.support.cards import whole_at
 from tests.support.cli import QUICK, Run, audit_of
 from tests.support.hub.fixtures import Serve
 from tests.support.models import save_tokenizer
@@ -44,7 +45,7 @@ def test_a_release_is_audited_from_the_hub(
     full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))
     assert full["ce"] == pytest.approx(released.plain_loss(folder, family), abs=1e-5)
     assert math.isfinite(rtn["ce"]) and math.isfinite(gptq["ce"]) and rtn["ce"] != full["ce"]
-    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    card = whole_at(place / "out")
     if family == "gemma3":
         assert "text never enters them" in card
     if family in ("olmoe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import quantized_bases
+from tests.support.cards import whole_at
 from tests.support.cli import TEXT, Run, audit_of, refused, settings, weights_in
 from tests.support.hub import Hub
 from tests.support.quantized import quantized_copy
@@ -36,7 +37,7 @@ def test_a_base_that_ships_quantized_is_measured_as_what_it_means(
     assert ours["fp"]["nbytes"] < dense["fp"]["nbytes"]
     assert ours["rtn-4bit"]["nbytes"] == dense["rtn-4bit"]["nbytes"]
     (note,) = [n for n in ours["fp"]["notes"] if "ships quantized" in n]
-    assert note in (place / f"out-{ships.name}" / "card.md").read_text()
+    assert note in whole_at(place / f"out-{ships.name}")
     assert note in audit_of(place / f"out-{ships.name}")["plan"]["notes"]
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.saved.evidence import read_saved
-from tests.support.cards import section, table
+from tests.support.cards import section, table, whole_at
 from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.models import save_model
 from tests.support.parts import same_audit
@@ -56,7 +56,7 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
     child, parent = rows["step200", "rtn-4bit"], rows["step10", "rtn-4bit"]
     assert 0 < child["kl"] != child["reference_kl"] > 0
     assert parent["reference_kl"] == parent["kl"]  # the reference's own full precision
-    card = section((place / "out" / "card.md").read_text(), "Against the reference")
+    card = section(whole_at(place / "out"), "Against the reference")
     assert [row[:2] for row in table(card)[1:]] == [
         ["`step10`", "rtn-4bit"], ["`step200`", "fp"], ["`step200`", "rtn-4bit"]
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qaudit.text.rollout_roles import TokenMarker, roles_of
 from qaudit.text.rollouts import Rollout, read_rollouts
 from qaudit.text.tokenizer import tokenizer_sha256
+from tests.support.cards import whole_at
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text
 from tests.support.rollouts import written
@@ -62,7 +63,7 @@ def test_rollouts_are_scored_beside_documents(place: Path, scan: Run) -> None:
     assert rows.keys() == {"fp", "rtn-4bit"}
     assert rows["fp"]["never_diverges"] == 1.0
     assert rows["rtn-4bit"]["sequence_kl"] == pytest.approx(WRITTEN * rows["rtn-4bit"]["kl"])
-    assert "12 rollouts of 12 prompts, 192 tokens" in (place / "out" / "card.md").read_text()
+    assert "12 rollouts of 12 prompts, 192 tokens" in whole_at(place / "out")
     plain: Any = audit_of(place / "plain")
     for a, b in zip(plain["measurements"], audit["measurements"], strict=True):
         assert (a["ce"], a["relative_error"], a.get("kl")) == (
@@ -138,7 +139,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
     assert 130 < quantized["effective_samples"] < 144
     assert abs(quantized["expected_change"]) < 0.01
     assert quantized["expected_change_low"] < quantized["expected_change_high"]
-    assert "Expected scores" in (place / "out" / "card.md").read_text("utf-8")
+    assert "Expected scores" in whole_at(place / "out")
     assert scan("series/step200", *ROLLOUTS[1:], "--out", "other").code == 0
     audit = audit_of(place / "other")
     for row in audit["diagnostics"]["rollouts"]:

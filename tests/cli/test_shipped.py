@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 from torch import Tensor
 
-from tests.support.cards import section, table
+from tests.support.cards import section, table, whole_at
 from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.gguf import write_gguf
 from tests.support.parts import same_audit
@@ -36,7 +36,7 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert 0 < rows["model-GPTQ"]["kl"] < rows["model-AWQ"]["kl"]
     assert rows["model-GPTQ"]["nbytes"] < rows["fp"]["nbytes"]
     assert [one["label"] for one in audit["plan"]["shipped"]] == ["model-GPTQ", "model-AWQ"]
-    card = section((place / "out" / "card.md").read_text(), "Shipped files")
+    card = section(whole_at(place / "out"), "Shipped files")
     (_, gptq, awq) = table(card)
     assert gptq[:2] == ["`model-GPTQ`", "gptq, 4-bit"]
     assert gptq[-1] == "-"
@@ -193,7 +193,7 @@ def test_a_broken_file_is_named_with_what_was_seen(
     (note,) = broken["looks_broken"]
     assert sign in note
     assert [f["scheme"] for f in audit["findings"] if f["rule"] == "QA043"] == ["broken"]
-    shown = section((place / "out" / "card.md").read_text(), "Shipped files")
+    shown = section(whole_at(place / "out"), "Shipped files")
     assert "looks broken" in shown
     assert re.search(r"\d+ of \d+ linears are far", shown)
 
@@ -224,7 +224,7 @@ def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:
     assert row["kl"] is row["relative_error"] is row["absolute_change"] is None
     (note,) = row["notes"]
     assert note.startswith("audited without a reference: `model-GPTQ` is quantized already (gptq")
-    assert note in (place / "alone" / "card.md").read_text()
+    assert note in whole_at(place / "alone")
     assert qaudit(*ALONE, "--shipped", "model-GPTQ").code == 0
     beside = audit_of(place / "out")["measurements"][-1]
     assert beside["ce"] == pytest.approx(row["ce"], rel=1e-6)  # the same text, in other batches

@@ -22,6 +22,7 @@ from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.support import sample
+from tests.support.cards import whole_at
 from tests.support.cli import QUICK, SEVERAL, Run, audit_of, refused
 from tests.support.models import write_documents
 
@@ -291,7 +292,7 @@ def test_no_control_character_of_a_name_is_printed(place: Path, scan: Run, qaudi
     assert done.code == 3
     assert "step20?[31m?" in done.out
     assert "skipped step30?[31m?: " in done.err
-    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    card = whole_at(place / "out")
     summary = qaudit("report", "out", "--format", "terminal").out
     names = "".join(path.name for path in (place / "out").rglob("*"))
     assert [controls(text) for text in (done.out, done.err, card, summary, names)] == [set()] * 5

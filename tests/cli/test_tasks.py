@@ -14,6 +14,7 @@ from qaudit.hub.publish import read_for_publishing
 from qaudit.items import harness
 from qaudit.saved.evidence import read_saved
 from tests.support import toys
+from tests.support.cards import whole_at
 from tests.support.cli import Outcome, Run, audit_of, refused
 from tests.support.flat import must_be_close
 from tests.support.hub import Hub
@@ -131,7 +132,7 @@ def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
     done = scan("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)
     assert done.code == 0, done.err
     assert rows(Path("out"))["fp", "mmlu_anatomy"]["items"] == 4
-    assert "`arc_easy`" in Path("out/card.md").read_text()
+    assert "`arc_easy`" in whole_at(Path("out"))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.support import released
+from tests.support.cards import whole_at
 from tests.support.cli import TEXT, Run, audit_of, settings
 from tests.support.hub import Hub
 from tests.support.hub.fixtures import Serve
@@ -59,7 +60,7 @@ def test_towers_in_shards_of_their_own_are_not_downloaded(
     assert hub.asked(WORDS) and not hub.asked(TOWERS)
     assert [path.name for path in (tmp_path / "cache").rglob("*.safetensors")] == [WORDS]
     (note,) = [n for n in audit_of(place / "out")["plan"]["notes"] if "not downloaded" in n]
-    assert TOWERS in note and note in (place / "out" / "card.md").read_text()
+    assert TOWERS in note and note in whole_at(place / "out")
 
     local = tmp_path / "root" / "org" / "model" / "step1"
     assert qaudit("scan", local, *SHORT, "--out", "local").code == 0

@@ -8,18 +8,17 @@ from dataclasses import replace
 import pytest
 
 from qaudit.errors import AuditError
-from qaudit.report.card import render
 from qaudit.saved.audits import from_json, to_json
 from qaudit.saved.codec import encode
 from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed
 from tests.support import sample
-from tests.support.cards import section
+from tests.support.cards import section, whole
 from tests.support.diagnosed import LAST, ROLE, WEIGHT, diagnosed, parts_of
 from tests.support.schemas import SCHEMA, violations
 
 
 def why(audit: AuditRecord) -> str:
-    return section(render(audit), "Why")
+    return section(whole(audit), "Why")
 
 
 def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:

@@ -12,11 +12,10 @@ import pytest
 from qaudit.core import statistics
 from qaudit.diagnostics.rollouts.judge import judge
 from qaudit.judge.table import Measurements
-from qaudit.report.card import render
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import Diagnostics, Positions, Roles, RolloutEvidence, RolloutRow
 from tests.support import sample
-from tests.support.cards import section
+from tests.support.cards import section, whole
 from tests.support.schemas import violations
 
 CELL = ("soup", "gptq-3bit")
@@ -149,7 +148,7 @@ def test_the_card_has_ends_by_role_and_place() -> None:
     assert from_json(to_json(audit)).diagnostics.rollout_roles == rows.rollout_roles
     pick = audit.pick
     assert pick is not None
-    text = section(render(audit), "Rollouts")
+    text = section(whole(audit), "Rollouts")
     assert f"{pick.subject} at {pick.scheme}, by role and by place in the answer" in text
     assert "| reasoning | " in text
     assert "| tokens 16 to 39 | " in text

@@ -14,13 +14,12 @@ from qaudit.diagnostics.routing import figure
 from qaudit.diagnostics.routing.judge import judge
 from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
-from qaudit.report.card import render
 from qaudit.report.plots import figures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Measurement, Routing
 from tests.support import sample
-from tests.support.cards import section
+from tests.support.cards import section, whole
 from tests.support.filled import filled
 from tests.support.gated import TODAY, A, held, of, policy, rule
 from tests.support.schemas import violations
@@ -104,9 +103,9 @@ def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
 
 
 def test_the_card_has_a_table_and_a_picture_and_one_of_a_dense_model_has_neither() -> None:
-    text = section(render(audit()), "Routing")
+    text = section(whole(audit()), "Routing")
     assert "| rtn-4bit |" in text and "least in block" in text and "routing" in text
-    assert section(render(sample.audit(16)), "Routing") == ""
+    assert section(whole(sample.audit(16)), "Routing") == ""
     assert figure.is_drawn(View(audit())) and not figure.is_drawn(View(sample.audit(16)))
     drawn = figures(audit())["routing"]
     assert ">block<" in drawn and 'data-name="rtn-4bit"' in drawn

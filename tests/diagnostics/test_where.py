@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from qaudit.audit import Audit
-from qaudit.report.card import render
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Interval, PositionRow, StratumRow
 from tests.support import sample
-from tests.support.cards import section
+from tests.support.cards import section, whole
 from tests.support.schemas import violations
 
 
@@ -65,7 +64,7 @@ def test_tables_have_the_names_of_the_audit(
 def test_the_card_names_the_worst_stratum_first(
     strata: tuple[StratumRow, ...], pick: tuple[str, str]
 ) -> None:
-    text = section(render(shown(strata)), "Where the error is")
+    text = section(whole(shown(strata)), "Where the error is")
     # Code is the largest of three by its estimate, and mail has no upper bound.
     assert (
         f"{pick[0]} at {pick[1]}: most is added on code, 5.000 % (3 strata, intervals overlap)"
@@ -73,14 +72,14 @@ def test_the_card_names_the_worst_stratum_first(
     )
     assert text.index("`code`") < text.index("`mail`") < text.index("`web`")
     assert "| `mail` | 1 | 3.0000 [2.9900, 3.0100] | 3.000 | - |" in text
-    bounded = render(shown(strata[:2]))
+    bounded = whole(shown(strata[:2]))
     assert "most is added on code, 5.0 [4.0, 6.0] % (2 strata)" in bounded
 
 
 def test_the_card_shows_positions_where_there_are_several(
     positions: tuple[PositionRow, ...], pick: tuple[str, str]
 ) -> None:
-    text = render(shown((), positions))
+    text = whole(shown((), positions))
     assert f"{pick[0]} at {pick[1]}, by position in the window" in text
     assert "| 256 to 1,023 | 20 | 3.0000 [2.9900, 3.0100] | 9.0 [8.0, 10.0] | - |" in text
-    assert "Where the error is" not in render(shown((), positions[:1]))
+    assert "Where the error is" not in whole(shown((), positions[:1]))

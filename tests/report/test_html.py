@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qaudit.report.card import render as render_card
 from qaudit.report.card import render_notebook
 from qaudit.report.card import render_page as render
 from qaudit.report.chart import PALETTE
@@ -25,7 +24,7 @@ from qaudit.report.plots import figures
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
 from tests.support import sample
-from tests.support.cards import check, held, section, table, titles
+from tests.support.cards import check, held, section, table, titles, whole
 from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
 from tests.support.hostile import HARSH, named, names
 
@@ -175,7 +174,7 @@ def test_a_name_is_shown_as_it_is() -> None:
 
 def test_the_table_says_what_the_table_of_the_card_says() -> None:
     audit = rich()
-    _, *of_card = table(section(render_card(audit), "Added loss"))
+    _, *of_card = table(section(whole(audit), "Added loss"))
 
     def bare(cell: str) -> str:
         return re.sub(r"<[^>]*>|[*`\s]|&nbsp;", "", cell)
@@ -188,7 +187,7 @@ def test_the_table_says_what_the_table_of_the_card_says() -> None:
 
 def test_every_section_of_the_card_is_on_the_page() -> None:
     audit = replace(rich(), environment=sample.repeated().environment)
-    card = render_card(audit, limit_nbytes=10**9)
+    card = whole(audit)
     shown = titles(card)
     assert "Why" in shown
     assert "Ignores applied" in shown

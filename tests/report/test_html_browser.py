@@ -20,6 +20,7 @@ from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
 from qaudit.report.card import render_page as render
 from qaudit.report.format import printable
@@ -71,12 +72,21 @@ class Desk:
     driver: webdriver.Chrome
     folder: Path
 
-    def open(self, name: str = "report", *, width: int = 1200, scheme: str = "light") -> None:
-        """Open a page anew."""
+    def open(
+        self,
+        name: str = "report",
+        *,
+        width: int = 1200,
+        scheme: str = "light",
+        is_open: bool = True,
+    ) -> None:
+        """Open a page anew, and unfold its sections."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.media(scheme)
         self.driver.get(self.url(name))
+        if is_open:
+            self.run("document.querySelectorAll('section > details').forEach((e) => e.open = true)")
 
     def media(self, scheme: str, kind: str = "") -> None:
         """Show the page as on a screen or on paper, in the light or in the dark."""
@@ -187,6 +197,23 @@ def test_names_of_others_stay_names(page: Desk) -> None:
     assert page.texts("#errors tbody th code") == labels
 
 
+# ------------------------------------------------------------------ sections
+
+
+def test_sections_are_folded_until_a_link_or_the_button_opens_them(page: Desk) -> None:
+    page.open(is_open=False)
+    is_open = "return [...document.querySelectorAll('main > section > details')].map((e) => e.open)"
+    assert not any(page.run(is_open))
+    page.one("nav a[href='#added-loss']").click()
+    opened = page.one("#added-loss > details")
+    WebDriverWait(page.driver, 5).until(lambda _: opened.get_attribute("open"))
+    assert sum(page.run(is_open)) == 1
+    page.one("#unfold").click()
+    assert all(page.run(is_open))
+    page.one("#unfold").click()
+    assert not any(page.run(is_open))
+
+
 # ------------------------------------------------------------------ the table
 
 
@@ -224,7 +251,7 @@ def test_a_long_series_is_folded_until_it_is_asked_for(page: Desk) -> None:
 
 
 def test_other_tables_sort_by_number_and_by_word(page: Desk) -> None:
-    table = "#soup-against-ingredients > .scroll table"
+    table = "#soup-against-ingredients > details > .scroll table"
     for column, kind in ((1, str), (3, float)):
         page.one(f"{table} th:nth-child({column}) button").click()
         cells = page.texts(f"{table} tbody tr > :nth-child({column})")
@@ -407,8 +434,9 @@ def test_a_print_holds_everything_that_is_folded(page: Desk) -> None:
 def test_without_script_everything_can_be_read(page: Desk) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        page.open()
+        page.open(is_open=False)
         assert page.driver.find_elements(By.TAG_NAME, "button") == []
+        page.one("#added-loss summary").click()
         seen = page.driver.find_elements(By.CSS_SELECTOR, "#errors tbody tr")
         assert len([row for row in seen if row.is_displayed()]) == len(shown().subjects)
         assert page.driver.find_elements(By.CSS_SELECTOR, "use.mark title")

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from qaudit.report import markdown
+from qaudit.report.card import document
+from qaudit.report.views import View
+from qaudit.saved.audits import read_audit
 from qaudit.types import AuditRecord, Finding, Interval
 from tests.support import sample
 
@@ -15,8 +20,18 @@ SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 WHY = "Evidence for the verdict"
 
 
+def whole(audit: AuditRecord) -> str:
+    """Return everything that the page has, as Markdown."""
+    return markdown.render(document(View(audit)), pictures_at="plots", has_dark=True)
+
+
+def whole_at(folder: Path) -> str:
+    """Return everything that the page of a saved audit has, as Markdown."""
+    return whole(read_audit(folder))
+
+
 def section(text: str, title: str) -> str:
-    """Return what a card folds under a title."""
+    """Return what is folded under a title."""
     _, _, rest = text.partition(f"<details><summary>{title}</summary>\n\n")
     depth = 1
     for tag in re.finditer("</?details>", rest):

@@ -1,9 +1,8 @@
-"""The card of an audit, for a busy reader: one document, shown as Markdown, page and summary.
+"""The card and the page of an audit: one first screen, then what it is based on.
 
-The first screen has the verdict, five rows and one picture; what that is based on follows, which
-Markdown folds. As Markdown it is between two markers, so that a later card can replace it inside a
-README (`report/block.py`), and short enough for a comment on a pull request. One file builds one
-section.
+The card is short: verdict, picture and command, and folded what it is based on. As Markdown it is
+between two markers, so that a later card can replace it inside a README (`report/block.py`). The
+page has everything, each section folded. One file builds one section.
 """
 
 from __future__ import annotations
@@ -24,12 +23,7 @@ from qaudit.report.card.protocol import (
     reproduce_section,
     skipped_section,
 )
-from qaudit.report.card.tables import (
-    candidates,
-    errors_section,
-    every_subject_section,
-    schemes_section,
-)
+from qaudit.report.card.tables import errors_section, schemes_section
 from qaudit.report.card.tasks import accuracies_section, tasks_section
 from qaudit.report.format import listing
 from qaudit.report.pick import pareto_section
@@ -39,11 +33,12 @@ from qaudit.report.verdict import banner, coverage, evidence, headline, rare_dam
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
 
-LIMIT_NBYTES = 60_000
+LIMIT_NBYTES = 12_000
 PICTURES = "plots"
 LONGEST_TITLE = 200
 MOST_CLASSES = 6  # in a README, where a card has 20 lines
 LONG: tuple[doc.Surface, ...] = ("markdown", "html")
+LEFT_OUT = f"Left out for length, see `{html.FILE}`"
 
 
 def render(
@@ -59,7 +54,11 @@ def render(
     """
     room = limit_nbytes - len(BEGIN) - len(END) - 4
     text = markdown.render(
-        document(View(audit)), pictures_at=pictures_at, has_dark=has_dark, limit_nbytes=room
+        card(View(audit)),
+        pictures_at=pictures_at,
+        has_dark=has_dark,
+        limit_nbytes=room,
+        left_out_as=LEFT_OUT,
     )
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
@@ -96,8 +95,24 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
     return terminal.render(document(View(audit)), width)
 
 
+def card(view: View) -> doc.Page:
+    """Return the first screen, how to measure it again, and folded what it is based on."""
+    sections = (
+        doc.Section("Evidence for the verdict", evidence(view), 1),
+        doc.Section("Policy checks", policy_section(view), 2),
+        doc.Section("Not measured", skipped_section(view), 3),
+    )
+    page = (*doc.words("Every subject, scheme and number is on the page, "), *doc.code(html.FILE))
+    again = (doc.paragraph("Measured by:"), *reproduce_section(view)[:1])
+    blocks: list[doc.Block] = [*first_screen(view), *again]
+    blocks.append(doc.paragraph((*page, *doc.words("."))))
+    blocks += (section for section in sections if section.blocks)
+    return doc.Page(title(view), doc.prose(headline(view)), tuple(blocks), is_folded=True)
+
+
 def document(view: View) -> doc.Page:
-    blocks = (*screen(view), *(section for section in _sections(view) if section.blocks))
+    """Return everything: the page, of which a terminal shows a part."""
+    blocks = (*first_screen(view), *(section for section in _sections(view) if section.blocks))
     return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
 
 
@@ -106,7 +121,6 @@ def _sections(view: View) -> list[doc.Section]:
         doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
         doc.Section("Policy checks", policy_section(view), 1, LONG),
         doc.Section("Added loss", errors_section(view), 0, LONG),
-        doc.Section("Every subject", every_subject_section(view), 8, ("markdown",)),
         doc.Section("KL divergence", fidelity_section(view), 3, LONG),
         doc.Section("Against the reference", reference_section(view), 1, LONG),
         doc.Section("Along the series", series_section(view), 2, LONG),
@@ -126,14 +140,11 @@ def _sections(view: View) -> list[doc.Section]:
     ]
 
 
-def screen(view: View) -> tuple[doc.Block, ...]:
+def first_screen(view: View) -> tuple[doc.Block, ...]:
     blocks = list(banner(view.verdict) if view.verdict else ())
     blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
-    return (
-        *blocks,
-        *(candidates(view) if view.documents else ()),
-        *(series_picture(view) or picture(view, "pareto") or picture(view, "shipped")),
-    )
+    picture_of_all = series_picture(view) or picture(view, "pareto") or picture(view, "shipped")
+    return (*blocks, *picture_of_all)
 
 
 def title(view: View) -> str:

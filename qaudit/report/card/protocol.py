@@ -22,7 +22,7 @@ PERMISSIONS = {
 def notes_section(view: View) -> tuple[doc.Block, ...]:
     notes = [f.message for f in view.audit.findings if f.rule == "QA003"]
     notes += view.audit.plan.notes
-    return (doc.fold(plural(len(notes), "note"), doc.bullets(*notes)),) if notes else ()
+    return (doc.bullets(*notes),) if notes else ()
 
 
 def skipped_section(view: View) -> tuple[doc.Block, ...]:
@@ -51,10 +51,8 @@ def protocol_section(view: View) -> tuple[doc.Block, ...]:
         ("qaudit", audit.qaudit),
         *_flat(audit.environment),
     ]
-    shown = tuple(doc.row(key, _text(value)) for key, value in rows if value is not None)
-    return (
-        doc.fold("Protocol, environment and versions", doc.TableBlock(doc.columns("", ""), shown)),
-    )
+    known = tuple(doc.row(key, _text(value)) for key, value in rows if value is not None)
+    return (doc.TableBlock(doc.columns("", ""), known),)
 
 
 def _flat(environment: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, loss, percent, plural, shown, size, spread
-from qaudit.report.views import View, judged
-from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
+from qaudit.report.views import View
+from qaudit.types import FULL_PRECISION, MeasurementRow, Subject
 
 MOST_ROWS = 16
 CAPTION = "Added loss of every subject under every scheme, in %, with its interval"
@@ -30,15 +29,6 @@ SHOWN = (
 
 def errors_section(view: View) -> tuple[doc.Block, ...]:
     return (doc.paragraph(LEGEND, *_all_at_once(view)), _table(view)) if view.subjects else ()
-
-
-def every_subject_section(view: View) -> tuple[doc.Block, ...]:
-    """Return the whole table, folded, where the first one leaves rows out."""
-    table = _table(view)
-    if not any(row.minor for row in table.rows):
-        return ()
-    rows = tuple(replace(row, minor=False) for row in table.rows)
-    return (doc.fold(f"All {len(rows)} subjects", replace(table, rows=rows)),)
 
 
 def _table(view: View) -> doc.TableBlock:
@@ -133,66 +123,6 @@ def _evenly(labels: list[str], count: int) -> list[str]:
     if count >= len(labels):
         return labels
     return [labels[int((k + 0.5) * len(labels) / count)] for k in range(count)]
-
-
-MOST_CANDIDATES = 5
-STATUSES = {"ship": "ships", "hold": "held"}
-CANDIDATE_COLUMNS = (
-    *doc.columns("subject", "scheme", "loss", "added, %", "KL"),
-    doc.Column("agreement, %", short="agree, %"),
-    doc.Column("role"),
-)
-CANDIDATES_CAPTION = (
-    "What ships beside its rivals: loss in nats per token, what quantization adds to it, KL "
-    "divergence to full precision in nats per token, and how often the likeliest token is the same"
-)
-
-
-def candidates(view: View) -> tuple[doc.Block, ...]:
-    main = view.main
-    if main is None or main.subject is None or main.scheme is None:
-        return ()
-    roles: dict[tuple[str, str], list[str]] = {}
-    for role, place in _roles(view, main, main.subject, main.scheme):
-        roles.setdefault(place, []).append(role)
-    measured = [(score, names) for place, names in roles.items() if (score := view.score(*place))]
-    rows = [_candidate(score, names, main) for score, names in measured[:MOST_CANDIDATES]]
-    return (
-        (doc.TableBlock(CANDIDATE_COLUMNS, tuple(rows), CANDIDATES_CAPTION, name="candidates"),)
-        if rows
-        else ()
-    )
-
-
-def _roles(
-    view: View, one: ClassVerdict, subject: str, scheme: str
-) -> Iterator[tuple[str, tuple[str, str]]]:
-    yield STATUSES.get(one.status, doc.status_in_words(one.status)), (subject, scheme)
-    if one.runner_up is not None:
-        yield "runner-up", (one.runner_up, one.runner_up_scheme or scheme)
-    if view.last is not None and len(view.ends) == 1:  # of ingredients side by side none is last
-        yield "last checkpoint", (view.last.label, scheme)
-    yield "full precision", (subject, FULL_PRECISION)
-    for role, kind in (("best checkpoint", view.checkpoints), ("best soup", view.soups)):
-        if (best := view.best(scheme, [subject.label for subject in kind])) is not None:
-            yield role, (best, scheme)
-
-
-def _candidate(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> doc.TableRow:
-    score = judged(score, one)
-    error, agreement = score.relative_error, score.top1_agreement
-    cells = (
-        doc.name_cell(score.subject),
-        doc.cell(score.scheme),
-        doc.cell(loss(score.ce), value=score.ce.estimate),
-        doc.interval_cell(shown(error, percent)),
-        doc.interval_cell(shown(score.kl, spread)),
-        doc.interval_cell(shown(agreement, percent)),
-        doc.cell(
-            ", ".join(roles[:1] + [role for role in roles[1:] if not role.startswith("best")])
-        ),
-    )
-    return doc.TableRow(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))
 
 
 SCHEME_COLUMNS = doc.columns(

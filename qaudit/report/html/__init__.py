@@ -41,7 +41,7 @@ def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: 
     blocks = doc.shown_on("html", document.blocks)
     lead = list(takewhile(lambda block: not isinstance(block, doc.Section), blocks))
     rest = blocks[len(lead) :]
-    shown = Blocks(figures)
+    shown = Blocks(figures, document.is_folded)
     body = element(
         "body",
         element("a", text("Skip to the verdict"), class_="skip", href="#verdict"),
@@ -110,6 +110,7 @@ class Blocks:
     """Blocks to elements; tables are called by their section where they have no caption."""
 
     figures: Mapping[str, str]
+    is_folded: bool = False
 
     def all(self, blocks: Sequence[doc.Block], title: str, level: int = 2) -> Html:
         return joined((self.block(block, title, level) for block in blocks), "\n")
@@ -136,10 +137,14 @@ class Blocks:
                 return element("ul", *map(_notice, block.notices), class_="banner")
 
     def _section(self, section: doc.Section, level: int) -> Html:
+        """Return a section; of the page, folded, and opened by a link to it."""
         place = place_of(section.title)
         heading = element(f"h{level}", text(section.title), id=f"{place}-title")
         body = self.all(section.blocks, section.title, level + 1)
-        return element("section", heading, body, id=place, aria_labelledby=f"{place}-title")
+        inner = [heading, body]
+        if self.is_folded and level == 2:
+            inner = [element("details", element("summary", heading), body)]
+        return element("section", *inner, id=place, aria_labelledby=f"{place}-title")
 
     def _figure(self, figure: doc.Figure) -> Html:
         """Return a picture that takes the focus; of a figure that has none, its lines."""

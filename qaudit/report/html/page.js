@@ -68,6 +68,28 @@
     fold(true);
   }
 
+  // ---------------------------------------------------------------- sections
+
+  // A link to a section opens it; one button opens all, or folds them again.
+  const sections = all("main > section > details");
+  const unfold = () => {
+    const section = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    const folded = section && section.querySelector(":scope > details");
+    if (folded) folded.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  for (const link of all("nav a")) link.addEventListener("click", () => setTimeout(unfold));
+  unfold();
+  if (sections.length > 1) {
+    const button = make("button", { type: "button", id: "unfold" }, "Open all sections");
+    button.addEventListener("click", () => {
+      const open = sections.some((folded) => !folded.open);
+      sections.forEach((folded) => (folded.open = open));
+      button.textContent = open ? "Fold all sections" : "Open all sections";
+    });
+    document.querySelector("nav").append(button);
+  }
+
   // ---------------------------------------------------------------- commands
 
   for (const block of all("pre.command")) {

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from qaudit.diagnostics.plane.section import Line, beyond_the_parabola, grid
-from qaudit.report.card import render, render_page
+from qaudit.report.card import render_page
 from qaudit.report.format import digits, interval_text
 from qaudit.report.plots import figures
 from qaudit.report.series import pictures
@@ -32,7 +32,7 @@ from tests.support.schemas import violations
 
 
 def section(audit: AuditRecord) -> str:
-    return cards.section(render(audit), "How sharp the loss is")
+    return cards.section(cards.whole(audit), "How sharp the loss is")
 
 
 def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
@@ -74,7 +74,7 @@ def test_roles_of_the_last_checkpoint_come_sharpest_first() -> None:
 
 
 def test_an_audit_without_curvature_has_no_section() -> None:
-    assert "How sharp" not in render(sample.audit())
+    assert "How sharp" not in cards.whole(sample.audit())
     assert {"curvature", "plane"} & {name for name, _ in pictures(View(sample.audit()))} == set()
 
 

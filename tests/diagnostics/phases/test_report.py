@@ -15,7 +15,6 @@ from qaudit.diagnostics.phases.section import main_course, section
 from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.judge.table import Measurements
-from qaudit.report.card import render
 from qaudit.report.chart import Chart, drawing
 from qaudit.report.markdown import render_blocks
 from qaudit.report.plots import trajectory
@@ -23,7 +22,7 @@ from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics
 from tests.support import sample
-from tests.support.cards import titles
+from tests.support.cards import titles, whole
 from tests.support.courses import measurements, subjects
 from tests.support.schemas import violations
 
@@ -70,7 +69,7 @@ def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None
     assert "indistinguishable from the start of the learning rate's decay" in text
     assert "No change point is detectable under gptq-4bit" in text
     assert "stops improving" in text
-    assert "Phases" in titles(render(audit()))
+    assert "Phases" in titles(whole(audit()))
 
 
 def test_the_card_of_a_short_series_says_why_nothing_was_looked_for() -> None:
