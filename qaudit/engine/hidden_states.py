@@ -24,6 +24,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,8 @@ class HiddenStates:
             self._limits = {device: device_limit_nbytes, **self._limits}
         self._copies = Copies(device)
         self._memory: dict[tuple[str, int], HostCopy] = {}  # of a GPU, too
+        self._names_of: Counter[int] = Counter()  # of each tensor in memory, by its id
+        self._nbytes: Counter[str] = Counter()  # of them, by the type of their device
         self._files: dict[str, _SpillFile] = {}
         self._names: dict[tuple[str, int], set[str]] = {}  # of what is beside a batch of a stream
         self._opened = 0
@@ -92,7 +95,8 @@ class HiddenStates:
     def __exit__(self, *_: object) -> None:
         for name in list(self._files):
             self._files.pop(name).close()
-        self._memory.clear()
+        for key in list(self._memory):
+            self._release(key)
 
     def put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
         """Store a batch of a stream and what is beside it, over what it was before."""
@@ -126,11 +130,11 @@ class HiddenStates:
         if name:
             self._names.setdefault((owner, batch), set()).add(name)
         key = (stream, batch)
-        before = self._memory.pop(key, None)
+        before = self._release(key)
         if stream not in self._files or not self._files[stream].holds(batch):
             for place in self._places(before):
                 if self._fits(hidden_BTD.nbytes, place):
-                    self._memory[key] = self._kept(hidden_BTD, place)
+                    self._hold(key, self._kept(hidden_BTD, place))
                     return
         if stream not in self._files:
             return_large_blocks()
@@ -173,10 +177,10 @@ class HiddenStates:
             self._files[name + file.removeprefix(stream)] = self._files.pop(file)
 
     def drop(self, stream: str) -> None:
-        tables: tuple[dict[tuple[str, int], Any], ...] = (self._memory, self._names)
-        for table in tables:
-            for key in [k for k in table if _is_of(k[0], stream)]:
-                del table[key]
+        for key in [k for k in self._memory if _is_of(k[0], stream)]:
+            self._release(key)
+        for key in [k for k in self._names if _is_of(k[0], stream)]:
+            del self._names[key]
         for name in [k for k in self._files if _is_of(k, stream)]:
             self._files.pop(name).close()
 
@@ -184,7 +188,7 @@ class HiddenStates:
         """Drop a batch of what is beside a stream."""
         owner, _, name = stream.partition(_SEPARATOR)
         self._names[owner, batch].remove(name)
-        self._memory.pop((stream, batch), None)
+        self._release((stream, batch))
         if stream in self._files and self._files[stream].forget(batch):
             self._files.pop(stream).close()
 
@@ -202,11 +206,25 @@ class HiddenStates:
         return self._kept_nbytes(place) + self._taken(nbytes, place) <= self._limits[place]
 
     def _kept_nbytes(self, place: torch.device) -> int:
-        """Return the bytes kept at a place; one tensor under two names counts once."""
-        kept = {id(copy.tensor): copy.tensor for copy in self._memory.values()}
-        return sum(
-            self._taken(t.nbytes, place) for t in kept.values() if t.device.type == place.type
-        )
+        return self._nbytes[place.type]
+
+    def _hold(self, key: tuple[str, int], copy: HostCopy) -> None:
+        """Keep a tensor; one under two names counts once."""
+        self._memory[key] = copy
+        self._names_of[id(copy.tensor)] += 1
+        if self._names_of[id(copy.tensor)] == 1:
+            place = copy.tensor.device
+            self._nbytes[place.type] += self._taken(copy.tensor.nbytes, place)
+
+    def _release(self, key: tuple[str, int]) -> HostCopy | None:
+        copy = self._memory.pop(key, None)
+        if copy is not None:
+            self._names_of[id(copy.tensor)] -= 1
+            if self._names_of[id(copy.tensor)] == 0:
+                del self._names_of[id(copy.tensor)]
+                place = copy.tensor.device
+                self._nbytes[place.type] -= self._taken(copy.tensor.nbytes, place)
+        return copy
 
     def _taken(self, nbytes: int, place: torch.device) -> int:
         """Return the bytes that a batch takes: pinned ones come in powers of two."""

@@ -20,8 +20,8 @@ from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file, n
 from qaudit.support.foreign import json_of
 from qaudit.types import digest
 
-_MOST_NBYTES = 2**31
-"""Of an archive, unpacked."""
+_MOST_NBYTES, _MOST_NBYTES_OF_PART = 2**31, 2**24
+"""Of an archive, unpacked, and of one part, which takes 25 times as much when it is parsed."""
 _ZSTANDARD = 93
 _VALUES = {"C": 1, "I": 0, "N": 0, True: 1, False: 0}
 """What inspect writes for correct, incorrect and no answer."""
@@ -57,6 +57,8 @@ def read_archive(path: Path, content: bytes) -> AnswerFile:
 
 
 def _member(archive: zipfile.ZipFile, content: bytes, part: zipfile.ZipInfo) -> bytes:
+    if part.file_size > _MOST_NBYTES_OF_PART:
+        raise ValueError(f"its part {part.filename!r:.60} unpacks to more than 16 MiB")
     if part.compress_type != _ZSTANDARD or hasattr(zipfile, "ZIP_ZSTANDARD"):
         return archive.read(part)
     try:

@@ -93,7 +93,10 @@ def _overlap(a: Sketch, b: Sketch) -> float:
 
 
 POOL = 16
-"""Calibration seeds draw from this many times the documents asked for: so many share nothing."""
+"""Calibration seeds draw from this many times the documents asked for: so many share nothing.
+
+Of evaluation text whose documents are near-copies no more are read, however few units they are.
+"""
 
 LONGEST_COUNTED = 1 << 26  # characters that are read to count documents
 
@@ -227,7 +230,7 @@ def take_units(usable: Usable, count: int) -> tuple[Encoded, ...]:
     copies, taken, notes = NearCopies(), list[Encoded](), usable.cutter.notes
     for encoded in usable.cut(usable.hashes()):
         taken.append(replace(encoded, unit=copies.add(encoded.compared)))
-        if copies.count == count:
+        if copies.count == count or len(taken) == POOL * count:
             break  # before the next is read
     if len(taken) > copies.count:
         notes.append(

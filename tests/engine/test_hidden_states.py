@@ -34,6 +34,22 @@ def test_a_dropped_stream_frees_memory_for_the_next(tmp_path):
         assert streams.nbytes_spilled == 0
 
 
+def test_what_is_in_memory_is_added_up_as_it_comes_and_goes(tmp_path, monkeypatch):
+    counted = []
+    taken = HiddenStates._taken
+    monkeypatch.setattr(HiddenStates, "_taken", lambda *what: counted.append(what) or taken(*what))
+    with HiddenStates(tmp_path, 64 * 100, CPU) as streams:
+        shared = torch.zeros(16)
+        for batch in range(200):
+            streams.put("a", batch, shared if batch < 100 else torch.zeros(16))
+        assert streams.nbytes_spilled == 64
+        streams.rename("a", "b")
+        streams.drop("b")
+        streams.put("c", 0, torch.zeros(16 * 100))
+        assert streams.nbytes_spilled == 64
+    assert len(counted) < 4 * 200
+
+
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_a_renamed_stream_takes_the_place_of_the_other(tmp_path, limit):
     with HiddenStates(tmp_path, limit, CPU) as streams:

@@ -246,12 +246,15 @@ def test_logs_of_inspect_are_read_from_both_formats(tmp_path: Path) -> None:
     assert flips(again["adds"]) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("limit", "most"), [("_MOST_NBYTES", 10_000), ("_MOST_NBYTES_OF_PART", 99)]
+)
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
     logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
     path = archived(logs / "base" / "adds.json")
-    monkeypatch.setattr("qaudit.items.inspect_logs._MOST_NBYTES", 10_000)
+    monkeypatch.setattr(f"qaudit.items.inspect_logs.{limit}", most)
     monkeypatch.setattr(zipfile.ZipFile, "read", None)
     assert "unpacks to more than" in refusal(path, path, None)
 

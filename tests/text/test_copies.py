@@ -52,6 +52,12 @@ def test_near_copies_are_one_unit_in_one_half() -> None:
     assert whole - 12 <= sum(document.nbytes for document in cut.documents) <= whole
 
 
+def test_no_more_near_copies_are_read_than_sixteen_for_each_document() -> None:
+    texts = [text(1), *(text(0) + f" further words {k}" for k in range(200))]
+    cut = corpus(texts, evaluation_documents=4)
+    assert len(cut.evaluation) == 16 * 4
+
+
 def test_documents_of_other_words_and_short_ones_stay_apart() -> None:
     cut = corpus([text(k) for k in range(8)] + ["a phrase of 8", "a phrase of 9"])
     assert len(cut.documents) == 10
