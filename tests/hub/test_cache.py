@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from filelock import FileLock
 from huggingface_hub import (
     close_session,
     constants,
-    hf_hub_download,
     scan_cache_dir,
     snapshot_download,
 )
@@ -28,7 +25,7 @@ from qaudit.errors import MachineError
 from qaudit.hub import cache as holding_module
 from qaudit.hub.cache import Claims, Ledger, RepoCache
 from qaudit.types import Checkpoint
-from tests.support.fetching import REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
+from tests.support.fetching import REPO, REVISIONS, Desk, blobs, sha256, write
 from tests.support.hub import Hub
 
 STEP1 = REVISIONS["step1"]["model.safetensors"]
@@ -75,18 +72,6 @@ def tree(cache: Path) -> dict[str, str]:
 # -------------------------------------------------------------------- what we write, others read
 
 
-def test_the_client_finds_what_we_fetched(desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step3")
-    folder = desk.fetcher.settings(checkpoint)
-    desk.fetcher.weights(checkpoint)
-    commit = checkpoint.commit
-    found = snapshot_download(REPO, revision=commit, cache_dir=cache, local_files_only=True)
-    assert Path(found) == folder
-    for name, data in SHARDS.items():
-        path = hf_hub_download(REPO, name, revision=commit, cache_dir=cache, local_files_only=True)
-        assert Path(path).read_bytes() == data
-
-
 def test_the_client_sees_a_sound_cache_and_fetches_only_the_rest(desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
@@ -128,20 +113,6 @@ def test_a_transfer_in_the_making_is_known_to_the_client(desk: Desk, cache: Path
     (left,) = scan_cache_dir(cache).incomplete_files
     assert left.size_on_disk == 5000
     assert left.file_path.name == f"{sha256(STEP1)}.incomplete"
-
-
-def test_links_are_relative_so_that_a_cache_can_be_moved(
-    desk: Desk, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = desk.checkpoint("step3")
-    desk.fetcher.weights(checkpoint)
-    cache.rename(tmp_path / "moved")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "moved"))
-    desk.requests()
-    folder = desk.fetcher.weights(checkpoint)
-    assert desk.requests() == 0
-    assert (folder / "model-00001-of-00003.safetensors").is_file()
-    assert desk.fetcher.evict(checkpoint) == 0  # a moved cache is nobody's that we know
 
 
 # -------------------------------------------------------------------- what others wrote, we read
@@ -273,16 +244,6 @@ def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, c
     assert desk.requests(".*") == 0
 
 
-def test_evicting_what_is_gone_is_no_error(desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step1")
-    assert desk.fetcher.evict(checkpoint) == 0
-    desk.fetcher.weights(checkpoint)
-    (cache / "models--alice--tiny" / "blobs" / sha256(STEP1)).unlink()
-    assert desk.fetcher.evict(checkpoint) == 0
-    assert desk.fetcher.evict(checkpoint) == 0
-    assert scan_cache_dir(cache).warnings == []
-
-
 def test_another_process_may_evict_what_this_tool_brought(desk: Desk, hub: Hub) -> None:
     checkpoint = desk.checkpoint("step1")
     desk.fetcher.weights(checkpoint)
@@ -337,15 +298,6 @@ def test_a_blob_that_is_still_to_be_measured_is_kept(desk: Desk) -> None:
     desk.fetcher.weights(same)
     assert desk.requests(CDN) == 0
     assert desk.fetcher.evict(same) == NBYTES
-
-
-def test_a_checkpoint_is_kept_under_another_label(desk: Desk) -> None:
-    first = desk.checkpoint("step1")
-    desk.fetcher.weights(first)
-    assert desk.fetcher.evict(first, keep=[replace(first, label="the same")]) == 0
-    assert (folder_of(first) / "model.safetensors").read_bytes() == STEP1
-    with Claims().alone(_claim(first)) as alone:
-        assert not alone
 
 
 def test_a_blob_that_somebody_else_links_to_stays_and_so_does_their_link(
@@ -457,15 +409,6 @@ def test_a_file_that_changed_is_another_file(tmp_path: Path) -> None:
     assert not ledger.has(file)
 
 
-def test_a_deep_or_endless_line_of_the_ledger_is_skipped(tmp_path: Path) -> None:
-    file, path = tmp_path / "file", tmp_path / "ledger"
-    file.write_bytes(b"one")
-    path.write_bytes(b"[" * 100_000 + b"\n" + b'["\\ud800", 1, 2, 3, 4, true]\n')
-    ledger = Ledger(path)
-    ledger.add(file, Stamp.of(file), "x", downloaded=True)
-    assert ledger.has(file)
-
-
 def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
     files = [tmp_path / f"file {k}" for k in range(40)]
     for file in files:
@@ -495,17 +438,6 @@ def test_a_ledger_that_cannot_be_written_is_said_and_no_blob_is_placed(
     with pytest.raises(MachineError, match=r"brought\.jsonl"):
         desk.fetcher.weights(checkpoint)
     assert sha256(STEP1) not in blobs(cache)
-
-
-def test_the_ledger_holds_nothing_but_files_and_hashes(desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step1")
-    desk.fetcher.weights(checkpoint)
-    lines = (own_cache() / "brought.jsonl").read_text().split("\n")
-    found = [json.loads(line) for line in lines if line]
-    paths = [Path(line[0]) for line in found]
-    assert all(path.is_relative_to(cache.resolve()) for path in paths)
-    assert {line[4] for line in found} == {sha256(STEP1)}
-    assert paths[-1].parent.name == checkpoint.commit
 
 
 # --------------------------------------------------------------------------------------- claims

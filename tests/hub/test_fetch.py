@@ -32,7 +32,6 @@ from qaudit.hub.failures import DroppedError
 from qaudit.hub.fetch import Fetcher, Snapshot, Transfer
 from qaudit.hub.names import HubFile
 from qaudit.hub.weights import settings_files
-from qaudit.support.sizes import part_of
 from qaudit.types import Checkpoint, TextFile, WeightFile
 from tests.support.fetching import (
     CONFIG,
@@ -460,30 +459,6 @@ def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(
     assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
 
 
-def test_two_blobs_swapped_in_place_are_both_fetched_again(desk: Desk, hub: Hub) -> None:
-    steps = [desk.checkpoint("step1"), desk.checkpoint("step3")]
-    reals = [(desk.fetcher.weights(c) / c.files[0].name).resolve() for c in steps]
-    data, times = [path.read_bytes() for path in reals], [path.stat() for path in reals]
-    for path, other, was in zip(reals, reversed(data), times, strict=True):
-        path.write_bytes(other)
-        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
-    again = Desk(hub)
-    for checkpoint in steps:
-        again.fetcher.weights(checkpoint)
-    assert [path.read_bytes() for path in reals] == data
-
-
-def test_an_edited_configuration_with_its_old_time_is_fetched_again(desk: Desk, hub: Hub) -> None:
-    checkpoint = desk.checkpoint("step1")
-    real = (desk.fetcher.settings(checkpoint) / "config.json").resolve()
-    data, before = real.read_bytes(), real.stat()
-    while real.stat().st_ctime_ns == before.st_ctime_ns:
-        real.write_bytes(data.replace(b"{", b" ", 1))
-    os.utime(real, ns=(before.st_atime_ns, before.st_mtime_ns))
-    Desk(hub).fetcher.settings(checkpoint)
-    assert real.read_bytes() == data
-
-
 def test_what_is_there_needs_no_hub(desk: Desk, hub: Hub) -> None:
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
@@ -661,21 +636,6 @@ def test_nothing_is_written_through_a_link(
 # ------------------------------------------------------------------------------------ settings
 
 
-def test_settings_are_what_a_model_needs_and_no_weights(desk: Desk) -> None:
-    folder = desk.fetcher.settings(desk.checkpoint("step3"))
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"config.json", "tokenizer.json", "model.safetensors.index.json"}
-
-
-def test_equal_settings_of_a_second_revision_cost_no_request(desk: Desk) -> None:
-    first, second = desk.checkpoint("step1"), desk.checkpoint("step2")
-    desk.fetcher.settings(first)
-    desk.hub.log.clear()
-    folder = desk.fetcher.settings(second)
-    assert (folder / "config.json").read_bytes() == CONFIG
-    assert not desk.hub.log
-
-
 def test_equal_files_under_two_names_come_once(cache: Path, tmp_path: Path) -> None:
     files = {"config.json": CONFIG, "generation_config.json": CONFIG, "vocab.json": CONFIG}
     write(tmp_path / "hub", {"only": files})
@@ -684,13 +644,6 @@ def test_equal_files_under_two_names_come_once(cache: Path, tmp_path: Path) -> N
         folder = desk.fetcher.settings(desk.checkpoint("only"))
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
         assert len(hub.asked("GET .*resolve-cache")) == 1
-
-
-def test_a_flipped_setting_is_fetched_again(desk: Desk) -> None:
-    desk.hub.faults.append({"match": "resolve-cache.*config.json", "flip": 4, "times": 1})
-    folder = desk.fetcher.settings(desk.checkpoint("step1"))
-    assert (folder / "config.json").read_bytes() == CONFIG
-    assert any("wrong hash" in text for text in desk.heard)
 
 
 def test_a_revision_without_a_config_is_named(root: Path, cache: Path, tmp_path: Path) -> None:
@@ -873,19 +826,6 @@ def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
     fetch(_listed(data), partial, line, counted)
     assert partial.read_bytes() == data
     assert sum(counted) == len(data)
-
-
-@pytest.mark.parametrize(
-    ("done", "total", "text"),
-    [
-        (0, 0, "0 of 0 bytes"),
-        (5, 900, "5 of 900 bytes"),
-        (120_000, 300_000, "120.0 of 300.0 kB"),
-        (1_240_000_000, 4_900_000_000, "1.2 of 4.9 GB"),
-    ],
-)
-def test_a_part_is_written_in_the_unit_of_the_whole(done: int, total: int, text: str) -> None:
-    assert part_of(done, total) == text
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])

@@ -111,29 +111,6 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
         assert again.client.requests == asked
 
 
-def test_a_thousand_entries_are_one_call_and_one_more_are_two(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    entries = 3  # the folder `data`, `config.json`, `.gitattributes`
-    put(root, "alice/many", "main", {f"data/{n}": b"%d" % n for n in range(1000 - entries)})
-    put(root, "alice/more", "main", {f"data/{n}": b"%d" % n for n in range(1001 - entries)})
-    with Hub(root).running() as hub:
-        for repo, calls in (("alice/many", 1), ("alice/more", 2)):
-            mine = listing(hub, tmp_path / "store")
-            assert len(mine.files(repo, mine.commit(repo))) == 1000 - 1 + calls - 1
-            assert mine.client.requests == 1 + calls
-
-
-def test_a_series_of_a_thousand_names_is_one_call(hub: Hub, tmp_path: Path, root: Path) -> None:
-    names = [f"stage1-step{n}" for n in range(1000)]
-    hub.add_names("alice/long", names, root / REPO / "step1", hashed=False)
-    mine = listing(hub, tmp_path)
-    found = mine.revisions("alice/long")
-    assert {r.name for r in found} >= set(names)
-    commits = {mine.commit("alice/long", name) for name in names}
-    assert len(commits) == 1000
-    assert mine.client.requests == 1
-
-
 def test_a_second_process_asks_for_nothing_that_is_known(
     hub: Hub, root: Path, tmp_path: Path
 ) -> None:
@@ -188,11 +165,6 @@ def test_a_pull_request_is_asked_for(hub: Hub, tmp_path: Path) -> None:
     answer = {"status": 200, "body": {"id": REPO, "sha": "c" * 40}}
     hub.faults.append({"match": "/revision/refs%2Fpr%2F1$", **answer})
     assert listing(hub, tmp_path).commit(REPO, "refs/pr/1") == "c" * 40
-
-
-def test_a_full_commit_is_not_asked_for(tmp_path: Path) -> None:
-    offline = Listing(Client("http://127.0.0.1:1", offline=True), tmp_path)
-    assert offline.commit(REPO, "a" * 40) == "a" * 40
 
 
 def test_a_mistyped_revision_is_told_the_nearest(hub: Hub, tmp_path: Path) -> None:
@@ -282,16 +254,6 @@ def test_a_header_takes_one_range_and_a_long_one_two(hub: Hub, tmp_path: Path) -
         f"bytes=0-{min(FIRST_NBYTES, size) - 1}" for size in sizes
     ]
     assert len(ranges) == 3 + 1
-
-
-def test_a_file_without_tensors_is_known_to_have_none(tmp_path: Path) -> None:
-    put(tmp_path / "root", REPO, "main", {"model.safetensors": safetensors({})})
-    with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "store")
-        commit = mine.commit(REPO)
-        files = weights(mine.files(REPO, commit))
-        assert mine.shapes(REPO, commit, files) == {}
-        assert listing(hub, tmp_path / "store").known_shapes(REPO, commit, files) == {}
 
 
 BROKEN = {
@@ -455,13 +417,6 @@ def test_no_name_leaves_the_folder(key: list[str], shelf: str) -> None:
     assert path.name.removesuffix(".json").isalnum()
 
 
-def test_a_record_at_the_place_of_another_says_nothing(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path, print)
-    store.put("trees", ["a"], 1)
-    store.path("trees", ["b"]).write_bytes(store.path("trees", ["a"]).read_bytes())
-    assert (store.get("trees", ["a"]), store.get("trees", ["b"])) == (1, None)
-
-
 def test_a_place_that_is_no_folder_is_told_once(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.write_text("in the way")
@@ -498,9 +453,3 @@ def test_two_threads_ask_for_names_once(hub: Hub, tmp_path: Path) -> None:
         found = set(pool.map(lambda n: mine.commit(REPO), range(16)))
     assert len(found) == 1
     assert mine.client.requests == 1
-
-
-def test_the_usual_folder_is_qaudits_own(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
-    Listing(Client(hub.url)).revisions(REPO)
-    assert kept_files(tmp_path / "own" / "hub" / "v1" / "revisions")

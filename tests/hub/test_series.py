@@ -210,16 +210,6 @@ def test_what_the_hub_makes_by_itself_is_no_checkpoint(
     ]  # fmt: skip
 
 
-def test_a_branch_comes_before_a_tag_of_its_name(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {"step1": weights("1"), "step2": weights("2")})
-    hub = served()
-    repo = hub.repos["o/run"]
-    repo.tags["step1"] = repo.branches["step2"]
-    found = find_series(listing_of(hub, tmp_path), "o/run", RECIPE)
-    assert labels(found) == ["step1", "step2", "main"]
-    assert found[0].commit == repo.branches["step1"]
-
-
 def test_a_recipe_s_family_and_schedule_are_heeded(
     served: Serve, root: Path, tmp_path: Path
 ) -> None:
@@ -259,13 +249,6 @@ def test_a_commit_is_called_by_the_revision_that_stands_there(
     first = next(iter(repo.commits))  # no name leads there
     (nameless,) = find_series(listing_of(hub, tmp_path), f"o/run@{first}", RECIPE)
     assert (nameless.label, nameless.commit) == (first[:12], first)
-
-
-def test_a_revision_that_is_not_there_is_refused(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {"step1000": WEIGHTS})
-    with pytest.raises(HubError, match="step100") as caught:
-        find_series(listing_of(served(), tmp_path), "o/run@step100", RECIPE)
-    assert "`step1000`" in caught.value.hint
 
 
 def test_a_folder_that_was_meant_is_thought_of(
@@ -452,69 +435,48 @@ def test_a_repository_that_is_one_checkpoint_is_called_by_its_name(
     assert len(found.files[0].sha256) == 64
 
 
-def test_shards_and_no_pickle_beside_them(served: Serve, root: Path, tmp_path: Path) -> None:
-    pickles = weights("p", "pytorch_model-00001-of-00001.bin")
-    found = one(served, root, tmp_path, sharded("a", 3) | pickles)
-    assert files(found) == [f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3)]
-    assert found.requires == ()
+def indexed(text: str) -> Files:
+    return {"model.safetensors.index.json": text}
 
 
-def test_pickles_only_where_there_is_nothing_else(
-    served: Serve, root: Path, tmp_path: Path
+def shards(total: int) -> list[str]:
+    return [f"model-{k:05}-of-{total:05}.safetensors" for k in range(1, total + 1)]
+
+
+OUTSIDE = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "a.safetensors"}})
+HOLEY = {name: data for name, data in sharded("a", 3).items() if "00002" not in name}
+WHAT_IS_READ: dict[str, tuple[Files, list[str], str]] = {
+    # what is there                                            what is read, and the doubt
+    "shards and pickles": (
+        sharded("a", 3) | weights("p", "pytorch_model-00001-of-00001.bin"), shards(3), ""),
+    "pickles alone": (
+        weights("p", "pytorch_model.bin", "training_args.bin"), ["pytorch_model.bin"], ""),
+    "shards beside a single file": (
+        sharded("a") | weights("old"), ["model.safetensors"],
+        "`model.safetensors` is read, as transformers does, and "
+        "`model-00001-of-00002.safetensors` and 1 more, which"),
+    "shards of an earlier upload": (
+        weights("s", "model-00001-of-00003.safetensors") | sharded("a"), shards(2), ""),
+    "a missing shard": (HOLEY, [], "`model-00002-of-00003.safetensors` of `model.safe"),
+    "an index that leads outside": (
+        weights("a", "a.safetensors") | indexed(OUTSIDE), [], "is missing"),
+    "weights of another kind": (
+        weights("a", "consolidated.00.pth"), [], "it has `consolidated.00.pth`"),
+    **{f"an index of {text[:9]!r}": (indexed(text), [], "is not an index of weights")
+       for text in ("", "[]", "{}", "not JSON", '{"weight_map": 3}', "[" * 9000)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHAT_IS_READ)
+def test_the_weights_that_transformers_reads_are_chosen(
+    served: Serve, root: Path, tmp_path: Path, case: str
 ) -> None:
-    more = weights("p", "pytorch_model.bin", "training_args.bin", "optimizer.bin")
-    found = one(served, root, tmp_path, more)
-    assert (files(found), found.requires) == (["pytorch_model.bin"], ("pickle",))
-
-
-def test_a_single_file_is_read_and_shards_beside_it_are_a_doubt(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    found = one(served, root, tmp_path, sharded("a") | weights("old"))
-    assert files(found) == ["model.safetensors"]
-    assert found.suspect == (
-        "`model.safetensors` is read, as transformers does, and `model-00001-of-00002.safetensors` "
-        "and 1 more, which `model.safetensors.index.json` names, is not",
-    )
-
-
-def test_shards_of_an_earlier_upload_are_told_by_the_index(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    stale = weights("s", "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors")
-    found = one(served, root, tmp_path, stale | sharded("a", 2))
-    assert files(found) == [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
-
-
-def test_a_missing_shard_is_named_and_nothing_is_taken(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    parts = sharded("a", 3)
-    del parts["model-00002-of-00003.safetensors"]
-    found = one(served, root, tmp_path, parts)
-    assert found.files == ()
-    assert found.suspect == (
-        "`model-00002-of-00003.safetensors` of `model.safetensors.index.json` is missing",
-    )
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not JSON", '{"weight_map": 3}', "[" * 9000])
-def test_an_index_that_is_none_is_named(
-    served: Serve, root: Path, tmp_path: Path, text: str
-) -> None:
-    found = one(served, root, tmp_path, {"model.safetensors.index.json": text})
-    assert found.files == ()
-    assert "is not an index of weights" in found.suspect[0]
-
-
-def test_an_index_that_leads_outside_leads_nowhere(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    index = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "a.safetensors"}})
-    stored = weights("a", "a.safetensors")
-    found = one(served, root, tmp_path, stored | {"model.safetensors.index.json": index})
-    assert found.files == ()
-    assert "is missing" in found.suspect[0]
+    stored, names, doubt = WHAT_IS_READ[case]
+    found = one(served, root, tmp_path, stored)
+    assert files(found) == names
+    assert doubt in " ".join(found.suspect)
+    assert bool(doubt) == bool(found.suspect)
+    assert found.requires == (("pickle",) if names == ["pytorch_model.bin"] else ())
 
 
 def test_a_readme_alone_is_kept_and_said(served: Serve, root: Path, tmp_path: Path) -> None:
@@ -523,12 +485,6 @@ def test_a_readme_alone_is_kept_and_said(served: Serve, root: Path, tmp_path: Pa
     found = with_files(listing, find_series(listing, "o/run", RECIPE))
     assert labels(found) == ["step1", "step2", "main"]
     assert (found[-1].files, found[-1].suspect) == ((), (NO_WEIGHTS,))
-
-
-def test_weights_of_another_kind_are_named(served: Serve, root: Path, tmp_path: Path) -> None:
-    found = one(served, root, tmp_path, weights("a", "consolidated.00.pth"))
-    assert found.files == ()
-    assert "it has `consolidated.00.pth`" in found.suspect[0]
 
 
 def test_what_a_family_needs_is_said_with_the_files(
@@ -574,14 +530,3 @@ def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(
     before = len(hub.log)
     (known,) = with_files(listing, found, known_only=True)
     assert (known.files, known.suspect, len(hub.log)) == ((), (), before)
-
-
-def test_offline_names_are_those_of_last_time(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {"step1": weights("1"), "step2": weights("2")})
-    hub = served()
-    listing = listing_of(hub, tmp_path)
-    online = with_files(listing, find_series(listing, "o/run", RECIPE))
-    before = len(hub.log)
-    offline = listing_of(hub, tmp_path, offline=True)
-    assert with_files(offline, find_series(offline, "o/run", RECIPE)) == online
-    assert len(hub.log) == before

@@ -161,12 +161,6 @@ def hf_text(hub: Hub, revision: str) -> str:
     return b"".join(contents.read(0, contents.nbytes)).decode()
 
 
-def test_what_was_published_is_a_baseline(desk: Desk, saved: Path) -> None:
-    desk.publish(saved)
-    found = read_saved(published_folder(f"{REPO}@refs/pr/1"))
-    assert found.audit == read_saved(saved).audit
-
-
 def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path) -> None:
     desk.publish(saved, subject="soup")
     card = ModelCard(hf_text(desk.hub, "refs/pr/1"))
@@ -185,12 +179,6 @@ def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path
         assert entry.source_name == "qaudit"
         assert entry.source_url == f"{desk.hub.url}/{REPO}/blob/main/qaudit/audit.json"
     assert "quantization adds" in found["gptq-4bit"].metric_name
-
-
-def test_nothing_goes_to_eval_results_and_it_is_said_why(desk: Desk, saved: Path) -> None:
-    notes = desk.publish(saved).plan.notes
-    assert any("`.eval_results/`" in n and "registered benchmarks" in n for n in notes)
-    assert not [path for path in tree(desk.hub, "refs/pr/1") if "eval_results" in path]
 
 
 def test_a_repository_that_holds_an_audited_checkpoint_is_known_by_its_weights(
@@ -290,12 +278,6 @@ def test_pull_requests_of_others_and_other_ones_of_ours_are_left_alone(
     done = desk.publish(saved)
     assert done.url.endswith("/discussions/2")
     assert len(desk.requests) == 2
-
-
-def test_a_closed_pull_request_is_no_open_one(desk: Desk, saved: Path) -> None:
-    desk.publish(saved)
-    api(desk.hub).change_discussion_status(REPO, 1, new_status="closed")
-    assert desk.publish(saved).url.endswith("/discussions/2")
 
 
 def test_a_readme_that_was_edited_in_the_pull_request_keeps_the_edit(

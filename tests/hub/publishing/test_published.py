@@ -102,12 +102,6 @@ def test_what_is_there_is_not_fetched_again_and_serves_offline(
     assert hub.log == []
 
 
-def test_a_transfer_that_breaks_off_is_gone_on_with(publish: Callable[..., Hub]) -> None:
-    hub = publish()
-    hub.faults = [{"match": "GET /(cdn|api/resolve-cache)", "cut": 100, "times": 1}]
-    assert read_saved(published_folder("o/m@v1")).measurements
-
-
 def test_evidence_of_another_audit_is_refused(publish: Callable[..., Hub]) -> None:
     def swap(folder: Path) -> None:
         one, other = sorted((folder / "evidence").iterdir())[:2]
