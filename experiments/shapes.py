@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from experiments.document import STRICT
 from qaudit.support.keys import nearest
+from qaudit.support.lazy import torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,8 +64,6 @@ class ModelShape:
 
     def build(self, seed: int, attention: str = "sdpa") -> PreTrainedModel:
         """Return a freshly initialized model; the global random generator is left alone."""
-        import torch
-
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.uninitialized(attention)
@@ -80,8 +79,6 @@ class ModelShape:
 
     def parameters(self) -> int:
         """Count the parameters, shared ones once."""
-        import torch
-
         with torch.device("meta"):
             return sum(p.numel() for p in self.uninitialized().parameters())
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration, unreadable
 from qaudit.checkpoints.places import own_folder
@@ -26,12 +26,10 @@ from qaudit.checkpoints.safetensors import (
     unread_tensors,
 )
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.support.lazy import Tensor
 from qaudit.support.patterns import slow_reason
 from qaudit.types import Checkpoint
 from qaudit.whole import read_regular
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PREFIX = "base_model.model."
 _PARTS = {

@@ -18,14 +18,12 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
 from qaudit.errors import SourceError
+from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular, read_regular
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 METADATA = ".metadata"
 FSDP_FOLDER = "pytorch_model_fsdp_0"
@@ -121,8 +119,6 @@ class DcpFolder:
         _refuse_torchtitan(folder, self.infos)
 
     def read(self, name: str) -> Tensor:
-        import torch
-
         info = self.infos[name]
         dtype = getattr(torch, next(k for k, v in _DTYPES.items() if v == info.dtype))
         tensor = torch.empty(info.shape, dtype=dtype)
@@ -140,8 +136,6 @@ class DcpFolder:
 
 
 def _load(path: Path, piece: _Piece) -> Tensor:
-    import torch
-
     try:
         with open_regular(path) as file:
             file.seek(piece.start)

@@ -14,12 +14,9 @@ import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qaudit.errors import SourceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 _NOT_TENSORS = (
     pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, AttributeError,
@@ -42,8 +39,6 @@ def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tenso
 
 
 def _load(path: Path) -> dict[str, Tensor]:
-    import torch
-
     if not path.is_file():
         raise SourceError(
             f"shard `{path.name}` is named in an index and not in `{path.parent}`",

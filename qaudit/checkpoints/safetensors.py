@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.dcp import METADATA, DcpFolder, dcp_folder
@@ -29,11 +29,9 @@ from qaudit.checkpoints.header import (
 from qaudit.checkpoints.pickles import load_pickles
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.support.keys import first_of
+from qaudit.support.lazy import Tensor, torch
 from qaudit.types import Checkpoint
 from qaudit.whole import open_regular, read_regular
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _T = TypeVar("_T")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -310,8 +308,6 @@ def _read_header(path: Path, read: Callable[[Path, bytes, int], dict[str, _T]]) 
 
 
 def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
-    import torch
-
     if info.dtype not in _TORCH_NAMES:
         raise SourceError(
             f"tensor `{name}` in `{path}` is stored as `{info.dtype}`",
@@ -334,8 +330,6 @@ def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
 
 
 def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
-    import torch
-
     if not tensor.is_floating_point() or not tensor.numel():
         return
     if tensor.itemsize == 1:

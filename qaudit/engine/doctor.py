@@ -25,10 +25,9 @@ from qaudit.planning.devices import choose_device, why_auto
 from qaudit.planning.footprint import free_disk_nbytes
 from qaudit.planning.pin import libraries
 from qaudit.report.format import duration, size
+from qaudit.support.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from qaudit.hub.api import Client
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
@@ -68,8 +67,6 @@ def _machine() -> Iterator[Fact]:
     if fault := _torch_fault():
         yield fault
         return
-    import torch
-
     device, dtype = open_device(*choose_device("auto", "auto"))
     for k in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(k)
@@ -125,7 +122,6 @@ def _torch_fault() -> Fact | None:
 
 def _bfloat16_speed() -> float:
     """Measure how many times as fast as float32 this CPU multiplies in bfloat16."""
-    import torch
 
     def seconds(dtype: torch.dtype) -> float:
         a = torch.ones(512, 512, dtype=dtype)
@@ -170,8 +166,6 @@ def _schemes() -> Iterator[Fact]:
     """Quantize one small matrix with every default scheme that needs no text."""
     if _torch_fault():
         return
-    import torch
-
     from qaudit.core.linears import Linears
     from qaudit.core.registry import parse_scheme
     from qaudit.core.scheme import Calibration

@@ -6,16 +6,14 @@ import platform
 import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from qaudit.core.registry import schemes
 from qaudit.errors import MachineError
 from qaudit.planning.pin import libraries
-
-if TYPE_CHECKING:
-    import torch
+from qaudit.support.lazy import torch
 
 
 def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
@@ -23,8 +21,6 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
 
     `cuda` is the device with most free memory.
     """
-    import torch
-
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise MachineError(
             "this torch sees no CUDA device", hint="use `--device cpu`, or install a CUDA build"
@@ -38,8 +34,6 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
 
 
 def _ordinal(device: torch.device) -> int:
-    import torch
-
     count = torch.cuda.device_count()
     if device.index is None:  # the one that this process uses already, else the one most free
 
@@ -56,14 +50,10 @@ def _ordinal(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    import torch
-
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    import torch
-
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -83,8 +73,6 @@ def resident_nbytes() -> int:
 def peak_nbytes(device: torch.device) -> int:
     """Return the most memory this process ever held, on the GPU if it computes there."""
     if device.type == "cuda":
-        import torch
-
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)

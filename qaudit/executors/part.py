@@ -28,11 +28,10 @@ from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.parts import DIRECTORY, FIRST, FOLDER, UNITS, read_run, unit_path, write_unit
 from qaudit.saved.results import ResultStore
 from qaudit.settings import RunOptions
+from qaudit.support.lazy import torch
 from qaudit.types import SILENT, Plan, Run, Watch, WorkUnit, units_of
 
 if TYPE_CHECKING:
-    import torch
-
     from qaudit.executors.ready import Ready
     from qaudit.hub import Hub
     from qaudit.planning.prepare import Prepared
@@ -155,8 +154,6 @@ def _must_be_one_kind(folder: Path, device: torch.device) -> None:
 
 def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     """Pin a plan and return this process as its only part."""
-    import torch
-
     from qaudit.executors.folder import pinned
     from qaudit.executors.ready import make_ready
     from qaudit.report.folder import must_take_files
@@ -223,8 +220,6 @@ def units_of_part(
 
 def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> PartExecutor:
     """Check the device and the text before any weight is read."""
-    import torch
-
     from qaudit.engine.machine import open_device
     from qaudit.executors.ready import make_ready, refuse_bad_device
     from qaudit.hub import open_hub

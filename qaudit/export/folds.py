@@ -8,16 +8,13 @@ exactly; with other scales a file would hold other weights than were measured.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from qaudit.core.linears import FoldSource
 from qaudit.core.scheme import Scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.settings import EXAMPLE_SCHEME
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 def refuse_rounded(scheme: Scheme) -> None:
@@ -43,8 +40,6 @@ def rounded(scheme: Scheme) -> SchemeError:
 
 def scale_of_rows(scheme: Scheme, source: FoldSource, fold_C: Tensor, scale_C: Tensor) -> Tensor:
     """Return the divisors of the first rows of a source, from its offset on."""
-    import torch
-
     mantissa_C, _ = torch.frexp(scale_C)
     if not bool((mantissa_C == 0.5).all()):
         raise rounded(scheme)
@@ -66,8 +61,6 @@ def divided_codes(name: str, stored: StoredWeight, scale_R: Tensor) -> IntegerCo
 
 def divided(name: str, tensor: Tensor, scale_R: Tensor, *, one_plus: bool = False) -> Tensor:
     """Divide rows, or the numbers of a norm; refuse what the tensor's dtype does not hold."""
-    import torch
-
     scales = torch.ones(len(tensor), dtype=torch.float64)
     scales[: len(scale_R)] = scale_R
     scales = scales.reshape(-1, *[1] * (tensor.dim() - 1))

@@ -24,11 +24,10 @@ from qaudit.engine.linear_hashes import sha256_of
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.formats.packing import Format
+from qaudit.support.lazy import Tensor
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from qaudit.core.stored import StoredWeight
     from qaudit.model.blocks import Weights
 

@@ -16,11 +16,10 @@ from qaudit.model.experts import is_fused
 from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import Unfused
 from qaudit.planning.survey import shapes_on_hub
+from qaudit.support.lazy import torch
 
 
 def try_format(scheme: Scheme, form: Format) -> None:
-    import torch
-
     from qaudit.core.linears import Inputs, Linears
 
     columns = 256
@@ -61,8 +60,6 @@ def must_have_names(choice: ExportChoice, hub: Hub, form: Format) -> None:
 
 def with_experts(choice: ExportChoice, form: Format, weights: Weights) -> Unfused:
     """Return weights with a name for each expert's linears; refuse a format without experts."""
-    import torch
-
     skeleton = build_skeleton(folder_of(choice.subject.first), weights, torch.float32)
     if not form.has_experts and any(map(is_fused, skeleton.model.modules())):
         raise UsageError(

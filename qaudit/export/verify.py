@@ -29,11 +29,10 @@ from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.saved.signature import VARIABLE, has_key, is_signed_export
+from qaudit.support.lazy import torch
 from qaudit.types import Evidence, Watch, digest
 
 if TYPE_CHECKING:
-    import torch
-
     from qaudit.export.runs import RuntimeRun
 
 
@@ -273,8 +272,6 @@ def _check_weights(
 
 
 def _dtype(record: ExportRecord) -> torch.dtype:
-    import torch
-
     dtype = getattr(torch, record.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise SourceError(

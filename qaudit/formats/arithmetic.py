@@ -9,12 +9,8 @@ Shapes: R output rows, C input columns, G groups of columns; N codes of a row, W
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qaudit.formats.reading import contradiction, refused
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of a 4-bit float (E2M1); the fourth bit is the sign."""
@@ -26,8 +22,6 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours is in nibble 0
 
 def pack(codes_RN: Tensor, bits: int) -> Tensor:
     """Return the int32 words of unsigned codes; bits behind the last code are zero."""
-    import torch
-
     rows, count = codes_RN.shape
     padded = torch.nn.functional.pad(codes_RN, (0, -count % WORD)).view(rows, -1, WORD)
     words = torch.zeros(rows, padded.shape[1], bits, dtype=torch.int32)
@@ -42,8 +36,6 @@ def pack(codes_RN: Tensor, bits: int) -> Tensor:
 
 def unpack(words_RW: Tensor, bits: int, count: int) -> Tensor:
     """Return the first `count` codes of each row, as uint8."""
-    import torch
-
     rows = len(words_RW)
     padded = torch.nn.functional.pad(words_RW, (0, -words_RW.shape[1] % bits)).view(rows, -1, bits)
     codes = torch.empty(rows, padded.shape[1], WORD, dtype=torch.uint8)
@@ -71,8 +63,6 @@ def from_awq_order(codes_RN: Tensor) -> Tensor:
 
 def unpack_padded(words_RW: Tensor, bits: int, count: int) -> Tensor:
     """Return codes that never straddle words: the high bits of each word are unused."""
-    import torch
-
     shifts_K = torch.arange(32 // bits, dtype=torch.int32) * bits
     codes_RWK = (words_RW.view(torch.int32)[..., None] >> shifts_K) & (2**bits - 1)
     codes_RN: Tensor = codes_RWK.reshape(len(words_RW), -1)
@@ -81,8 +71,6 @@ def unpack_padded(words_RW: Tensor, bits: int, count: int) -> Tensor:
 
 def unpack_fp4(packed_RB: Tensor) -> Tensor:
     """Return the 4-bit floats of bytes, the low half of each first."""
-    import torch
-
     table = torch.tensor((*FP4, *(-value for value in FP4)))
     halves_RBK = torch.stack((packed_RB & 15, packed_RB >> 4), dim=-1).flatten(-2)
     return table[halves_RBK.to(torch.int32)]
@@ -90,16 +78,12 @@ def unpack_fp4(packed_RB: Tensor) -> Tensor:
 
 def power_of_two(exponents: Tensor) -> Tensor:
     """Return scales that are stored as a biased exponent alone (E8M0)."""
-    import torch
-
     powers = exponents.view(torch.uint8).to(torch.int32) - 127
     return torch.ldexp(torch.ones(powers.shape), powers)
 
 
 def wide(scales: Tensor, name: str) -> Tensor:
     """Return scales in float32; refuse any that are not finite."""
-    import torch
-
     scales = scales.float()
     if not bool(torch.isfinite(scales).all()):
         count = int((~torch.isfinite(scales)).sum())
@@ -131,15 +115,11 @@ def must_be_symmetric(name: str, key: str, zeros_RG: Tensor) -> None:
 
 def in_order(columns: int, size: int) -> Tensor:
     """Return the group of each column where groups follow one another."""
-    import torch
-
     return torch.arange(columns) // size
 
 
 def indexed(name: str, group_of_C: Tensor, groups: int) -> Tensor:
     """Return stored groups of columns; refuse a group that does not exist."""
-    import torch
-
     lowest, highest = (int(one) for one in torch.aminmax(group_of_C))
     if lowest < 0 or highest >= groups:
         wrong = lowest if lowest < 0 else highest

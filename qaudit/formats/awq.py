@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
@@ -41,9 +41,7 @@ from qaudit.formats.reading import (
     must_be_group,
     whole_number,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor
 
 _AWQ_BITS, _AWQ_PER_WORD = 4, 8
 

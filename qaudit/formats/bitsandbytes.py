@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
 from qaudit.core.stored import Codes, StoredWeight
@@ -27,9 +27,7 @@ from qaudit.formats.reading import (
     contradiction,
     refused,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _TABLES = {
@@ -109,8 +107,6 @@ def _eight(name: str, read: Mapping[str, Tensor]) -> Tensor:
 
 
 def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Tensor:
-    import torch
-
     rows, columns = state["shape"]
     packed, count, size = read[".weight"].flatten(), rows * columns, state["blocksize"]
     table, scales = read[".weight.quant_map"], read[".weight.absmax"]
@@ -137,8 +133,6 @@ def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Te
 def _nested(
     name: str, codes: Tensor, state: Mapping[str, Any], read: Mapping[str, Tensor]
 ) -> Tensor:
-    import torch
-
     table, outer = read[".weight.nested_quant_map"], read[".weight.nested_absmax"]
     size = state.get("nested_blocksize") or 256
     codes = codes.flatten()
@@ -182,8 +176,6 @@ class Bitsandbytes(Format):
         )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        import torch
-
         if isinstance(stored, Int8Codes):
             return {
                 f"{linear}.weight": stored.codes_RC.cpu(),

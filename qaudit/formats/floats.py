@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
 from qaudit.formats.reading import Config, Layout, Reader, StoredLinear, contradiction
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
 _SCALES = (".weight_scale_inv", ".weight_scale")
@@ -80,8 +77,6 @@ def from_floats(
 
 def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
     """Multiply a weight by the scales of its blocks; those at the ends may be smaller."""
-    import torch
-
     rows, columns = weight_RC.shape
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         scales = power_of_two(scales)

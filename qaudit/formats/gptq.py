@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
@@ -43,10 +43,8 @@ from qaudit.formats.reading import (
     must_be_group,
     whole_number,
 )
+from qaudit.support.lazy import Tensor, torch
 from qaudit.version import __version__
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FIRST, _SECOND = ("gptq", ""), ("gptq_v2",)
 
@@ -127,8 +125,6 @@ class _Stored:
 
 
 def _from_gptq(how: _Stored, read: Mapping[str, Tensor]) -> Tensor:
-    import torch
-
     name, bits, size = how.name, how.bits, how.size
     words_CR, scales_GR = read[".qweight"], read[".scales"]
     columns, rows = words_CR.shape[0] * 32 // bits, words_CR.shape[1]
@@ -180,8 +176,6 @@ class GptqFiles(Format):
         )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        import torch
-
         codes = integer_codes(linear, stored, self.scheme, self.name)
         rows, columns = codes.codes_RC.shape
         if codes.bits not in self.bits:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
@@ -35,9 +35,7 @@ from qaudit.formats.reading import (
     group_size,
     whole_number,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 def _mlx(parts: StoredLinear) -> Layout:
@@ -71,8 +69,6 @@ def _mlx(parts: StoredLinear) -> Layout:
 
 
 def _from_mlx(name: str, bits: int, size: int, read: Mapping[str, Tensor]) -> Tensor:
-    import torch
-
     words_RW = read[".weight"].view(torch.int32)
     columns = words_RW.shape[1] * 32 // bits
     group_of_C = in_order(columns, size)
@@ -99,8 +95,6 @@ class MlxFiles(Format):
         return (Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        import torch
-
         codes = integer_codes(linear, stored, self.scheme, self.name)
         group, columns = declared_group(self.scheme), codes.codes_RC.shape[1]
         if codes.bits not in self.bits or group not in self.groups:

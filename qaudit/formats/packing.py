@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.shards import write_shards
@@ -24,9 +24,7 @@ from qaudit.formats.reading import (
     read_linear,
 )
 from qaudit.settings import EXAMPLE_SCHEMES
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 Document = dict[str, Any]
 _HELD_BY: dict[Codes, str] = {}  # which each format says of itself
@@ -198,8 +196,6 @@ def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
 
 
 def _must_have_file_scales(linear: str, stored: IntegerCodes, scheme: Scheme) -> None:
-    import torch
-
     if stored.scales_RG.dtype != torch.bfloat16:
         raise SchemeError(
             f"`{scheme.short}` has scales in float32, which a file would round: it would hold "
@@ -228,8 +224,6 @@ def _must_fill_groups(linear: str, stored: IntegerCodes, scheme: Scheme, form: s
 
 def half_scales(linear: str, stored: IntegerCodes) -> Tensor:
     """Return scales in float16, which holds those of a grid on bfloat16 exactly."""
-    import torch
-
     scales_RG = stored.scales_RG.cpu()
     half_RG = scales_RG.to(torch.float16)
     if not torch.equal(half_RG.float(), scales_RG.float()):
@@ -252,8 +246,6 @@ def declared_bits(scheme: Scheme) -> int:
 
 def zero_points(codes: IntegerCodes, symmetric: int) -> Tensor:
     """Return the zero points of all groups; those of symmetric codes are one number."""
-    import torch
-
     if codes.zeros_RG is not None:
         return codes.zeros_RG.cpu()
     return torch.full(codes.scales_RG.shape, symmetric, dtype=torch.uint8)

@@ -15,11 +15,10 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.support.lazy import Tensor
 from qaudit.support.patterns import slow_reason
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from qaudit.formats.activations import Rounding
 
 Config = Mapping[str, Any]

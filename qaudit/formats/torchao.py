@@ -29,10 +29,9 @@ from qaudit.formats.reading import (
     contradiction,
     refused,
 )
+from qaudit.support.lazy import Tensor, torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from qaudit.checkpoints.safetensors import WeightFolder
 
 _PREFIX = "._weight_"
@@ -225,8 +224,6 @@ def _int4(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
 def _affine(
     name: str, block: Block, bits: int, symmetric: bool, read: Mapping[str, Tensor]
 ) -> Tensor:
-    import torch
-
     lowest, highest = (int(bound) for bound in torch.aminmax(read[_QDATA]))
     bound = 2 ** (bits - 1)
     if lowest < -bound or highest >= bound:
@@ -244,8 +241,6 @@ def _affine(
 
 def _packed(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     """Unpack two codes of a byte, the first column in the low half: code * scale + zero point."""
-    import torch
-
     raw = read[_QDATA].view(torch.uint8)
     halves_RC = torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
     codes_RC = (halves_RC ^ 8).float() - 8  # two's complement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
@@ -21,9 +21,7 @@ from qaudit.formats.reading import (
     refused,
 )
 from qaudit.formats.registry import formats, reader_named, readers
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor
 
 _DENSE = ("F64", "F32", "F16", "BF16")
 _OF_INPUTS = (".input", ".activation", "._weight_act")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.core.column_loops import PLAIN, choose
 from qaudit.errors import UsageError
+from qaudit.support.lazy import torch
 
 if TYPE_CHECKING:
     from qaudit.core.scheme import Scheme
@@ -59,8 +60,6 @@ def why_auto() -> tuple[str, str]:
         return "cpu", _NO_MPS if is_apple else "there is no CUDA device"
     if not _has_driver():
         return "cpu", f"no CUDA driver: there is neither {' nor '.join(_NODES)}"
-    import torch
-
     if torch.cuda.is_available():
         return "cuda", "this torch sees a CUDA device"
     return "cpu", "there is a CUDA driver, and this torch sees no device"
@@ -79,8 +78,6 @@ def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> 
     """Return how GPTQ's columns are rounded, and a note; on a GPU what is proven there."""
     if not device.startswith("cuda") or not any(scheme.rounds_columns for scheme in schemes):
         return PLAIN, ""
-    import torch
-
     if not torch.cuda.is_available():
         return (
             PLAIN,
@@ -94,8 +91,6 @@ def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> 
 def gpu_name() -> str | None:
     if not _has_driver():
         return None
-    import torch
-
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
@@ -115,6 +110,4 @@ def _supports_bf16() -> bool:
     """Return whether the GPU has bf16 units; a plan for a GPU of another machine assumes so."""
     if not _has_driver():
         return True
-    import torch
-
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)

@@ -92,6 +92,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
+        "qaudit.checkpoints.adapters",
         "qaudit.checkpoints.dcp",  # pieces of it are pickles, too
     ),
     "triton": ("qaudit.core.*",),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from qaudit.core.floats import MX_GROUP, NV_GROUP, SQUARE, Float8Codes, MxFloat4Codes, NvFloat4Codes
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
@@ -43,10 +43,7 @@ from qaudit.formats.packing import (
 )
 from qaudit.formats.reading import Layout, Reader, StoredLinear, contradiction, whole_number
 from qaudit.settings import EXAMPLE_SCHEME
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from qaudit.support.lazy import Tensor
 
 _READERS: Mapping[str, Callable[[StoredLinear, Mapping[str, Any]], Layout]] = {
     "pack-quantized": read_words,

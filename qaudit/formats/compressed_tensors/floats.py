@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.core.floats import MX_GROUP, NV_GROUP, Float8Codes, MxFloat4Codes, NvFloat4Codes
 from qaudit.formats.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
@@ -20,9 +20,7 @@ from qaudit.formats.reading import (
     must_be_group,
     refused,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 def read_floats(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
@@ -75,8 +73,6 @@ def read_fp4(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
 
 
 def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
-    import torch
-
     weight_RC = unpack_fp4(read[".weight_packed"])
     scales_RG = read[".weight_scale"]
     if scales_RG.dtype == torch.float8_e4m3fn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.core.stored import IntegerCodes
 from qaudit.formats.arithmetic import (
@@ -26,9 +26,7 @@ from qaudit.formats.reading import (
     must_be_group,
     whole_number,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 
 def read_words(parts: StoredLinear, arguments: Mapping[str, Any]) -> Layout:
@@ -157,8 +155,6 @@ def _decoded(
 
 
 def words(codes: IntegerCodes) -> dict[str, Tensor]:
-    import torch
-
     parts = {
         "weight_packed": pack(codes.codes_RC.cpu(), codes.bits),
         "weight_scale": codes.scales_RG,
@@ -171,7 +167,5 @@ def words(codes: IntegerCodes) -> dict[str, Tensor]:
 
 
 def signed_bytes(codes: IntegerCodes) -> dict[str, Tensor]:
-    import torch
-
     signed_RC = (codes.codes_RC.to(torch.int16) - 2 ** (codes.bits - 1)).to(torch.int8)
     return {"weight": signed_RC, "weight_scale": codes.scales_RG}

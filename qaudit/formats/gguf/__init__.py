@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qaudit.checkpoints.places import is_gguf
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -33,9 +33,7 @@ from qaudit.formats.packing import (
     integer_codes,
     schemes_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 FILE = "model.gguf"
 _TEMPLATE = "template.gguf"
@@ -171,8 +169,6 @@ class GgufFiles(FileFormat):
 
 def _blocks(kind: str, linear: str, codes: IntegerCodes) -> Tensor:
     """Return symmetric codes as blocks of 32, each under the scale of its group."""
-    import torch
-
     rows, columns = codes.codes_RC.shape
     half_RG = half_scales(linear, codes)
     scale_N = half_RG.repeat_interleave(columns // _BLOCK // half_RG.shape[1], 1).reshape(-1, 1)

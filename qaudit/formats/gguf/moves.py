@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from qaudit.formats.gguf.header import GgufHeader
 from qaudit.formats.reading import refused
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from qaudit.support.lazy import Tensor, torch
 
 Dense = Callable[[Sequence["Tensor"], GgufHeader], "Tensor"]
 """Return a dense tensor of those of a file."""
@@ -75,16 +72,12 @@ def _log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 
 def _kv_of_latents(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Join keys (H, C, R) and values (H, R, C) of each head (DeepSeek)."""
-    import torch
-
     rows_HRC = torch.cat([parts[0].transpose(1, 2), parts[1]], 1)
     return rows_HRC.flatten(0, 1)
 
 
 def _by_groups(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put queries, keys and values of each group of heads together (Falcon, Bloom)."""
-    import torch
-
     heads, shared = _heads(header)
     per_head = parts[0].shape[0] // (heads + 2 * shared)
     split = torch.split(parts[0], [heads * per_head, shared * per_head, shared * per_head])
@@ -135,8 +128,6 @@ def _grouped_log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 
 def _grouped_values(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Leave queries and keys, and group values behind them."""
-    import torch
-
     rows = int(header.number("ssm.inner_size") or 0)
     others = parts[0].shape[0] - rows
     return torch.cat([parts[0][:others], _grouped(parts[0][others:], header)])
@@ -148,8 +139,6 @@ def _grouped_values_with_channel(parts: Sequence[Tensor], header: GgufHeader) ->
 
 def _by_keys(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put query, key, values and gates of each head of keys together (Qwen3-Next)."""
-    import torch
-
     keys, _ = _shared_and_each(header)
     rows = int(header.number("ssm.inner_size") or 0)
     others = (parts[0].shape[0] - rows) // 2
@@ -162,8 +151,6 @@ def _by_keys(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 
 def _joined(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put the rows of gates above those of ups."""
-    import torch
-
     return torch.cat(list(parts), -2)
 
 
@@ -173,8 +160,6 @@ def _joined_turned(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 
 def _alternating(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Let gates and ups take turns: of matrices in columns, of biases too (gpt-oss)."""
-    import torch
-
     turned = [part.transpose(1, 2) if part.dim() > 2 else part for part in parts]
     return torch.stack(turned, -1).flatten(-2)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.activations import Rounding
@@ -30,10 +30,8 @@ from qaudit.formats.gguf.base import (
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.formats.gguf.moves import BLOCK, made
 from qaudit.formats.reading import most_bits, refused
+from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EXTRA = "pip install 'qaudit-llm[gguf]'"
 
@@ -110,8 +108,6 @@ class GgufFile:
             return self._numbers(name, place.numbers).shape
         shapes = [self._header.tensors[tensor].shape for tensor in place.tensors]
         if place.dense is not None:
-            import torch
-
             empty = [torch.empty(shape, device="meta") for shape in shapes]
             return tuple(made(name, place.dense, empty, self._header).shape)
         return shapes[0] if place.expert is None else shapes[0][1:]
@@ -127,15 +123,12 @@ class GgufFile:
         return made(name, place.dense, tensors, self._header).contiguous()
 
     def _numbers(self, name: str, numbers: tuple[float, ...]) -> Tensor:
-        import torch
-
         is_scalar = name.endswith((".beta", ".eps"))
         return torch.tensor(numbers[0] if is_scalar else numbers, dtype=torch.float32)
 
     def _decoded(self, name: str, stored: str, expert: int | None) -> Tensor:
         """Return a tensor of the file, or one expert of it."""
         import numpy as np
-        import torch
 
         info = self._header.tensors[stored]
         shape = info.shape if expert is None else info.shape[1:]

@@ -22,6 +22,7 @@ from qaudit.formats.gguf.base import (
 )
 from qaudit.formats.gguf.header import GgufHeader, read_header
 from qaudit.formats.gguf.reading import OF_NO_CONSEQUENCE, library
+from qaudit.support.lazy import torch
 
 _WITH_HEAD = ("olmo2",)
 """Architectures whose head llama.cpp wants in the file even if it is the embeddings."""
@@ -164,8 +165,6 @@ class _Tensors:
         return array + np.float32(1) if adds_one(header, place) else array
 
     def _array(self, name: str, heads: int | None) -> Any:
-        import torch
-
         folder, key = self._files[name]
         tensor, kind = folder.read(key), self.kind(name)
         if kind == "F32":
