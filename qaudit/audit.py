@@ -24,8 +24,7 @@ from qaudit.tables import Audit as Audit  # part of the API
 from qaudit.types import SILENT, Gate, Pass, Pick, Plan, Policy, Verdict, Watch, units_of
 
 if TYPE_CHECKING:
-    from qaudit.executors.events import Executor
-    from qaudit.executors.records import Record
+    from qaudit.executors.records import Executor, Record
     from qaudit.planning.prepare import Prepared
 
 
@@ -50,7 +49,7 @@ def complete(executor: Executor, *, sign: bool = False) -> Audit:
     """Measure and judge a plan round by round, and write its output folder."""
     from qaudit.executors.records import read_records
     from qaudit.judging import judge
-    from qaudit.planning.further import next_round, planned_rounds
+    from qaudit.planning.passes import next_round, planned_rounds
     from qaudit.report.folder import must_take_files, write_folder
     from qaudit.saved.parts import write_round
 
@@ -90,8 +89,8 @@ def collect(
 
     `MissingParts` names the round that is due, and what is missing of it.
     """
-    from qaudit.executors.events import Executor
     from qaudit.executors.folder import merge
+    from qaudit.executors.records import Executor
     from qaudit.saved.parts import read_run
 
     out = Path(folder)

@@ -13,14 +13,13 @@ from qaudit.core.course import previous_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.registry import judges, parse_diagnostics, part
 from qaudit.errors import SourceError
-from qaudit.executors.events import RETRY_TASK, UnitOutcome, one_error
-from qaudit.executors.records import Record, read_record
+from qaudit.executors.records import RETRY_TASK, Record, UnitOutcome, one_error, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
 from qaudit.judge.pooling import Moved
 from qaudit.judge.table import Measurements
-from qaudit.planning.detectable import detectable_error
-from qaudit.planning.further import planned_rounds
+from qaudit.planning.passes import planned_rounds
+from qaudit.planning.price import detectable_error
 from qaudit.policy import policy_named
 from qaudit.report.next_step import next_step
 from qaudit.saved.codec import decode

@@ -181,7 +181,7 @@ def status(out: Path, *, as_json: AsJson = False) -> int:
 
     Example: qaudit status out
     """
-    from qaudit.executors.standing import render, standing_of
+    from qaudit.executors.status import render, standing_of
 
     standing = standing_of(out)
     print_result(json.dumps(standing.table, indent=1) if as_json else render(standing))

@@ -17,7 +17,7 @@ from qaudit.settings import EXECUTE
 
 if TYPE_CHECKING:
     from qaudit.cli.progress import Progress
-    from qaudit.executors.events import Executor
+    from qaudit.executors.records import Executor
     from qaudit.planning.prepare import Prepared
     from qaudit.tables import Audit
 

@@ -21,9 +21,9 @@ from qaudit.checkpoints.places import hub_cache, own_cache
 from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
-from qaudit.planning.devices import choose_device, why_auto
 from qaudit.planning.footprint import free_disk_nbytes
 from qaudit.planning.pin import libraries
+from qaudit.planning.price import choose_device, why_auto
 from qaudit.report.format import duration, size
 from qaudit.support.lazy import torch
 

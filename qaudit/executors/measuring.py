@@ -22,8 +22,8 @@ from qaudit.engine.measure import measure
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
-from qaudit.executors.events import UnitOutcome
 from qaudit.executors.folder import cost_of
+from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.shipped import with_shipped

@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.errors import OtherIdentityError, SourceError, UsageError
-from qaudit.executors.events import Executor, UnitOutcome
 from qaudit.executors.folder import parts_of
-from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
-from qaudit.executors.records import record_of, states_of
-from qaudit.planning.further import planned_rounds
+from qaudit.executors.records import (
+    ATTEMPTS,
+    Executor,
+    PartLog,
+    UnitOutcome,
+    attempts,
+    record_of,
+    states_of,
+)
+from qaudit.planning.passes import planned_rounds
 from qaudit.planning.pin import refuse_other_libraries
 from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.parts import DIRECTORY, FIRST, FOLDER, UNITS, read_run, unit_path, write_unit

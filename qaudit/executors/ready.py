@@ -31,7 +31,7 @@ from qaudit.engine.machine import (
 )
 from qaudit.engine.tasks import Machine
 from qaudit.errors import OtherIdentityError, SourceError
-from qaudit.executors.events import one_error
+from qaudit.executors.records import one_error
 from qaudit.host import default_stream_limit
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items

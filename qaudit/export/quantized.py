@@ -44,8 +44,8 @@ from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
 from qaudit.model.remote import is_remote
 from qaudit.model.stored_names import Names
-from qaudit.planning.permissions import refuse
-from qaudit.planning.unread import whole
+from qaudit.planning.resolve import whole
+from qaudit.planning.survey import refuse
 from qaudit.saved.audits import read_audit
 from qaudit.saved.exports import ExportRecord, key_of, read_export
 from qaudit.saved.signature import may_sign

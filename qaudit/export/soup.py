@@ -14,8 +14,8 @@ from qaudit.downloads.downloads import RECORD_FILE, Downloads
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.footprint import PlannedDownloads, free_disk_nbytes, price_traffic, shares_disk
-from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import resolve_soup
+from qaudit.planning.survey import refuse
 from qaudit.report.format import listing
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import SILENT, Subject, Watch

@@ -1,6 +1,6 @@
 """One small function per rule. Codes stay: a rule that goes leaves its number empty.
 
-`types/codes.py` has the title of each. Others hold an audit to a policy (`gate`), judge names and
+`types/metrics.py` has the title of each. Others hold an audit to a policy (`gate`), judge names and
 hashes before anything is measured (`content`)
 and rank files that are quantized already (`diagnostics.shipped`).
 

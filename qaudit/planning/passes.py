@@ -1,9 +1,9 @@
-"""The work of a plan: which passes there are, and what each costs. No torch.
+"""The work of a plan: which passes there are, what each costs, and when they are due. No torch.
 
 A pass sends one subject once through its blocks. Each subject has one; every further draw of
 calibration text is another pass of what calibrates. A greedy soup is one entry: its passes are
-chosen while it runs, and it is priced at their upper bound. Once what ships is known, it may have
-passes that compute otherwise (`further`).
+chosen while it runs, and it is priced at their upper bound. Searches come behind their candidates.
+Then it is known what ships. That one pair is rounded otherwise, which shows what arithmetic moves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ from dataclasses import dataclass, replace
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, class_of_stored
 from qaudit.errors import UsageError
-from qaudit.planning.price import Load, flops
+from qaudit.planning.price import Load, flops, seconds_range
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import SEARCHED_AT
-from qaudit.types import GREEDY, Pass, Price, Recipe, Subject
+from qaudit.types import (
+    GREEDY,
+    AuditRecord,
+    Further,
+    Pass,
+    Plan,
+    Price,
+    Recipe,
+    Subject,
+)
 
 
 @dataclass(frozen=True)
@@ -197,3 +206,64 @@ def refuse_classes(recipe: Recipe, schemes: Sequence[Scheme], sizes: Sizes | Non
                 [f"add one, {example}", *(class_notes(schemes, sizes) if sizes else ())]
             ),
         )
+
+
+def next_round(
+    plan: Plan, rounds: Sequence[Sequence[Pass]], record: AuditRecord | None
+) -> tuple[Pass, ...]:
+    """Return the passes that are due when `rounds` are measured; none when all is.
+
+    `record` is what was judged of them, once the passes of the plan itself are measured.
+    """
+    planned = planned_rounds(plan.passes)
+    if len(rounds) < len(planned):
+        return planned[len(rounds)]
+    assert record is not None, "the passes of the plan are measured"
+    later = [step for some in rounds[len(planned) :] for step in some]
+    return () if any(step.perturbed for step in later) else otherwise(plan, record)
+
+
+def planned_rounds(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
+    """Return the passes that need nothing, then candidates, then searches, which look these up."""
+    rounds = (
+        tuple(step for step in passes if not step.subject.is_search),
+        candidates_of(passes),
+        tuple(step for step in passes if step.subject.is_search),
+    )
+    return tuple(filter(None, rounds))
+
+
+def otherwise(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
+    """Return the pass that rounds what ships otherwise; data-free codes do not depend on it."""
+    pick = record.pick
+    if plan.otherwise is None or pick is None:
+        return ()
+    subject = next(s for s in record.subjects if s.label == pick.subject)
+    for row in record.measurements:
+        if (row.subject, row.scheme) == (pick.subject, pick.scheme) and row.calibrates:
+            return (Pass(subject, (row.spec,), perturbed=True),)
+    return ()
+
+
+ARITHMETIC = 0.1
+"""The most that rounding what ships otherwise may cost, as a part of the scan."""
+
+
+def price_otherwise(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    pricing: Pricing,
+    passes: Sequence[Pass],
+    machine: tuple[str, str],
+) -> Further | None:
+    """Return the price of rounding the dearest pair otherwise; None where it is too much."""
+    pairs = (
+        priced(Pass(subject, (scheme.spec,), perturbed=True), pricing).price
+        for subject in subjects
+        for scheme in calibrated(schemes)
+    )
+    price = max(pairs, key=lambda price: price.flops, default=Price())
+    if not 0 < price.flops <= ARITHMETIC * sum(step.price.flops for step in passes):
+        return None
+    low, high = seconds_range(price.flops, *machine)
+    return Further(price.streams, low, high)

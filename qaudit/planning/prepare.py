@@ -1,22 +1,48 @@
-"""Targets and settings -> a plan that can run: resolved, pinned and priced.
+"""Targets and settings -> a plan that can run: resolved, pinned and priced. No weight is read.
 
 A lock given as a target is used as it is; otherwise the plan in the output folder is kept to,
-so that the same command measures the same commits again.
+so that the same command measures the same commits again. What needs a permission is refused before
+anything is downloaded, what cannot fit in memory or on the disk before the first byte of weights,
+with what would fit.
+
+A scan into the folder of an audit adds to it; one that measures less has a folder of its own. The
+evidence of an earlier scan stays in the folder, but `audit.json` and the card have what the
+last plan measured: a narrower one would replace them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from qaudit.core.registry import origins, parse_schemes
+from qaudit.core.shipped import Shipped
+from qaudit.diagnostics.registry import origins_of
 from qaudit.downloads.downloads import RECORD_FILE
-from qaudit.errors import UsageError
+from qaudit.errors import QauditError, UsageError
+from qaudit.host import available_nbytes, default_stream_limit
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.extend import must_extend
+from qaudit.planning.footprint import (
+    Footprint,
+    PlannedDownloads,
+    free_disk_nbytes,
+    price_traffic,
+)
+from qaudit.planning.passes import (
+    Pricing,
+    calibrated,
+    class_notes,
+    passes_of,
+    price_otherwise,
+    with_draws,
+    with_reference,
+)
 from qaudit.planning.pin import (
     check_pins,
     holds_the_hub,
@@ -26,14 +52,47 @@ from qaudit.planning.pin import (
     pinned_or_resolved,
     read_lock,
 )
-from qaudit.planning.plan import make_plan
-from qaudit.planning.price import with_needed_again
-from qaudit.planning.resolve import needs_hub, still_there
+from qaudit.planning.price import (
+    ITEMSIZE,
+    Load,
+    begins_again_notes,
+    choose_audited,
+    choose_column_loop,
+    device_notes,
+    diagnoses_of,
+    keeping_notes,
+    kept_specs,
+    nbytes_to_keep,
+    price_of,
+    seconds_range,
+    with_needed_again,
+)
+from qaudit.planning.resolve import Chosen, choose, needs_hub, proposed_soups, still_there
+from qaudit.planning.shipped import reading_shipped, with_shipped
+from qaudit.planning.sizes import TextSize, text_size
+from qaudit.planning.survey import LONGEST_CONTEXT, allowed_notes, expert_notes
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
+from qaudit.report.card.protocol import command
+from qaudit.saved.audits import read_audit
+from qaudit.saved.codec import FILE
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.saved.signature import signing_key
-from qaudit.settings import Recipe, RunOptions
-from qaudit.types import SILENT, Pins, Plan, Ref, Resolved, Watch, digest
+from qaudit.settings import RunOptions
+from qaudit.text.corpus import make_protocol
+from qaudit.types import (
+    SILENT,
+    Pass,
+    Pins,
+    Plan,
+    Price,
+    Recipe,
+    Ref,
+    Resolved,
+    Traffic,
+    Watch,
+    digest,
+    reference_in,
+)
 
 LONGEST_NAME = 80  # characters of a default output folder
 
@@ -123,3 +182,236 @@ def _short_name(target: str) -> str:
     if is_recipe(target):
         return path.stem
     return str(Ref.parse(target)) if is_hub(target) else path.name or path.resolve().name
+
+
+KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block
+
+
+DEFAULTS = RunOptions()
+
+
+def make_plan(
+    recipe: Recipe,
+    *,
+    options: RunOptions = DEFAULTS,
+    hub: Hub | None = None,
+    resolved: Resolved | None = None,
+    record: Path | None = None,
+) -> Plan:
+    """Resolve and price a recipe; refuse what is not permitted and what cannot fit.
+
+    In `record` an earlier run of the same scan listed its downloads that may be evicted.
+    """
+    chosen = choose(recipe, options, hub, resolved)
+    largest = chosen.seen.largest
+    traffic = _fetched(chosen, options.disk_budget, record)
+    plan, footprint = _planned(chosen, traffic, options)
+    downloads = traffic.nbytes_disk_peak if traffic else 0
+    kept = kept_specs(options.keep, chosen.schemes)
+    kept_nbytes = nbytes_to_keep(kept, chosen.subjects, largest)
+    footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
+    merges = [subject.merge for subject in chosen.subjects]
+    plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
+    return replace(
+        plan,
+        notes=(
+            *chosen.resolved.notes,
+            *chosen.seen.notes,
+            *(chosen.seen.references if not any(p.is_quantized for p in plan.passes) else ()),
+            *class_notes(chosen.schemes, largest),
+            *expert_notes(largest, plan.recipe),
+            *allowed_notes(chosen.members),
+            *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
+            *plan.notes,
+            *keeping_notes(kept, kept_nbytes),
+            *proposed_soups(recipe, chosen.resolved.checkpoints),
+        ),
+        plugins=plugins,
+        nbytes_disk=plan.nbytes_disk + kept_nbytes,
+    )
+
+
+def _planned(
+    chosen: Chosen, traffic: Traffic | None, options: RunOptions
+) -> tuple[Plan, Footprint]:
+    """Return the passes with what they take of this machine, and the footprint of the audit's."""
+    resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
+    recipe, largest = resolved.recipe, seen.largest
+    context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
+    item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
+    protocol = make_protocol(recipe, context, item_context)
+    drawn = with_draws(recipe, schemes)
+    trees, most = seen.reads_trees, seen.longest_context
+    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=trees, longest=most)
+    device, dtype = machine = choose_audited(recipe.device, recipe.dtype)
+    column_loop, column_note = choose_column_loop(device, schemes, largest)
+    diagnoses = diagnoses_of(recipe, schemes, largest.blocks, text, protocol)
+    footprint = _footprint(chosen, text, machine, options)
+    available = available_nbytes()
+    footprint.refuse_short_memory(available, protocol.calibration_documents)
+    beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
+    price = sum((price_of(*diagnosis, largest) for diagnosis in diagnoses.items()), Price())
+    pricing = Pricing(largest, text, price)
+    passes, otherwise = _passes(chosen, pricing), None
+    if recipe.arithmetic:
+        otherwise = price_otherwise(chosen.subjects, schemes, pricing, passes, machine)
+    longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
+    is_long = longest > KEPT_SECONDS and not options.no_checkpoints
+    whole_notes = begins_again_notes(footprint.rounds, diagnoses)
+    # Of a pass that is kept at a block, and of the one that replaces it.
+    nbytes_kept = 2 * footprint.streams_nbytes if is_long and not whole_notes else 0
+    idle = recipe.repeats > 1 and not calibrated(schemes)
+    passes = tuple(reading_shipped(step, resolved.shipped, pricing) for step in passes)
+    price = sum((step.price for step in passes), Price())
+    low, high = seconds_range(price.flops, *machine)
+    plan = Plan(
+        recipe=recipe,
+        subjects=chosen.subjects,
+        specs=tuple(scheme.spec for scheme in schemes),
+        device=device,
+        dtype=dtype,
+        column_loop=column_loop,
+        context=protocol.context,
+        item_context=protocol.item_context,
+        parameters=largest.parameters,
+        blocks=largest.blocks,
+        nbytes_read=price.nbytes_read,
+        nbytes_memory=max(each.memory_nbytes for each in (footprint, *beside)),
+        nbytes_memory_fixed=replace(footprint, limit_nbytes=0).memory_nbytes,
+        nbytes_memory_available=available,
+        nbytes_disk=footprint.disk_nbytes + nbytes_kept,
+        streams=price.streams,
+        seconds_low=low,
+        seconds_high=high,
+        texts=resolved.texts,
+        shipped=resolved.shipped,
+        traffic=traffic,
+        findings=resolved.findings,
+        passes=passes,
+        otherwise=otherwise,
+        diagnoses=tuple(work.text for work in diagnoses),
+        notes=(
+            *text.notes,
+            *device_notes(recipe.device),
+            *([column_note] if column_note else ()),
+            *footprint.notes,
+            *(["no scheme here calibrates: there is nothing to draw again"] if idle else ()),
+            *(whole_notes if is_long else ()),
+        ),
+    )
+    return plan, footprint
+
+
+def _passes(chosen: Chosen, pricing: Pricing) -> tuple[Pass, ...]:
+    recipe, subjects, schemes = chosen.resolved.recipe, chosen.subjects, chosen.schemes
+    reference = reference_in(subjects, recipe.reference)
+    steps = passes_of(subjects, schemes, recipe.repeats, pricing)
+    return tuple(with_reference(step, reference, pricing) for step in steps)
+
+
+def _footprint(
+    chosen: Chosen, text: TextSize, machine: tuple[str, str], options: RunOptions
+) -> Footprint:
+    recipe, (device, dtype) = chosen.resolved.recipe, machine
+    limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
+    load = Load.of(chosen.schemes, text, 2 if recipe.reference else 1)
+    itemsize = ITEMSIZE[dtype]
+    return Footprint(chosen.seen.largest, load, itemsize, limit, device, text.most_items)
+
+
+def _fetched(chosen: Chosen, budget_nbytes: int | None, record: Path | None) -> Traffic | None:
+    """Return what comes from the Hub."""
+    resolved, hub = chosen.resolved, chosen.hub
+    if hub is None:
+        return None
+    reference = reference_in(chosen.subjects, resolved.recipe.reference)
+    beside = [*resolved.shipped, *(c for c, _ in (reference.members if reference else ()))]
+    subjects = [with_shipped(subject, beside) for subject in chosen.subjects]
+    downloads = PlannedDownloads.of(subjects, resolved.texts, hub, record)
+    return price_traffic(downloads, budget_nbytes, free_disk_nbytes())
+
+
+SELECTIONS = ("checkpoints", "stages", "every", "last", "limit")
+LISTS = ("schemes", "soups", "shipped", "tasks", "diagnostics")
+TEXTS = ("evaluation", "calibration", "chat_template")
+FURTHER = ("choices", "rollouts", "reference")
+
+
+def must_extend(plan: Plan, out: Path) -> None:
+    """Refuse a plan whose audit would lack what the audit in its folder has."""
+    if not (out / FILE).is_file():
+        return
+    try:
+        before = read_audit(out).plan
+    except QauditError:  # damaged: it is written anew
+        return
+    lost = list(_lost(before, plan))
+    if not lost:
+        return
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    both = _together(before.recipe, plan.recipe)
+    folder = shlex.quote(str(out))
+    adding = "" if both is None else f"; or add to it: `{command(both)} --out {folder}`"
+    raise UsageError(
+        f"`{out}` has an audit, which this scan would replace by one without "
+        f"{', '.join(lost[:3])}{more}",
+        hint=f"name another folder, as `--out {shlex.quote(str(_free(out)))}`{adding}",
+    )
+
+
+def _lost(before: Plan, plan: Plan) -> Iterator[str]:
+    """Yield what the audit has, and the plan has not."""
+    subjects = {s.label: s.content for s in plan.subjects}
+    other_targets = before.recipe.targets != plan.recipe.targets
+    for subject in before.subjects:
+        other = other_targets and subjects.get(subject.label) != subject.content
+        if subject.label not in subjects or other:
+            yield f"`{subject.label}`"
+    for scheme in parse_schemes(before.specs):
+        if scheme.spec not in plan.specs and not isinstance(scheme, Shipped):
+            yield scheme.short
+    shipped = {checkpoint.label for checkpoint in plan.shipped}
+    yield from (f"`{file.label}`" for file in before.shipped if file.label not in shipped)
+    old, new = before.recipe, plan.recipe
+    yield from (f"the task `{task}`" for task in old.tasks if task not in new.tasks)
+    diagnosed = [text.partition(":")[0] for text in new.diagnostics]
+    for name in (text.partition(":")[0] for text in old.diagnostics):
+        if not {name, "all"} & {*diagnosed}:
+            yield f"the diagnostic `{name}`"
+    for name in TEXTS:
+        if getattr(old, name) != getattr(new, name):
+            yield f"{getattr(old, name) or 'the default'} as its {name.replace('_', ' ')}"
+    for name in FURTHER:
+        if (value := getattr(old, name)) not in (None, getattr(new, name)):
+            yield f"the {name} `{value}`"
+    if old.evaluation_documents > new.evaluation_documents:
+        yield f"documents beyond {new.evaluation_documents}"
+
+
+def _together(before: Recipe, recipe: Recipe) -> Recipe | None:
+    """Return a recipe of both; None where they differ in more than how much they measure."""
+    if before.targets != recipe.targets:
+        return None
+    if any(getattr(before, name) != getattr(recipe, name) for name in TEXTS):
+        return None
+    further: dict[str, Any] = {
+        name: getattr(recipe, name) or getattr(before, name) for name in FURTHER
+    }
+    selected = [{name: getattr(one, name) for name in SELECTIONS} for one in (before, recipe)]
+    if selected[0] != selected[1]:
+        if all(any(one.values()) for one in selected):
+            return None
+        further |= next(one for one in selected if not any(one.values()))
+    for name in LISTS:
+        further[name] = tuple(dict.fromkeys((*getattr(before, name), *getattr(recipe, name))))
+    documents = max(before.evaluation_documents, recipe.evaluation_documents)
+    bits = (*before.bits, *recipe.bits) if before.bits and recipe.bits else ()
+    return replace(
+        recipe, **further, bits=tuple(dict.fromkeys(bits)), evaluation_documents=documents
+    )
+
+
+def _free(out: Path) -> Path:
+    return next(
+        path for number in count(2) if not (path := out.with_name(f"{out.name}-{number}")).exists()
+    )

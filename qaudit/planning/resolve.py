@@ -10,22 +10,51 @@ they are measured once, because what identifies a measurement is content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints import folder
-from qaudit.errors import SourceError, UsageError
+from qaudit.checkpoints.configuration import is_own_code, read_configuration
+from qaudit.checkpoints.folder import family_of
+from qaudit.checkpoints.safetensors import INDEX, weight_map
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.errors import QauditError, SourceError, UsageError
+from qaudit.families import Family
+from qaudit.families.tables import FamilySoup
+from qaudit.formats.weights import quantization_of
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings
-from qaudit.planning.shipped import find_shipped
+from qaudit.planning.passes import refuse_classes, with_scheme
+from qaudit.planning.shipped import all_shipped, find_shipped
+from qaudit.planning.survey import Survey, refuse, survey
+from qaudit.policy import policy_named
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
+from qaudit.report.format import listing
+from qaudit.settings import RunOptions
+from qaudit.support.keys import nearest
+from qaudit.support.sizes import size
 from qaudit.text.hub_texts import find_texts, hub_sources, with_default_texts
-from qaudit.types import Checkpoint, Recipe, Ref, Resolved, Subject, digest
+from qaudit.types import (
+    Checkpoint,
+    Recipe,
+    Ref,
+    Resolved,
+    Subject,
+    WeightFile,
+    digest,
+    reference_in,
+)
+
+if TYPE_CHECKING:
+    from qaudit.hub import Hub
 
 
 def needs_hub(recipe: Recipe) -> bool:
@@ -200,3 +229,193 @@ def _notes(
             "choose others with `--checkpoints`, `--stage`, `--every` or `--last`"
         )
     return tuple(dict.fromkeys([*notes, *(note for c in read for note in c.notes)]))
+
+
+_Key = tuple[str | None, tuple[tuple[str, str], ...]]
+
+
+def without_unread(resolved: Resolved, hub: Hub | None) -> tuple[Resolved, tuple[str, ...]]:
+    """Return what is resolved without files that hold nothing that is read, and notes on them."""
+    if hub is None or find_spec("torch") is None:  # an installation that only plans
+        return resolved, ()
+    seen: dict[_Key, frozenset[str]] = {}
+    needed = {c: _needed(c, hub, seen) for c in _checkpoints(resolved)}
+    notes = [_note(checkpoint) for checkpoint in needed.values() if checkpoint.unread]
+    subjects = tuple(
+        replace(s, members=tuple((needed[c], share) for c, share in s.members))
+        for s in resolved.subjects
+    )
+    checkpoints = tuple(needed[c] for c in resolved.checkpoints)
+    return replace(resolved, subjects=subjects, checkpoints=checkpoints), tuple(notes)
+
+
+def whole(subject: Subject) -> Subject:
+    """Return a subject with all files of its members, for what is written with their towers."""
+    return replace(subject, members=tuple((c.whole, share) for c, share in subject.members))
+
+
+def _checkpoints(resolved: Resolved) -> list[Checkpoint]:
+    members = (c for subject in resolved.subjects for c, _ in subject.members)
+    return list(dict.fromkeys((*resolved.checkpoints, *members)))
+
+
+def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) -> Checkpoint:
+    """Return a checkpoint without the shards that hold nothing that is read."""
+    if checkpoint.commit is None or len(checkpoint.whole.files) < 2:
+        return checkpoint
+    try:
+        folder = hub.fetcher.settings(checkpoint)
+        config = read_configuration(folder)
+        if not _may_have_unread(config) or quantization_of(folder) is not None:
+            return checkpoint
+        placed = weight_map(folder / INDEX)
+        key = (checkpoint.configuration_sha256, tuple(sorted(placed.items())))
+        if key not in seen:
+            from qaudit.model.skeleton import unread_in
+
+            unread = unread_in(folder, list(placed))
+            read = {file for name, file in placed.items() if name not in unread}
+            seen[key] = frozenset(placed.values()) - read if read else frozenset()
+    except QauditError:  # what is wrong with it is said where it is opened
+        return checkpoint
+    return _split(checkpoint.whole, seen[key])
+
+
+def _may_have_unread(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has towers beside its text, or blocks that predict further tokens."""
+    towers = any(k.endswith("_config") and k != "quantization_config" for k in config)
+    return not is_own_code(config) and (towers or bool(config.get("num_nextn_predict_layers")))
+
+
+def _split(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
+    def chosen(*, unread: bool) -> tuple[WeightFile, ...]:
+        return tuple(file for file in checkpoint.files if (file.name in names) is unread)
+
+    return replace(checkpoint, files=chosen(unread=False), unread=chosen(unread=True))
+
+
+def _note(checkpoint: Checkpoint) -> str:
+    names = ", ".join(f"`{file.name}`" for file in checkpoint.unread[:3])
+    more = f" and {len(checkpoint.unread) - 3} more" if len(checkpoint.unread) > 3 else ""
+    nbytes = size(sum(file.nbytes for file in checkpoint.unread))
+    return f"not downloaded of `{checkpoint.label}`: {names}{more} ({nbytes}), which nothing reads"
+
+
+def proposed_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
+    """Return a note for each unreleased soup of which a scan without soups has all ingredients."""
+    if recipe.soups:
+        return ()
+    notes = []
+    for location, family in _families(checkpoints):
+        here = [c for c in checkpoints if c.family == family.family and _series(c) == location]
+        for soup in family.soups:
+            members = [_called(name, here) for name in soup.of]
+            present = [c for c in members if c is not None and c.files]
+            if soup.target is None and len(present) == len(members):
+                notes.append(_proposal(soup, present))
+    return tuple(dict.fromkeys(notes))
+
+
+def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Family]]:
+    """Yield every series with its family; one whose file is not here has nothing to say."""
+    seen: set[tuple[str, str]] = set()
+    for checkpoint in checkpoints:
+        key = (_series(checkpoint), checkpoint.family or "")
+        if checkpoint.family is not None and key not in seen:
+            seen.add(key)
+            try:
+                family = family_of(checkpoint, checkpoint.family)
+            except UsageError:
+                continue
+            yield key[0], family
+
+
+def _series(checkpoint: Checkpoint) -> str:
+    return checkpoint.ref.location if checkpoint.commit else ""
+
+
+def _names(checkpoint: Checkpoint) -> set[str]:
+    ref = checkpoint.ref
+    place = ref.subfolder or (ref.revision or "main" if checkpoint.commit else None)
+    return {checkpoint.label, checkpoint.label.rpartition("/")[2], *([place] if place else [])}
+
+
+def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """Return the one checkpoint of a name; two of one name are no answer."""
+    named = [c for c in checkpoints if name in _names(c)]
+    return named[0] if len(named) == 1 else None
+
+
+def _proposal(soup: FamilySoup, members: Sequence[Checkpoint]) -> str:
+    weights = soup.weights or (None,) * len(members)
+    parts = "+".join(
+        c.label if weight is None else f"{weight:g}*{c.label}"
+        for c, weight in zip(members, weights, strict=True)
+    )
+    merge = soup.merge if soup.weights is None else "weighted"
+    quoted = listing([f"`{checkpoint.label}`" for checkpoint in members])
+    option = f"`--soup '{soup.label}={merge}({parts})'`"
+    return f"the makers' soup of {quoted} can be measured too: {option}"
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What a recipe chooses, all of it permitted, and how large its models are."""
+
+    resolved: Resolved
+    schemes: tuple[Scheme, ...]
+    subjects: tuple[Subject, ...]
+    members: list[Checkpoint]
+    hub: Hub | None
+    seen: Survey
+
+
+def choose(
+    recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
+) -> Chosen:
+    schemes = parse_schemes(recipe.schemes)
+    refuse_classes(recipe, schemes, None)
+    _refuse_replays(recipe, schemes)
+    for scheme in schemes:
+        scheme.must_be_installed()
+    policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
+    resolved = resolved or resolve(recipe, hub)
+    members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
+    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
+        hub = open_hub()
+    allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
+    refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    _must_name_reference(recipe, resolved.subjects)
+    resolved, unread_notes = without_unread(resolved, hub)
+    members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
+    files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
+    schemes, resolved = (*schemes, *shipped), replace(resolved, shipped=files)
+    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
+    seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    refuse_classes(recipe, schemes, seen.largest)
+    seen = replace(seen, notes=(*unread_notes, *seen.notes))
+    return Chosen(resolved, schemes, subjects, members, hub, seen)
+
+
+def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
+    """Refuse to replay a choice of experts in mini-batches that are cut anew."""
+    learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
+    if recipe.routing == "reference" and learned:
+        raise UsageError(
+            f"`--routing reference` replays the choice of experts in whole batches, and "
+            f"`{learned[0]}` learns on other ones",
+            hint=f"leave `{learned[0]}` out, or `--routing reference`",
+        )
+
+
+def _must_name_reference(recipe: Recipe, subjects: Sequence[Subject]) -> None:
+    if recipe.reference is None:
+        return
+    reference = reference_in(subjects, recipe.reference)
+    if reference is None or reference.is_search:
+        labels = [subject.label for subject in subjects]
+        raise UsageError(
+            f"the reference `{recipe.reference}` is not one of the {len(subjects)} subjects that "
+            "are measured",
+            hint=f"name it as a target, too; {nearest(recipe.reference, labels)}",
+        )

@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qaudit import families
 from qaudit.checkpoints.adapters import must_share_tokens, open_checkpoint, read_adapter
 from qaudit.checkpoints.configuration import (
     is_own_code,
@@ -32,12 +33,12 @@ from qaudit.checkpoints.places import folder_of, own_folder
 from qaudit.checkpoints.safetensors import ADAPTER, WeightFolder
 from qaudit.core.shipped import shipped_reference
 from qaudit.errors import SourceError, UsageError
+from qaudit.families.family import Need
 from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees
-from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.sizes import Sizes, first_whole, with_beside
 from qaudit.support.sizes import size
 from qaudit.types import Checkpoint, Recipe, Subject
@@ -277,3 +278,87 @@ def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:
     if gates and not recipe.quantize_routers:
         shown = ", ".join(f"`{name}`" for name in gates[:4]) + ", ..." * (len(gates) > 4)
         yield f"routers and small gates are left as they are: {shown} (`--quantize-routers`)"
+
+
+@dataclass(frozen=True)
+class _Permission:
+    """Something that is never done unless it is permitted."""
+
+    need: Need  # as in `Checkpoint.requires`
+    flag: str
+    because: str
+    means: str
+    done: str
+
+
+_PERMISSIONS = (
+    _Permission(
+        need="pickle",
+        flag="--allow-pickle",
+        because="has its weights as pickles only, and opening a pickle can run code",
+        means="they are then read with a loader that takes nothing but tensors",
+        done="pickled weights are read, with a loader that takes nothing but tensors",
+    ),
+    _Permission(
+        need="remote_code",
+        flag="--trust-remote-code",
+        because="has its model as code of its own, which is not run unless asked for",
+        means="that Python then runs on this machine with all your rights: read it first",
+        done="code of the repository is run on this machine",
+    ),
+)
+
+
+def refuse(
+    checkpoints: Sequence[Checkpoint], *, allow_pickle: bool, trust_remote_code: bool
+) -> None:
+    allowed = {"pickle": allow_pickle, "remote_code": trust_remote_code}
+    refused = [
+        (permission, needing)
+        for permission, needing in _needing(checkpoints)
+        if not allowed[permission.need]
+    ]
+    if not refused:
+        return
+    reasons = [f"{_some(needing)} {p.because}{_why(p, needing)}" for p, needing in refused]
+    flags = " ".join(f"`{p.flag}`" for p, _ in refused)
+    raise UsageError(
+        "; ".join(reasons),
+        hint=f"pass {flags} if you trust where it comes from; "
+        + "; ".join(p.means for p, _ in refused),
+    )
+
+
+def with_own_code(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
+    """Return a checkpoint with the need for code that only its `config.json` tells."""
+    if "remote_code" in checkpoint.requires or not is_own_code(config):
+        return checkpoint
+    return replace(checkpoint, requires=(*checkpoint.requires, "remote_code"))
+
+
+def allowed_notes(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
+    """Return a note for everything that was allowed and is going to be done."""
+    return tuple(
+        f"{_some(needing)}: {permission.done}{_why(permission, needing)}"
+        for permission, needing in _needing(checkpoints)
+    )
+
+
+def _needing(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[_Permission, list[Checkpoint]]]:
+    for permission in _PERMISSIONS:
+        if needing := [c for c in checkpoints if permission.need in c.requires]:
+            yield permission, needing
+
+
+def _some(checkpoints: Sequence[Checkpoint]) -> str:
+    first = checkpoints[0]
+    where = "" if first.label == first.ref.location else f" of `{first.ref.location}`"
+    more = f" (like {len(checkpoints) - 1} more)" if len(checkpoints) > 1 else ""
+    return f"`{first.label}`{where}{more}"
+
+
+def _why(permission: _Permission, checkpoints: Sequence[Checkpoint]) -> str:
+    by_name = {family.family: family.why_required for family in families.all_families()}
+    whys = (by_name.get(c.family or "", {}).get(permission.need) for c in checkpoints)
+    reasons = dict.fromkeys(why for why in whys if why)
+    return f" ({'; '.join(reasons)})" if reasons else ""

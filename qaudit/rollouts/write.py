@@ -16,9 +16,9 @@ from qaudit.downloads.downloads import Downloads
 from qaudit.errors import ConfigurationError, ModelError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.devices import choose_audited
-from qaudit.planning.permissions import refuse
+from qaudit.planning.price import choose_audited
 from qaudit.planning.resolve import resolve, resolve_soup
+from qaudit.planning.survey import refuse
 from qaudit.rollouts.folder import RolloutFolder, add_marks, read_marks, write_texts
 from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt, read_prompts
 from qaudit.rollouts.server import Server, ServerClient

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.types.text import HELD_OUT, SELECTION
+from qaudit.types.subjects import HELD_OUT, SELECTION
 
 CONFIDENCE_EDGES = (0.25, 0.5, 0.9)
 """Between four buckets of tokens, by the probability that full precision gives its likeliest."""

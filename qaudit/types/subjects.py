@@ -1,11 +1,17 @@
-"""What is audited: places, checkpoints, and subjects made of them."""
+"""What is measured, and on what: checkpoints, soups, documents and how they are cut."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 FULL_PRECISION = "fp"
 """The display name and spec of the stream that is never quantized."""
@@ -168,3 +174,272 @@ def digest(value: object) -> str:
 
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+PROMPT, REASONING, CALL, ANSWER = ROLES = ("prompt", "reasoning", "call", "answer")
+"""What a token of a conversation is: given to the model, or written by it."""
+
+UNSCORED = -1
+"""In place of a role: the loss of the token is not counted."""
+
+
+@dataclass(frozen=True)
+class RoleSpan:
+    """Characters of a conversation whose tokens are scored, and their role."""
+
+    start: int
+    stop: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """A named text, the unit of analysis."""
+
+    name: str
+    text: str
+    stratum: str = ""  # the value of the field that `strata` names
+    is_chat: bool = False  # a conversation: its template writes what begins it
+    # What of a conversation is scored, and whether its last answer alone is; None: no token.
+    # Asked only of documents that are measured on, because prefixes are rendered for it.
+    spans: Callable[[], tuple[tuple[RoleSpan, ...], bool]] | None = field(
+        default=None, compare=False
+    )
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A multiple-choice item: the log-likelihood of each option after the context decides."""
+
+    name: str
+    context: str
+    options: tuple[str, ...]
+    answer: int
+
+
+CHOICES = "choices"
+"""The task that multiple-choice items of a file make up."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a task: how many options it has, and which are right, counted from zero.
+
+    The likeliest option is the answer; a single one is right where each of its tokens is the
+    likeliest.
+    """
+
+    task: str
+    name: str
+    options: int
+    right: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How text becomes windows of tokens, and how many."""
+
+    context: int
+    stride: int
+    bos: Literal["auto", "always", "never"] = "auto"
+    packed: bool = False
+    evaluation_documents: int = 64
+    calibration_documents: int = 64
+    document_tokens: int | None = None
+    calibration_seed: int = 0
+    item_context: int | None = None  # of options behind their context; None: that of documents
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A run of tokens that goes through the model at once.
+
+    Tokens before `scored_from` are context: they are read, and their loss is not counted. Nor is
+    that of tokens of a conversation without a role.
+    """
+
+    document: int
+    tokens: npt.NDArray[np.int32]
+    scored_from: int = 1
+    roles: npt.NDArray[np.int8] | None = None  # places in `ROLES`, or `UNSCORED`; None: plain text
+
+    @property
+    def scored(self) -> int:
+        """Number of tokens whose loss is counted."""
+        if self.roles is None:
+            return len(self.tokens) - self.scored_from
+        return int((self.roles[self.scored_from :] != UNSCORED).sum())
+
+
+SELECTION, HELD_OUT = "selection", "held-out"
+"""Documents to choose on, and documents to report on: the winner on the first was partly lucky."""
+
+
+@dataclass(frozen=True)
+class EvaluationDocument:
+    """What is known of an evaluation document once it is cut: its name, hash and scored bytes."""
+
+    name: str
+    sha256: str
+    nbytes: int
+    split: str = SELECTION
+    stratum: str = ""
+
+
+@dataclass(frozen=True)
+class RolloutChoices:
+    """What is asked of a stream about each token of rollouts, beside its loss."""
+
+    ends: tuple[tuple[int, ...], ...]  # groups of tokens, whose probability is summed
+    # Temperature, top-k and top-p that the token was drawn with; None: from the model as it is.
+    sampler: tuple[float, int | None, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutText:
+    """What a model wrote behind prompts; a window for each sample, its prompt not scored.
+
+    Shapes: S samples.
+    """
+
+    windows: tuple[Window, ...]
+    prompt: npt.NDArray[np.int64]  # (S,) of each sample, by its index
+    greedy: npt.NDArray[np.bool_]  # (S,)
+    ends: tuple[tuple[str, tuple[int, ...]], ...]  # tokens that end a turn, or reasoning, by name
+    sha256: str  # of the samples as they are in their folder
+    target: str = ""  # that wrote them
+    weights_sha256: str = ""  # `Subject.content` of it
+    # Of samples that were drawn and marked; None: of none.
+    mark: npt.NDArray[np.float64] | None = None  # (S,) NaN: not marked
+    read: npt.NDArray[np.int64] | None = None  # (S,) tokens that the mark reads
+    sampler: tuple[float, int | None, float] | None = None
+    unweighed: str = ""  # why marks give no expected score
+
+    @property
+    def fed_sha256(self) -> str:
+        """Identify what is fed and what is summed. Marks weigh those sums, and change none."""
+        windows = [_identity(window) for window in self.windows]
+        rows = [
+            None if rows is None else rows.tolist()
+            for rows in (self.prompt, self.greedy, self.read)
+        ]
+        return digest([windows, rows, self.mark is None, self.unweighed])
+
+    @property
+    def choices(self) -> RolloutChoices:
+        sampler = None if self.mark is None or self.unweighed else self.sampler
+        return RolloutChoices(tuple(ids for _, ids in self.ends), sampler)
+
+    @property
+    def longest(self) -> int:
+        return max(len(window.tokens) for window in self.windows)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Calibration and evaluation text as tokens, with its hashes and the protocol that cut it.
+
+    An option of an item is a window of its own, whose `document` counts (item, option) pairs in
+    order, from zero; `items` has how many options each item has.
+    """
+
+    protocol: Protocol
+    calibration: tuple[Window, ...]
+    evaluation: tuple[Window, ...]
+    documents: tuple[EvaluationDocument, ...]
+    items: tuple[Item, ...] = ()
+    item_windows: tuple[Window, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    further: tuple[tuple[Window, ...], ...] = ()  # calibration of the seeds that follow
+    failed_tasks: tuple[tuple[str, str], ...] = ()  # and why
+    available: int | None = None  # evaluation documents of the text, some thousands at most
+    rollouts: RolloutText | None = None
+    has_chat_template: bool | None = None  # the tokenizer; None: not looked at
+
+    @property
+    def draws(self) -> tuple[Corpus, ...]:
+        """The same evaluation text with every draw of calibration text, this one first."""
+        seed = self.protocol.calibration_seed
+        return tuple(
+            replace(
+                self,
+                protocol=replace(self.protocol, calibration_seed=seed + k),
+                calibration=windows,
+                further=(),
+            )
+            for k, windows in enumerate((self.calibration, *self.further))
+        )
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """The stratum of each evaluation document, or nothing where they are not grouped."""
+        strata = tuple(document.stratum for document in self.documents)
+        return strata if any(strata) else ()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item.task for item in self.items))
+
+    @property
+    def windows_by_task(self) -> tuple[tuple[Window, ...], ...]:
+        """The options of each task, whose items are side by side."""
+        counts = Counter[str]()
+        for item in self.items:
+            counts[item.task] += item.options
+        windows = iter(self.item_windows)
+        return tuple(tuple(islice(windows, count)) for count in counts.values())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identify every token of documents that is fed, every one that is scored, and what for.
+
+        Strata and marks are left out: they group and weigh results, and change none.
+        """
+        windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
+        cut = [[_identity(window) for window in part] for part in windows]
+        if self.rollouts is not None:
+            rollouts = self.rollouts
+            cut.append([(rollouts.fed_sha256, rollouts.ends, rollouts.choices.sampler)])
+        return digest([cut, [document.split for document in self.documents]])
+
+    @cached_property
+    def items_sha256(self) -> Mapping[str, str]:
+        """Identify, for each task, what it feeds and scores, and the calibration text beside it."""
+        hashes = {task: hashlib.sha256() for task in self.tasks}
+        first = 0
+        for item in self.items:
+            windows = self.item_windows[first : first + item.options]
+            first += item.options
+            for window in windows:
+                hashes[item.task].update(window.tokens.astype("<i4").tobytes())
+            about = (item.right, [(len(w.tokens), w.scored_from) for w in windows])
+            hashes[item.task].update(repr(about).encode())
+        fed = digest([[w.tokens.tolist(), w.scored_from] for w in self.calibration])
+        return {task: digest([fed, sha256.hexdigest()]) for task, sha256 in hashes.items()}
+
+    def without_evaluation(self) -> Corpus:
+        """Return the corpus with its calibration text and its items alone."""
+        return replace(self, evaluation=(), documents=(), rollouts=None)
+
+    def of_documents(self) -> Corpus:
+        return replace(self.of_tasks(()), rollouts=None)
+
+    def of_tasks(self, tasks: Collection[str]) -> Corpus:
+        items, windows, first = [], list[Window](), 0
+        for item in self.items:
+            if item.task in tasks:
+                items.append(item)
+                windows += self.item_windows[first : first + item.options]
+            first += item.options
+        renumbered = tuple(replace(window, document=k) for k, window in enumerate(windows))
+        return replace(self, items=tuple(items), item_windows=renumbered)
+
+
+def _identity(window: Window) -> tuple[object, ...]:
+    plain = (window.document, window.tokens.tolist(), window.scored_from)
+    return plain if window.roles is None else (*plain, window.roles.tolist())

@@ -7,7 +7,7 @@ import pytest
 from experiments.demo import INGREDIENTS, STAGE1, split
 from qaudit.checkpoints.folder import find_all, shipped_series
 from qaudit.core.schedules import Linear
-from qaudit.planning.plan import make_plan
+from qaudit.planning.prepare import make_plan
 from qaudit.recipe.table import recipe_of
 from qaudit.text.python_text import part_of, python_documents
 

@@ -18,8 +18,7 @@ from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tasks import Machine, Task
-from qaudit.planning.further import price_otherwise
-from qaudit.planning.passes import Pricing, passes_of
+from qaudit.planning.passes import Pricing, passes_of, price_otherwise
 from qaudit.planning.price import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import ResultStore

@@ -15,9 +15,9 @@ from qaudit.cli.app import run as command
 from qaudit.errors import QauditError
 from qaudit.executors import records
 from qaudit.executors.records import read_records
-from qaudit.executors.standing import render, standing_of
+from qaudit.executors.status import render, standing_of
 from qaudit.judging import judge
-from qaudit.planning.further import next_round, planned_rounds
+from qaudit.planning.passes import next_round, planned_rounds
 from qaudit.saved.parts import FIRST, read_run
 from qaudit.types import units_of
 from tests.support.damage import damaged, edited

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.executors import standing
+from qaudit.executors import status
 from qaudit.executors.folder import parts_of
-from qaudit.executors.part_log import PartLog
-from qaudit.executors.standing import render, standing_of
+from qaudit.executors.records import PartLog
+from qaudit.executors.status import render, standing_of
 from qaudit.saved.parts import read_run, unit_path
 from qaudit.types import SILENT, units_of
 from tests.support.cli import Run
@@ -98,7 +98,7 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
     units = units_of(run.plan.passes)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    monkeypatch.setattr(standing, "cost_of", lambda unit: 10.0)
+    monkeypatch.setattr(status, "cost_of", lambda unit: 10.0)
     record = unit_path(run, units[0], planned).name
     done = {"measured": "step10", "outcome": "measured", "seconds": 20.0, "record": record}
     log(planned, "0-of-1", began(), {"subject": "step10"}, done, {"subject": "step200"}, ago=5)

@@ -6,7 +6,7 @@ make readme
 from __future__ import annotations
 
 from qaudit.formats.gguf.architectures import ARCHITECTURES, UNPROVED
-from qaudit.types.codes import CODES
+from qaudit.types.metrics import CODES
 from tests.house import commands
 from tests.house.source import ROOT
 

@@ -88,7 +88,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.downloads.*",
         "qaudit.export.*",
         "qaudit.rollouts.generate",
-        "qaudit.planning.devices",  # only where there is a GPU
+        "qaudit.planning.price",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
@@ -258,7 +258,7 @@ def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "wrong"),
     [
-        ("qaudit.core.grid", "from qaudit.planning.plan import plan", 1),
+        ("qaudit.core.grid", "from qaudit.planning.prepare import plan", 1),
         ("qaudit.judge.rules", "import qaudit.report.card", 1),
         ("qaudit.checkpoints.folder", "def f():\n    from qaudit import engine", 1),
         ("qaudit.checkpoints.folder", "from qaudit import types", 0),

@@ -15,7 +15,7 @@ from qaudit.core.schemes import gguf
 from qaudit.errors import UsageError
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.passes import class_notes, planned_bits, planned_class, refuse_classes
-from qaudit.planning.plan import make_plan
+from qaudit.planning.prepare import make_plan
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Recipe
 from tests.support.tiny import make

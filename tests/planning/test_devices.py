@@ -9,7 +9,7 @@ import torch
 
 from qaudit.engine.machine import open_device
 from qaudit.errors import MachineError, UsageError
-from qaudit.planning import devices
+from qaudit.planning import price
 from tests.support.pretended_device import pretended
 
 
@@ -18,46 +18,46 @@ def nodes(monkeypatch, tmp_path):
     """Name a driver that is there."""
     node = tmp_path / "dxg"
     node.touch()
-    monkeypatch.setattr(devices, "_NODES", (str(node),))
-    monkeypatch.setattr(devices, "_torch_build", lambda: "cu128")
-    monkeypatch.setattr(devices.sys, "platform", "linux")
+    monkeypatch.setattr(price, "_NODES", (str(node),))
+    monkeypatch.setattr(price, "_torch_build", lambda: "cu128")
+    monkeypatch.setattr(price.sys, "platform", "linux")
 
 
 def test_the_driver_of_wsl2_is_looked_for():
-    assert "/dev/dxg" in devices._NODES
+    assert "/dev/dxg" in price._NODES
 
 
 def test_auto_is_a_gpu_where_torch_sees_one(nodes):
     with pretended():
-        assert devices.choose_device("auto", "auto") == ("cuda", "bfloat16")
-        assert devices.device_notes("auto") == ()
+        assert price.choose_device("auto", "auto") == ("cuda", "bfloat16")
+        assert price.device_notes("auto") == ()
 
 
 @pytest.mark.parametrize(
     ("build", "reason"), [("rocm6.4", "ROCm is not tested"), ("xpu", "XPU is not supported")]
 )
 def test_an_accelerator_that_is_not_tested_is_left_with_a_reason(build, reason, monkeypatch):
-    monkeypatch.setattr(devices, "_torch_build", lambda: build)
-    assert devices.choose_device("auto", "auto") == ("cpu", "float32")
-    (note,) = devices.device_notes("auto")
+    monkeypatch.setattr(price, "_torch_build", lambda: build)
+    assert price.choose_device("auto", "auto") == ("cpu", "float32")
+    (note,) = price.device_notes("auto")
     assert reason in note
-    assert devices.device_notes("cuda") == ()
+    assert price.device_notes("cuda") == ()
 
 
 def test_a_driver_without_a_torch_for_it_is_said(nodes):
-    (note,) = devices.device_notes("auto")
+    (note,) = price.device_notes("auto")
     assert "this torch sees no device" in note
 
 
 def test_a_machine_without_an_accelerator_says_nothing(monkeypatch):
-    monkeypatch.setattr(devices, "_torch_build", lambda: "cpu")
-    monkeypatch.setattr(devices, "_NODES", (str(Path("/nowhere")),))
-    assert devices.device_notes("auto") == ()
+    monkeypatch.setattr(price, "_torch_build", lambda: "cpu")
+    monkeypatch.setattr(price, "_NODES", (str(Path("/nowhere")),))
+    assert price.device_notes("auto") == ()
 
 
 def test_mps_is_refused_when_an_audit_is_planned():
     with pytest.raises(UsageError, match="MPS has no float64") as refused:
-        devices.choose_audited("mps", "auto")
+        price.choose_audited("mps", "auto")
     assert refused.value.hint == "use `--device cpu`"
 
 

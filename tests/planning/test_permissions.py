@@ -6,7 +6,7 @@ import pytest
 
 from qaudit import families
 from qaudit.errors import UsageError
-from qaudit.planning.permissions import allowed_notes, refuse
+from qaudit.planning.survey import allowed_notes, refuse
 from qaudit.types import Checkpoint, Ref
 
 

@@ -13,7 +13,7 @@ import torch
 
 from qaudit.checkpoints.safetensors import PICKLE_INDEX
 from qaudit.errors import UsageError
-from qaudit.planning.plan import make_plan
+from qaudit.planning.prepare import make_plan
 from qaudit.settings import RunOptions
 from qaudit.types import FULL_PRECISION, AuditRecord, Plan, Recipe
 from tests.support import own_code, tiny

@@ -22,7 +22,7 @@ from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.planning.pin import pinned_or_resolved, read_lock
-from qaudit.planning.plan import make_plan
+from qaudit.planning.prepare import make_plan
 from qaudit.planning.resolve import needs_hub, resolve
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.settings import RunOptions
@@ -94,8 +94,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for source in (DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION):
         path = texts / source.rpartition("/")[2]
         path.write_bytes(gzip.compress(json.dumps({"text": source}).encode()))
-    monkeypatch.setattr("qaudit.planning.plan.free_disk_nbytes", lambda: 500 * GB)
-    monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 64 * 2**30)
+    monkeypatch.setattr("qaudit.planning.prepare.free_disk_nbytes", lambda: 500 * GB)
+    monkeypatch.setattr("qaudit.planning.prepare.available_nbytes", lambda: 64 * 2**30)
     monkeypatch.setattr("qaudit.planning.price.matmul_rate", lambda: 1e10)
     hub = Hub(tmp_path / "root")
     found = World(hub, tmp_path, monkeypatch)
@@ -305,7 +305,7 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     wide = recipe(schemes=("gptq-4bit",), document_tokens=None, calibration_documents=512)
     found = resolve(wide, hub)
 
-    monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 16 * 2**30)
+    monkeypatch.setattr("qaudit.planning.prepare.available_nbytes", lambda: 16 * 2**30)
     with pytest.raises(MachineError, match=r"17\.2 GB are free") as refusal:
         make_plan(wide, hub=hub, resolved=found)
     words = refusal.value.hint.replace("`", "").split()

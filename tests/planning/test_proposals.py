@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from qaudit.planning.proposals import proposed_soups
+from qaudit.planning.resolve import proposed_soups
 from qaudit.types import Recipe
 from tests.support.series import find_checkpoints
 

@@ -14,9 +14,9 @@ from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
-from qaudit.executors.events import UnitOutcome
 from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
+from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by_rounding, tables_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qaudit.errors import CorpusError, HubError, QauditError, SourceError, UnreachableError
-from qaudit.planning.plan import make_plan
+from qaudit.planning.prepare import make_plan
 from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import read_documents
 from qaudit.text.hub_texts import (

@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.executors.folder import cost_of, parts_of
-from qaudit.executors.part_log import is_number, read_logs
-from qaudit.executors.records import RoundState, states_of
+from qaudit.executors.records import (
+    RoundState,
+    is_number,
+    read_logs,
+    states_of,
+)
 from qaudit.host import is_running
 from qaudit.report.format import duration, plural
 from qaudit.saved.parts import FIRST, last_round, read_round, read_run, unit_path
