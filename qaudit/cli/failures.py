@@ -67,7 +67,15 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted; results are kept in `{out}`", hint=AGAIN) from error
+        kept = next(filter(_holds_results, (out, out.with_name(f".{out.name}.begun"))), None)
+        what = "nothing is kept yet" if kept is None else f"results are kept in `{kept}`"
+        raise Interrupted(f"interrupted; {what}", hint=AGAIN) from error
+
+
+def _holds_results(folder: Path) -> bool:
+    """Return whether a folder has more than a plan."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return any(not name.startswith(".qaudit") for name in names - {"plan.json", "parts"})
 
 
 def _being_imported(error: BaseException) -> str | None:

@@ -45,12 +45,12 @@ def audit_folder(target: str, watch: Watch | None = None) -> Path:
 def is_published(target: str) -> bool:
     """Return whether a target is an audit on the Hub; a folder on this machine wins.
 
-    So does a folder that is missing: `runs/demo`, where there is a `runs`.
+    So does a folder that is missing: `runs/demo`, where there is a `runs`, or `qaudit-out/demo`.
     """
     if target.startswith(HUB):
         return True
     path, ref = Path(target), repository_of(target)
-    near = "@" not in target and path.parent.is_dir()
+    near = "@" not in target and (path.parent.is_dir() or path.parts[:1] == ("qaudit-out",))
     return ref is not None and not (path.exists() or near)
 
 

@@ -75,18 +75,21 @@ def find_all(
 
 
 def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
-    """Look on the Hub; say that no folder has this name, where one may be meant or that fails."""
+    """Look on the Hub; not where a folder of nearly this name is here, and may be meant."""
     parent = Path(target).parent
+    is_path = not target.startswith(HUB) and "@" not in target
+    if is_path and (near := local.near_folder(Path(target))):
+        raise UsageError(
+            f"there is no folder `{target}`", hint=f"{near} Of the Hub, write it as `{HUB}{target}`"
+        )
     if parent.name and parent.is_dir() and not target.startswith(HUB):
         listing.client.say(f"there is no folder `{target}`: looking for it on the Hub")
     try:
         return _look(listing, target, recipe)
     except QauditError as error:
-        if not target.startswith(HUB) and "@" not in target:
+        if is_path:
             error.message = f"there is no folder `{target}`, and on the Hub: {error.message}"
             error.args = (error.message,)
-            near = local.near_folder(Path(target))
-            error.hint = f"{near} On the Hub: {error.hint}" if near else error.hint
         raise
 
 

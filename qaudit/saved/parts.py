@@ -124,7 +124,10 @@ def read_plan(path: Path) -> RunDocument:
     try:
         contents = _json(path)
     except FileNotFoundError as error:
-        hint = f"make one: `qaudit plan TARGET --out {path.parent}`"
+        hint = (
+            f"a scan writes it when it begins to measure: `qaudit scan TARGET --out "
+            f"{path.parent}`; for parts on a cluster, `qaudit plan TARGET --out {path.parent}`"
+        )
         raise UsageError(f"`{path.parent}` has no plan `{path.name}`", hint=hint) from error
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]

@@ -137,7 +137,7 @@ def test_a_signal_ends_with_130_and_the_way_to_resume(tmp_path: Path, number: in
     child.send_signal(number)
     _, err = child.communicate()
     assert child.returncode == 130
-    assert "error: interrupted; results are kept in `out`" in err
+    assert "error: interrupted; nothing is kept yet" in err
     assert "run the same command again: qaudit" in err
     assert "Traceback" not in err
 

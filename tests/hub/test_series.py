@@ -262,9 +262,9 @@ def test_a_folder_that_was_meant_is_thought_of(
         find_series(listing, "runs/step1", RECIPE)
     assert caught.value.message.startswith("there is no folder `runs/step1`, and on the Hub: ")
     (tmp_path / "runs" / "step10").mkdir()
-    with pytest.raises(HubError) as caught:
+    with pytest.raises(UsageError) as mistyped:  # before the Hub is asked
         find_series(listing, "runs/step1", RECIPE)
-    assert caught.value.hint.startswith("did you mean `step10`? On the Hub: ")
+    assert mistyped.value.hint == "did you mean `step10`? Of the Hub, write it as `hf://runs/step1`"
     with pytest.raises(HubError) as caught:
         find_series(listing, "elsewhere/step1", RECIPE)
     assert "folder" not in caught.value.hint
