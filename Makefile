@@ -94,11 +94,11 @@ peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .
 	.peers/mlx/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_mlx.py $(PYTEST)
 	.peers/torchao/bin/python -m pytest -o filterwarnings=default -m peers \
-	    tests/peers/test_torchao.py $(PYTEST)
+	    plugins/torchao/tests/test_torchao_peer.py $(PYTEST)
 	.peers/rounding/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_rounding.py $(PYTEST)
 	.peers/autoround/bin/python -m pytest -o filterwarnings=default -m peers \
-	    tests/peers/test_autoround.py $(PYTEST)
+	    plugins/autoround/tests/test_autoround_peer.py $(PYTEST)
 
 bench: $(VENV)/.run .peers/llmcompressor/.done ## time us against the peers, as ratios
 	$(PY) -m benchmarks
@@ -113,11 +113,11 @@ build: $(VENV)/.dev ## the sdist and the wheel, in dist/
 clean: ## remove the environments and everything that is built
 	rm -rf $(VENV) .peers .docs site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.run: pyproject.toml requirements/run.lock
+$(VENV)/.run: pyproject.toml plugins/*/pyproject.toml requirements/run.lock
 	@requirements/setup.sh $(VENV) run.lock
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml requirements/run.lock requirements/dev.lock
+$(VENV)/.dev: pyproject.toml plugins/*/pyproject.toml requirements/run.lock requirements/dev.lock
 	@requirements/setup.sh $(VENV) run.lock dev.lock
 	@touch $(VENV)/.run $@
 

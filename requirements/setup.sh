@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Bring a virtual environment to what lock files say, and install qaudit in it, editable.
+# Bring a virtual environment to what lock files say; install qaudit and its plug-ins, editable.
 #
 #     requirements/setup.sh FOLDER LOCK...
 #
@@ -42,5 +42,6 @@ done
 touch "$unfinished"
 echo "installing ${*} into $folder (a few minutes the first time)"
 "$folder/bin/python" -m pip install -qq "${requirements[@]}"
-"$folder/bin/python" -m pip install -qq --no-deps --no-build-isolation --editable .
+"$folder/bin/python" -m pip install -qq --no-deps --no-build-isolation \
+    --editable . --editable plugins/autoround --editable plugins/torchao
 rm "$unfinished"

@@ -61,9 +61,10 @@ def origins(
     plugins = [schemes().origin(scheme.name) for scheme in schemes_]
     parts = [part for text in merges_ if text is not None for part in text.split(":")]
     plugins += [merges().origin(part) for part in parts]
-    readers = entries_of("format", ())
     files = [scheme.format for scheme in schemes_ if isinstance(scheme, Shipped)]
-    plugins += [plugin_at("format", readers[name]) for name in files if name in readers]
+    for kind in ("format", "reader"):
+        entries = entries_of(kind, ())
+        plugins += [plugin_at(kind, entries[name]) for name in files if name in entries]
     return tuple(dict.fromkeys(plugin for plugin in plugins if plugin is not None))
 
 

@@ -88,7 +88,7 @@ class Scheme:
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
     mixes_types: ClassVar[bool] = False  # whether a shape decides how many bits codes have
     any_model: ClassVar[bool] = True  # whether no model is refused for what it is made of
-    extra: ClassVar[tuple[str, str] | None] = None  # a library, and the extra that installs it
+    extra: ClassVar[tuple[str, str] | None] = None  # a library, and what installs it
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     rounds_columns: ClassVar[bool] = False  # in turn, by the loop that a plan chooses
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
@@ -107,13 +107,13 @@ class Scheme:
     def must_be_installed(self) -> None:
         if self.extra is None:
             return
-        library, extra = self.extra
+        library, distribution = self.extra
         try:
             version(library)
         except PackageNotFoundError as error:
             raise MachineError(
                 f"`{self.short}` needs the library `{library}`, which is not installed",
-                hint=f"pip install 'qaudit-llm[{extra}]', or leave {self.name} out",
+                hint=f"pip install '{distribution}', or leave {self.name} out",
             ) from error
 
     @property

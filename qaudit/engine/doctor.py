@@ -157,8 +157,8 @@ def _of_schemes() -> dict[str, tuple[str, str]]:
     usable = {name: schemes()[name] for name in schemes() if name not in broken}
     extras = {name: plugin.extra for name, plugin in usable.items() if plugin.extra}
     return {
-        library: (f"the scheme `{name}`", f"pip install 'qaudit-llm[{extra}]'")
-        for name, (library, extra) in extras.items()
+        library: (f"the scheme `{name}`", f"pip install '{distribution}'")
+        for name, (library, distribution) in extras.items()
     }
 
 

@@ -1,8 +1,8 @@
 """The formats that are read and written, by name. A module of this room is one by being here.
 
 A format that is written is a `Format`, of this package or of another distribution by the entry
-point `qaudit.formats`. One that is read is a `Reader`, which is a constant of a module here, or
-the `reader` of a format of another distribution.
+point `qaudit.formats`. One that is read is a `Reader`: a constant of a module here, the `reader` of
+a format of another distribution, or what its entry point in `qaudit.readers` names.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import PurePath
 
 import qaudit.formats
 from qaudit.core.registry import discover, modules_in
 from qaudit.core.scheme import NO_CACHE, Scheme
-from qaudit.errors import SchemeError, UsageError
+from qaudit.errors import MachineError, SchemeError, UsageError
 from qaudit.formats.packing import FileFormat, Format
 from qaudit.formats.reading import Reader
-from qaudit.support.plugins import Plugins
+from qaudit.support.plugins import Plugins, entries_of, imported, plugin_at
 
 
 @cache
@@ -34,9 +35,24 @@ def readers() -> Mapping[str, Reader]:
 
 def reader_named(name: str) -> Reader | None:
     """Return a reader; that of another distribution is imported where a file names its format."""
+    if (entry := further_readers().get(name)) is not None:
+        with imported("reader", entry):
+            reader = entry.load()
+        if not isinstance(reader, Reader) or reader.name != name:
+            origin = plugin_at("reader", entry)
+            raise MachineError(
+                f"`{entry.value}` of {origin} is no Reader named `{name}`",
+                hint=f"install another version of it, or `pip uninstall {origin.distribution}`",
+            )
+        return reader
     if name in readers() or name not in formats().entries:
         return readers().get(name)
     return getattr(formats()[name], "reader", None)
+
+
+def further_readers() -> Mapping[str, EntryPoint]:
+    """Return the readers of other distributions."""
+    return entries_of("reader", tuple(readers()))
 
 
 def file_format(place: PurePath | str) -> type[FileFormat] | None:

@@ -20,7 +20,7 @@ from qaudit.formats.reading import (
     open_linear,
     refused,
 )
-from qaudit.formats.registry import formats, reader_named, readers
+from qaudit.formats.registry import formats, further_readers, reader_named, readers
 from qaudit.support.lazy import Tensor
 
 _DENSE = ("F64", "F32", "F16", "BF16")
@@ -66,12 +66,17 @@ def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
     if reader is None:
         raise ConfigurationError(
             f"the format `{name[:60]}` of `{folder}` is not read",
-            hint=f"these are: {', '.join([*readers(), *formats().entries])}",
+            hint=IN_PLUGINS[name]
+            if name in IN_PLUGINS
+            else f"these are: {', '.join([*readers(), *formats().entries, *further_readers()])}",
         )
     if reader.older and (folder / reader.older).is_file():
         _must_agree(config, read_configuration(folder, reader.older), reader.older)
     return name, reader, config
 
+
+IN_PLUGINS = {"torchao": "`pip install qaudit-torchao` reads it"}
+"""Formats that distributions beside this one read."""
 
 _ALIASES = (
     ("bits", "w_bit"),

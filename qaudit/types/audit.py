@@ -20,7 +20,7 @@ from qaudit.types.policies import Verdict
 from qaudit.types.rows import Diagnostics
 from qaudit.types.subjects import Checkpoint, Subject, TextFile, digest
 
-PluginKind = Literal["scheme", "merge", "format", "diagnostic"]
+PluginKind = Literal["scheme", "merge", "format", "reader", "diagnostic"]
 
 
 @dataclass(frozen=True)

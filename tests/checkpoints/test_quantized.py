@@ -693,7 +693,7 @@ def _nf4(one: Affine) -> dict[str, Tensor]:
 _KINDS = (
     "gptq", "awq", "compressed-tensors", "mlx", "fp8", "fp8 fixed", "fp8 of compressed-tensors",
     "bnb int8", "bnb nf4", "mxfp4", "mxfp4 of", "nvfp4",
-    *(f"torchao {kind}" for kind in torchao.KINDS),
+    *(f"torchao {kind}" for kind in torchao.KINDS if torchao.INSTALLED),
 )  # fmt: skip
 
 

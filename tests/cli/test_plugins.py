@@ -1,4 +1,4 @@
-"""Plug-ins of other distributions: the package of the docs, built, installed, used and judged."""
+"""Plug-ins of other distributions: a small package, built, installed, used and judged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import origins, parse_scheme, schemes
 from qaudit.core.shipped import Shipped
 from qaudit.diagnostics import registry as diagnostics
-from qaudit.errors import ConfigurationError
+from qaudit.errors import ConfigurationError, MachineError, QauditError
 from qaudit.formats.registry import format_named
 from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.support.plugins import entries_of
 from tests.support.cli import Run, audit_of, refused
 
-PACKAGE = Path(__file__).parents[2] / "docs" / "plugin"
+PACKAGE = Path(__file__).parents[1] / "support" / "plugin"
 ORIGIN = {"distribution": "qaudit-ternary", "version": "0.1.0"}
 Install = Callable[[], None]
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the package of the docs and install it into a folder, without a network."""
+    """Build the package and install it into a folder, without a network."""
     target = tmp_path_factory.mktemp("site")
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--target")
     command = [sys.executable, "-m", "pip", "install", "-q", *options, target, PACKAGE]
@@ -140,6 +140,26 @@ def test_files_in_a_format_of_others_are_read_and_their_reader_is_named(
     forget()
     with pytest.raises(ConfigurationError, match="the format `ternary`"):
         QuantizedFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "sentence", "hint"),
+    [
+        ("odd", MachineError, "`math:pi` of other-one 2.5 is no Reader named `odd`", "uninstall"),
+        ("absent", ConfigurationError, "the format `absent` of", "odd"),
+    ],
+)
+def test_what_is_no_reader_is_refused_where_a_file_needs_it(
+    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    method: str, error: type[QauditError], sentence: str, hint: str,
+) -> None:  # fmt: skip
+    distribution(tmp_path / "site", "other-one", "2.5", "[qaudit.readers]\nodd = math:pi\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    table = {"quantization_config": {"quant_method": method, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    with pytest.raises(error, match=sentence) as refusal:
+        format_of(tmp_path)
+    assert hint in str(refusal.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.gguf import write_gguf
 from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
+from tests.support.torchao import INSTALLED
 
 BASE = "series/step10"
 
@@ -62,6 +63,7 @@ def test_weights_are_diagnosed_beside_shipped_files(place: Path, scan: Run) -> N
     assert {name for row in rows for name in row["perturbation"]} == {"rtn-4bit"}
 
 
+@pytest.mark.skipif(not INSTALLED, reason="qaudit-torchao is not installed")
 def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ")
     copy(place, "model-torchao", "torchao")

@@ -138,7 +138,7 @@ def test_scales_may_be_negative(form: str, tmp_path: Path) -> None:
     assert isinstance(stored, IntegerCodes)
     signs_RG = torch.where(torch.arange(stored.scales_RG.numel()) % 2 == 0, -1, 1)
     turned = replace(stored, scales_RG=stored.scales_RG * signs_RG.view_as(stored.scales_RG))
-    packing = format_named(form, parse_scheme("autoround-4bit:group=32"))
+    packing = format_named(form, parse_scheme("rtn-4bit:group=32"))
     config = packing.config((), symmetric=True)
     files = WeightFolder(write(tmp_path, packing, packing.pack("a", turned), config))
     assert torch.equal(packing.dense(files, "a", config), turned.decode())

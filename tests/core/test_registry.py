@@ -45,7 +45,6 @@ PARAMETERS = {
         "fused": st.sampled_from(["auto", "true", "false"]),
     },
     "awq": {"bits": BITS, "group": groups(), "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
-    "autoround": {"bits": st.integers(2, 7), "group": groups(), "iters": st.integers(1, 999)},
     "bnb-nf4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-int8": {"threshold": st.floats(0, 1e6)},
@@ -94,7 +93,7 @@ def refused(text):
 
 
 def test_every_scheme_is_found_and_named():
-    assert set(schemes()) == set(PARAMETERS)
+    assert set(schemes().built_in) == set(PARAMETERS)
     assert "mean" in merges()
 
 
@@ -326,7 +325,7 @@ def test_what_ships_includes_the_mix_that_is_the_usual_gguf_file():
 def test_the_set_of_all_has_every_scheme_that_takes_every_model():
     names = {scheme.name for scheme in parse_schemes(["all"])}
     assert names == {name for name, plugin in schemes().items() if plugin.any_model}
-    assert set(schemes()) - names == {"smoothquant", "autoround"}
+    assert set(schemes().built_in) - names == {"smoothquant"}
 
 
 def test_a_misspelt_set_gets_a_suggestion():

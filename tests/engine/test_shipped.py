@@ -25,6 +25,9 @@ from tests.support.filled import filled
 from tests.support.passes import CPU, EVALUATION, feed, losses, on_llama
 from tests.support.problems import make_problem
 from tests.support.quantized import Rounded, quantized_copy
+from tests.support.torchao import INSTALLED
+
+KINDS = ("gptq", "awq", "compressed-tensors", *(("torchao",) if INSTALLED else ()))
 
 
 def shipped(name: str, kind: str = "gptq", bits: int = 4) -> Shipped:
@@ -65,7 +68,7 @@ def whole_model_losses(base: Path, dense: dict[str, torch.Tensor]) -> np.ndarray
     return np.array([float(one) for one in sums])
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors", "torchao"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_has_the_losses_of_the_library_with_its_weights(
     checkpoint: Path, kind: str, tmp_path: Path
 ) -> None:
@@ -141,7 +144,7 @@ def broken_notes(base: Path, folder: Path, tmp_path: Path) -> list[str]:
 
 
 @on_llama
-@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors", "torchao"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_right_file_looks_whole(checkpoint: Path, kind: str, tmp_path: Path) -> None:
     quantized_copy(checkpoint, tmp_path / "file", kind, scale=1.5)
     assert not broken_notes(checkpoint, tmp_path / "file", tmp_path)

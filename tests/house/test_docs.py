@@ -116,7 +116,7 @@ def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_p
     script = runpy.run_path(str(ROOT / "packaging" / "site.py"))
     page = script["outside"](ROOT / "docs" / "README.md", "https://example.org/q")
     assert "](https://example.org/q/blob/main/CONTRIBUTING.md)" in page
-    assert "](https://example.org/q/blob/main/docs/plugin)" in page
+    assert "](https://example.org/q/blob/main/plugins)" in page
     assert "](demo/card.md)" in page
     (tmp_path / "a.html").write_text('<a id="x" href="b.html#y">b</a><a href="#z">z</a>')
     (tmp_path / "b.html").write_text('<p id="y"><a href="a.html#x">a</a><img src="lost.png">')

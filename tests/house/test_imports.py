@@ -97,7 +97,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.bnb_codes",),
-    "auto_round": ("qaudit.core.schemes.autoround",),
     "gptqmodel": ("qaudit.export.runtimes",),
     "vllm": ("qaudit.export.runtimes",),
     "tqdm": ("qaudit.export.runtimes",),  # where bars of other libraries are left out
@@ -169,7 +168,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
 # Loading these takes seconds, so core and diagnostics import torch by its lazy name and the others
 # inside functions: the registry imports all of them, and `--help`, `list` and every report need it.
 LAZY = "qaudit.support.lazy."
-DEFERRED = frozenset({"torch", "triton", "bitsandbytes", "auto_round"})
+DEFERRED = frozenset({"torch", "triton", "bitsandbytes"})
 
 
 def wrong_directions(module: Module) -> list[str]:

@@ -15,7 +15,6 @@ from qaudit.core.schemes import gguf
 from qaudit.errors import UsageError
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.passes import class_notes, planned_bits, planned_class, refuse_classes
-from qaudit.planning.prepare import make_plan
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Recipe
 from tests.support.tiny import make
@@ -94,10 +93,3 @@ def test_a_class_that_only_a_name_has_is_refused_with_the_bits_that_are_stored()
     assert "stores 5.50 bits per weight" in str(refused.value.hint)
     with pytest.raises(UsageError):
         refuse_classes(recipe, parse_schemes(["rtn-3bit"]), None)
-
-
-def test_a_scheme_that_learns_on_batches_of_its_own_takes_no_replayed_routing() -> None:
-    recipe = Recipe(("nowhere",), schemes=("rtn-4bit", "autoround-4bit"), routing="reference")
-    with pytest.raises(UsageError, match="`autoround-4bit` learns on other") as refused:
-        make_plan(recipe)
-    assert "leave `autoround-4bit` out" in refused.value.hint

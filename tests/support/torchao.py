@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qaudit.formats.registry import further_readers
+
 if TYPE_CHECKING:
     from tests.support.quantized import Affine
 
+INSTALLED = "torchao" in further_readers()
 KINDS = ("float8", "fp8 by token", "int8", "int8 by token", "int4", "intx", "int8 asymmetric")
 _TYPES = {"fp8 by token": "Float8Tensor", "float8": "Float8Tensor", "int4": "Int4Tensor",
           "int8": "Int8Tensor", "int8 by token": "Int8Tensor"}  # fmt: skip

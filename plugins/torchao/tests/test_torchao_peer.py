@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import qaudit_torchao as ours
 from qaudit.errors import QauditError
-from qaudit.formats import torchao as ours
 from qaudit.formats.activations import Rounding
 from qaudit.formats.weights import QuantizedFolder
 from tests.support.damage import ODD
@@ -132,7 +132,7 @@ def test_activations_are_rounded_as_torchao_does(tmp_path: Path, kind, bound):
         tensor = Int8Tensor.from_hp(weight, PerRow(), act_quant_kwargs=own)
         config = "Int8DynamicActivationInt8WeightConfig"
     description = ours._description(_text(tensor))
-    rounding = ours.torchao_config.rounding_of_tensor(description.data, description.parts)
+    rounding = ours.configuration.rounding_of_tensor(description.data, description.parts)
     assert rounding == Rounding(kind, bound)
     theirs = quantized(x, own)
     # torchao multiplies by the rounded reciprocal of an int8 scale: up to 127 times two units in

@@ -68,7 +68,7 @@ class AutoRound(Scheme):
     name: ClassVar[str] = "autoround"
     calibration: ClassVar[Calibration] = Calibration.WHOLE_BLOCK
     any_model: ClassVar[bool] = False
-    extra: ClassVar[tuple[str, str] | None] = ("auto-round", "autoround")
+    extra: ClassVar[tuple[str, str] | None] = ("auto-round", "qaudit-autoround")
 
     bits: int
     group: int = 128

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import ConfigurationError
-from qaudit.formats import torchao_config
 from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import in_order, must_be_symmetric, scaled, wide
 from qaudit.formats.floats import FLOATS, from_floats, in_blocks
@@ -30,6 +29,7 @@ from qaudit.formats.reading import (
     refused,
 )
 from qaudit.support.lazy import Tensor, torch
+from qaudit_torchao import configuration
 
 if TYPE_CHECKING:
     from qaudit.checkpoints.safetensors import WeightFolder
@@ -62,13 +62,13 @@ def describe(files: WeightFolder, config: Config) -> Config:
         if description is not None and description.type != "Tensor":
             _must_be_read(files, config, name, description.type)
             tensors[name] = description
-    if not torchao_config.mixed(config):
-        planned = torchao_config.rounding_of(config)
+    if not configuration.mixed(config):
+        planned = configuration.rounding_of(config)
         for name, description in tensors.items():
             _must_agree(
                 name,
                 planned,
-                torchao_config.rounding_of_tensor(description.data, description.parts),
+                configuration.rounding_of_tensor(description.data, description.parts),
             )
     return {**config, _TENSORS: tensors}
 
@@ -99,7 +99,7 @@ def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> 
     if kind not in _TYPES:
         raise ConfigurationError(
             f"`{name}` is stored as `{kind[:60]}` of torchao, which is not read",
-            hint=f"these are: {', '.join(_TYPES)}; {torchao_config.INSTEAD}",
+            hint=f"these are: {', '.join(_TYPES)}; {configuration.INSTEAD}",
         )
     base = name.removesuffix(".weight")
     if base == name:
@@ -110,11 +110,11 @@ def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> 
     if base + _QDATA in files.infos:
         return
     if f"{name}:qdata" in files.infos:
-        table = torchao_config.main(config)
+        table = configuration.main(config)
         raise ConfigurationError(
             f"`{name}:qdata` is a name of torchao 0.14, whose layout is not read "
-            f"(`{torchao_config.type_of(table)}` of version {table['_version']})",
-            hint=torchao_config.INSTEAD,
+            f"(`{configuration.type_of(table)}` of version {table['_version']})",
+            hint=configuration.INSTEAD,
         )
     raise refused(name, "has no `qdata`, which its description names")
 
@@ -137,14 +137,14 @@ def layout(parts: StoredLinear) -> Layout:
             hint="fold the scale into the norm before the linear, and quantize again",
         )
     found = _TYPES[description.type](parts, description.data)
-    if not torchao_config.mixed(parts.config):
-        bits = torchao_config.bits(parts.config)
+    if not configuration.mixed(parts.config):
+        bits = configuration.bits(parts.config)
         if bits != found.bits:
             raise contradiction(
                 f"the quantization configuration has {bits} bits, and `{parts.name}` is stored "
                 f"in {found.bits}"
             )
-    rounding = torchao_config.rounding_of_tensor(description.data, description.parts)
+    rounding = configuration.rounding_of_tensor(description.data, description.parts)
     if isinstance(rounding, str):
         return replace(found, left=rounding)
     return replace(found, rounding=rounding)
@@ -182,9 +182,9 @@ def _float8(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
 
 
 def _intx(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
-    bits = torchao_config.bits_of(data.get("target_dtype"))
+    bits = configuration.bits_of(data.get("target_dtype"))
     if bits is None:
-        kind = str(torchao_config.value_of(data.get("target_dtype")))
+        kind = str(configuration.value_of(data.get("target_dtype")))
         raise parts.refused(f"has codes of `{kind[:40]}`, which is not int1 to int8")
     parts.shape(_ZERO, 2)
     return _integers(parts, data, bits)
@@ -198,7 +198,7 @@ def _integers(parts: StoredLinear, data: Mapping[str, Any], bits: int) -> Layout
         parts.must_hold(suffix, "I8")
     shape, block = _in_blocks(parts, data, _SCALE, *zeros)
     size = block[1] if block[0] == 1 else 0
-    symmetric = torchao_config.is_symmetric(parts.config)
+    symmetric = configuration.is_symmetric(parts.config)
     return Layout(shape, bits, partial(_affine, parts.name, block, bits, symmetric), size=size)
 
 
@@ -262,7 +262,7 @@ FORMAT = Reader(
     (_QDATA,),
     _SUFFIXES,
     layout,
-    bits=torchao_config.bits,
-    rounding=torchao_config.rounding_of,
+    bits=configuration.bits,
+    rounding=configuration.rounding_of,
     prepare=describe,
 )

@@ -1,4 +1,4 @@
-"""AutoRound where its library is not installed; with it: tests/peers/test_autoround.py."""
+"""AutoRound where its library is not installed; with it: `test_autoround_peer.py`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import pytest
 
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.engine.doctor import _of_schemes
-from qaudit.errors import OtherIdentityError, SchemeError
+from qaudit.errors import OtherIdentityError, SchemeError, UsageError
 from qaudit.planning.pin import NUMERICS, libraries, refuse_other_libraries
+from qaudit.planning.prepare import make_plan
+from qaudit.settings import Recipe
 from qaudit.types import Pins
 from tests.support.cli import refused
+
+pytestmark = pytest.mark.skipif(
+    "autoround" not in schemes(), reason="qaudit-autoround is not installed: make test installs it"
+)
 
 
 @pytest.fixture
@@ -30,17 +36,17 @@ def test_it_is_refused_before_anything_is_measured(command, qaudit, tmp_path):
         command, "demo", "--schemes", "rtn-4bit,autoround-3bit", "--out", tmp_path / "out"
     )
     sentence = "`autoround-3bit` needs the library `auto-round`, which is not installed"
-    refused(done, 4, sentence, "pip install 'qaudit-llm[autoround]', or leave autoround out")
+    refused(done, 4, sentence, "pip install 'qaudit-autoround', or leave autoround out")
     assert not (tmp_path / "out").exists()
 
 
 def test_the_doctor_names_the_extra():
     plugin = schemes()["autoround"]
     assert plugin.extra is not None
-    library, extra = plugin.extra
+    library, distribution = plugin.extra
     use, install = _of_schemes()[library]
     assert "`autoround`" in use
-    assert install == f"pip install 'qaudit-llm[{extra}]'"
+    assert install == f"pip install '{distribution}'"
 
 
 def test_the_version_of_its_library_is_pinned_only_where_it_computes(monkeypatch):
@@ -69,3 +75,10 @@ def test_parameters_out_of_range_are_refused(text, sentence):
     with pytest.raises(SchemeError, match=sentence) as error:
         parse_scheme(text)
     assert error.value.hint
+
+
+def test_a_scheme_that_learns_on_batches_of_its_own_takes_no_replayed_routing() -> None:
+    recipe = Recipe(("nowhere",), schemes=("rtn-4bit", "autoround-4bit"), routing="reference")
+    with pytest.raises(UsageError, match="`autoround-4bit` learns on other") as refused:
+        make_plan(recipe)
+    assert "leave `autoround-4bit` out" in refused.value.hint

@@ -16,7 +16,11 @@ from qaudit.formats.activations import Rounding
 from qaudit.formats.repository import format_of
 from qaudit.formats.weights import QuantizedFolder
 from tests.support.quantized import Affine, write
-from tests.support.torchao import KINDS, config, description, named, tensors
+from tests.support.torchao import INSTALLED, KINDS, config, description, named, tensors
+
+pytestmark = pytest.mark.skipif(
+    not INSTALLED, reason="qaudit-torchao is not installed: make test installs it"
+)
 
 NAME = "model.layers.0.mlp.down_proj"
 WEIGHT = f"{NAME}.weight"
