@@ -179,7 +179,7 @@ class Audit:
 
     def _repr_html_(self) -> str:
         from qaudit.report.card import PICTURES, render_notebook
-        from qaudit.report.plots import figures
+        from qaudit.report.folder import figures
 
         return render_notebook(self.record, figures(self.record, self.folder / PICTURES))
 

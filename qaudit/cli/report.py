@@ -48,8 +48,7 @@ def report(
     from qaudit.cli.options import audit_at
     from qaudit.report.card import PICTURES
     from qaudit.report.card import render as render_card
-    from qaudit.report.folder import render, write_block
-    from qaudit.report.plots import write
+    from qaudit.report.folder import render, write, write_block
 
     path = audit_at(audit)
     saved, unfinished = _read(path)

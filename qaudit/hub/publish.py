@@ -43,12 +43,11 @@ from qaudit.hub.metadata import Repository, metadata_of, with_metadata
 from qaudit.hub.names import HubFile, git_id_of
 from qaudit.hub.published import AUDIT, FOLDER
 from qaudit.report import document as doc
-from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render, render_block, render_page
 from qaudit.report.chart import dark
+from qaudit.report.folder import figures
 from qaudit.report.html import FILE as PAGE
-from qaudit.report.markdown import render_blocks
-from qaudit.report.plots import figures
+from qaudit.report.markdown import put_block, render_blocks
 from qaudit.report.series import pictures
 from qaudit.report.verdict import banner, headline
 from qaudit.report.views import View

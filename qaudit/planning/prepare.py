@@ -72,7 +72,7 @@ from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import TextSize, text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, allowed_notes, expert_notes
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
-from qaudit.report.card.protocol import command
+from qaudit.report.protocol import command
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import FILE
 from qaudit.saved.parts import PLAN, write_plan

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-from qaudit.errors import MachineError, UsageError
-from qaudit.report.block import put_block
+from qaudit.diagnostics.registry import parts
+from qaudit.errors import MachineError, QauditError, UsageError, not_written
 from qaudit.report.card import PICTURES, render_page, render_terminal
 from qaudit.report.card import render as render_card
+from qaudit.report.chart import Chart, dark, drawing
 from qaudit.report.format import renderer_of
 from qaudit.report.html import FILE as PAGE
-from qaudit.report.plots import figures, write
+from qaudit.report.markdown import put_block
+from qaudit.report.plots import DRAWERS
+from qaudit.report.series import pictures
+from qaudit.report.views import View
 from qaudit.saved.audits import to_json
 from qaudit.types import AuditRecord
 from qaudit.whole import read_regular, write_whole
 
-MOST_NBYTES = 16_000_000
-"""A README is never larger."""
+MOST_NBYTES, MOST_NBYTES_FIGURE = 16_000_000, 4_000_000
+"""A README and a saved figure are never larger."""
 
 FORMATS: dict[str, Callable[[AuditRecord], str]] = {
     "md": render_card,
@@ -88,3 +93,45 @@ def render(audit: AuditRecord, form: str, plots: Path | None = None) -> str:
     if form == "html":
         return render_page(audit, figures(audit, plots))
     return renderer_of(form, FORMATS)(audit)
+
+
+def figures(audit: AuditRecord, folder: Path | None = None) -> dict[str, str]:
+    """Return every figure in light colours: as it was saved, else drawn, if matplotlib is there."""
+    names = dict(pictures(View(audit)))
+    saved = {} if folder is None else {name: _saved(folder / f"{name}.svg") for name in names}
+    known = {name: svg for name, svg in saved.items() if svg}
+    if known.keys() == names.keys() or find_spec("matplotlib") is None:
+        return known
+    return {name: svg for name, svg, _ in _drawn(audit)}
+
+
+def write(audit: AuditRecord, folder: Path) -> dict[str, str]:
+    """Write each figure as `NAME.svg`, `NAME-dark.svg` and `NAME.png`; return the light ones."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    svgs = {}
+    for name, svg, chart in _drawn(audit):
+        write_whole(folder / f"{name}.svg", svg)
+        write_whole(folder / f"{name}-dark.svg", dark(svg))
+        write_whole(folder / f"{name}.png", chart.png())
+        svgs[name] = svg
+    return svgs
+
+
+def _drawn(audit: AuditRecord) -> Iterator[tuple[str, str, Chart]]:
+    view = View(audit)
+    drawers = DRAWERS | {part.NAME: part.draw for part in parts("figure")}
+    for name, alt in pictures(view):
+        with drawing():
+            chart = drawers[name](view)
+            yield name, chart.svg(name, alt), chart
+
+
+def _saved(path: Path) -> str:
+    """Return a saved figure; nothing where there is none, or a link to another place."""
+    try:
+        return "" if path.is_symlink() else read_regular(path, MOST_NBYTES_FIGURE).decode()
+    except (OSError, UnicodeDecodeError, QauditError):
+        return ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from qaudit.report.card.protocol import rescan
+from qaudit.report.protocol import rescan
 from qaudit.types import AuditRecord, ClassVerdict, NextStep
 
 AVAILABLE = "evaluation_documents_available"  # of the protocol

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.diagnostics.registry import parts
-from qaudit.errors import QauditError, not_written
 from qaudit.report.chart import (
     COLOURS,
     FAINT,
@@ -21,8 +18,6 @@ from qaudit.report.chart import (
     WIDTH,
     Chart,
     bounds,
-    dark,
-    drawing,
     fitted,
     look_of,
     looks,
@@ -31,71 +26,26 @@ from qaudit.report.chart import (
 from qaudit.report.format import count, listing, loss, percent, pixels_of, plural, spread
 from qaudit.report.pick import points
 from qaudit.report.series import (
+    MEANINGS,
     Axis,
     axis,
+    drawn_soup,
     knows_rates,
     phases,
-    pictures,
     runs,
     soup_position,
+    soup_reading,
     trunk,
 )
-from qaudit.report.soups import WORDS, drawn, soup_reading
 from qaudit.report.views import View
-from qaudit.types import AuditRecord, Comparison, Interval, Subject
-from qaudit.whole import read_regular, write_whole
+from qaudit.types import Comparison, Interval, Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Errors = Callable[[str, str], Interval | None]
-MOST_NBYTES = 4_000_000
-"""A saved figure is never larger."""
-
 FAR = 20
 """Values whose largest is so many times the smallest get a logarithmic scale."""
-
-
-def figures(audit: AuditRecord, folder: Path | None = None) -> dict[str, str]:
-    """Return every figure in light colours: as it was saved, else drawn, if matplotlib is there."""
-    names = dict(pictures(View(audit)))
-    saved = {} if folder is None else {name: _saved(folder / f"{name}.svg") for name in names}
-    known = {name: svg for name, svg in saved.items() if svg}
-    if known.keys() == names.keys() or find_spec("matplotlib") is None:
-        return known
-    return {name: svg for name, svg, _ in _drawn(audit)}
-
-
-def write(audit: AuditRecord, folder: Path) -> dict[str, str]:
-    """Write each figure as `NAME.svg`, `NAME-dark.svg` and `NAME.png`; return the light ones."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_written(folder, error) from error
-    svgs = {}
-    for name, svg, chart in _drawn(audit):
-        write_whole(folder / f"{name}.svg", svg)
-        write_whole(folder / f"{name}-dark.svg", dark(svg))
-        write_whole(folder / f"{name}.png", chart.png())
-        svgs[name] = svg
-    return svgs
-
-
-def _drawn(audit: AuditRecord) -> Iterator[tuple[str, str, Chart]]:
-    view = View(audit)
-    drawers = DRAWERS | {part.NAME: part.draw for part in parts("figure")}
-    for name, alt in pictures(view):
-        with drawing():
-            chart = drawers[name](view)
-            yield name, chart.svg(name, alt), chart
-
-
-def _saved(path: Path) -> str:
-    """Return a saved figure; nothing where there is none, or a link to another place."""
-    try:
-        return "" if path.is_symlink() else read_regular(path, MOST_NBYTES).decode()
-    except (OSError, UnicodeDecodeError, QauditError):
-        return ""
 
 
 # ------------------------------------------------------------------ along the series
@@ -483,7 +433,7 @@ def soups(view: View) -> Chart:
     Two panels for two questions that can have opposite answers: which of the quantized models is
     better, and which of them lost less by quantization.
     """
-    soup, opponents, rows = drawn(view)
+    soup, opponents, rows = drawn_soup(view)
     level = f"{100 * view.audit.plan.recipe.confidence:g} % intervals"
     title = f"{name_of(soup.label, 40)} against its {plural(opponents, 'ingredient')}"
     title += f", one of {len(view.soups)} soups" if len(view.soups) > 1 else ""
@@ -491,7 +441,9 @@ def soups(view: View) -> Chart:
     chart = Chart(title, note, 102 + 14 * len(rows))
     verdicts = {c.verdict for row in rows for c in (row.outright, row.difference)}
     looks_of_verdicts = {v: look for v, look in SOUP_LOOKS.items() if v in verdicts}
-    chart.legend([(WORDS[v], {**look, "ms": 7 * POINT}) for v, look in looks_of_verdicts.items()])
+    chart.legend(
+        [(MEANINGS[v], {**look, "ms": 7 * POINT}) for v, look in looks_of_verdicts.items()]
+    )
     begins = {y for y, row in enumerate(rows) if y == 0 or rows[y - 1].scheme != row.scheme}
     names = [row.scheme if y in begins else "" for y, row in enumerate(rows)]
     left = 116.0
@@ -507,7 +459,7 @@ def soups(view: View) -> Chart:
             if not math.isfinite(comparison.interval.estimate):
                 continue
             tip = f"{row.scheme}: against {row.opponent}\n"
-            tip += f"{spread(comparison.interval)} nats per token: {WORDS[comparison.verdict]}\n"
+            tip += f"{spread(comparison.interval)} nats per token: {MEANINGS[comparison.verdict]}\n"
             tip += f"the soup is {soup_reading(row)}"
             look = SOUP_LOOKS[comparison.verdict]
             width = (2.2 if row.is_best else 1) * POINT

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qaudit.engine.measure
-from qaudit.report.soups import searches_of
+from qaudit.report.series import searches_of
 from qaudit.saved.audits import from_json
 from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256

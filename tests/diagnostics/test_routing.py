@@ -14,7 +14,7 @@ from qaudit.diagnostics.routing import figure
 from qaudit.diagnostics.routing.judge import judge
 from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
-from qaudit.report.plots import figures
+from qaudit.report.folder import figures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Measurement, Routing

@@ -158,7 +158,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.hub.*",  # where the metadata of a README is written
     ),
     "pandas": ("qaudit.tables",),  # where it is installed
-    "markdown_it": ("qaudit.report.block",),  # finds the card in a README
+    "markdown_it": ("qaudit.report.markdown",),  # finds the card in a README
     "tabulate": ("qaudit.cli.*",),
     "matplotlib": ("qaudit.report.chart", "qaudit.diagnostics.plane.figure"),
     "rich": ("qaudit.cli*",),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import UsageError
-from qaudit.report.block import BEGIN, END, put_block
+from qaudit.report.markdown import BEGIN, END, put_block
 
 CARD = f"{BEGIN}\n\n## A card\n\n{END}\n"
 OTHER = f"{BEGIN}\n\nanother, with\n\n```sh\nqaudit scan demo\n```\n\n{END}\n"

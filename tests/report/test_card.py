@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.report.block import BEGIN, END
 from qaudit.report.card import LIMIT_NBYTES, render, render_terminal
-from qaudit.report.card.protocol import PERMISSIONS, command
 from qaudit.report.document import (
     Inline,
     TableBlock,
@@ -23,8 +21,9 @@ from qaudit.report.document import (
     words,
 )
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
-from qaudit.report.markdown import render_blocks
-from qaudit.report.soups import disagree, soup_reading
+from qaudit.report.markdown import BEGIN, END, render_blocks
+from qaudit.report.protocol import PERMISSIONS, command
+from qaudit.report.series import disagree, soup_reading
 from qaudit.report.views import SoupRow, View
 from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample

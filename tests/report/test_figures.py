@@ -29,7 +29,8 @@ from qaudit.report.chart import (
     on_page,
     spread_out,
 )
-from qaudit.report.plots import DRAWERS, figures, write
+from qaudit.report.folder import figures, write
+from qaudit.report.plots import DRAWERS
 from qaudit.report.series import axis, phases, pictures, trunk
 from qaudit.report.views import View
 from qaudit.types import AuditRecord, Subject
@@ -156,7 +157,7 @@ def test_saved_figures_are_used_as_they_are_and_missing_ones_are_drawn(
     assert figures(audit, tmp_path) == {name: f"<svg>{name}</svg>" for name in names}
     (tmp_path / f"{names[0]}.svg").unlink()
     assert all(len(svg) > 1000 for svg in figures(audit, tmp_path).values())
-    monkeypatch.setattr("qaudit.report.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("qaudit.report.folder.find_spec", lambda name: None)
     assert set(figures(audit, tmp_path)) == set(names[1:])
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from qaudit.report.card import render_notebook
 from qaudit.report.card import render_page as render
 from qaudit.report.chart import PALETTE
+from qaudit.report.folder import figures
 from qaudit.report.format import printable
-from qaudit.report.plots import figures
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
 from tests.support import sample

@@ -23,8 +23,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from qaudit.report.card import render_page as render
+from qaudit.report.folder import figures
 from qaudit.report.format import printable
-from qaudit.report.plots import figures
 from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.browser import browser, needs_browser

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from qaudit.report.card import render as render_card
 from qaudit.report.card import render_terminal
+from qaudit.report.folder import figures
 from qaudit.report.format import in_ascii, width_of
-from qaudit.report.plots import figures
 from qaudit.saved.audits import from_json, to_json
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from qaudit.report.card import LIMIT_NBYTES, render
-from qaudit.report.card.tables import shown_rows
+from qaudit.report.losses import shown_rows
 from qaudit.report.verdict import headline
 from qaudit.report.views import View
 from tests.support import sample

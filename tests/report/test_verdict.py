@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qaudit.report.block import BEGIN, put_block
 from qaudit.report.card import render, render_block, render_page, render_terminal
+from qaudit.report.markdown import BEGIN, put_block
 from qaudit.report.verdict import answer, headline, label
 from qaudit.report.views import NEEDS, View
 from qaudit.types import Finding, Interval

@@ -10,8 +10,8 @@ import pytest
 
 from qaudit.diagnostics.plane.section import Line, beyond_the_parabola, grid
 from qaudit.report.card import render_page
+from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
-from qaudit.report.plots import figures
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json

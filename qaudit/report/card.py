@@ -13,22 +13,31 @@ from dataclasses import replace
 from qaudit.diagnostics.registry import parts
 from qaudit.report import document as doc
 from qaudit.report import html, markdown, terminal
-from qaudit.report.block import BEGIN, END
-from qaudit.report.card.fidelity import fidelity_section, reference_section
-from qaudit.report.card.findings import codes, findings_section, ignores_section, policy_section
-from qaudit.report.card.noise import noise_section
-from qaudit.report.card.protocol import (
+from qaudit.report.format import listing
+from qaudit.report.losses import (
+    errors_section,
+    fidelity_section,
+    reference_section,
+    schemes_section,
+)
+from qaudit.report.markdown import BEGIN, END
+from qaudit.report.pick import pareto_section
+from qaudit.report.protocol import (
     notes_section,
     protocol_section,
     reproduce_section,
     skipped_section,
 )
-from qaudit.report.card.tables import errors_section, schemes_section
-from qaudit.report.card.tasks import accuracies_section, tasks_section
-from qaudit.report.format import listing
-from qaudit.report.pick import pareto_section
-from qaudit.report.series import picture, series_picture, series_section
-from qaudit.report.soups import soup_section
+from qaudit.report.sections import (
+    accuracies_section,
+    codes,
+    findings_section,
+    ignores_section,
+    noise_section,
+    policy_section,
+    tasks_section,
+)
+from qaudit.report.series import picture, series_picture, series_section, soup_section
 from qaudit.report.verdict import banner, coverage, evidence, headline, rare_damage
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
