@@ -50,6 +50,8 @@ def is_hub(target: str) -> bool:
         return True
     if target.endswith((".yaml", ".yml", ".json")) or Path(target).exists():
         return False
+    if target.startswith("qaudit-out/"):  # where scans write: no organization
+        return False
     return repository_of(target, glob=True) is not None
 
 

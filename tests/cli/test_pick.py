@@ -114,7 +114,7 @@ def test_two_audits_of_the_same_text_are_picked_from_together(
         (("out", "--bits", "4bit"), 2, "`4bit` of `--bits` is not a number of bits", "4,3"),
         (("out", "--policy", "relase"), 2, "there is no policy `relase`", "release"),
         (("nowhere",), 2, "there is no folder `nowhere`", ""),
-        (("qaudit-out/none",), 2, "there is no audit at `qaudit-out/none`", ""),
+        (("qaudit-out/none",), 2, "there is no folder `qaudit-out/none`", ""),
     ],
 )
 def test_what_cannot_be_picked_is_refused(
