@@ -493,6 +493,8 @@ def test_a_link_to_another_server_gets_the_bytes_and_no_token(desk: Desk, saved:
     desk.publish(saved)
     puts = desk.hub.asked("PUT /cdn/upload")
     assert puts
+    puts += (confirmed := desk.hub.asked("POST /cdn/verify"))
+    assert confirmed
     assert not any(entry["auth"] or not entry["cdn"] for entry in puts)
 
 

@@ -22,6 +22,7 @@ REPO = "api/{kinds}/{owner}/{name}"
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "cdn/{path}", files.download),
     ("PUT", "cdn/upload/{path}", files.upload),
+    ("POST", "cdn/verify", files.verify),
     ("GET", "api/whoami-v2", listings.whoami),
     ("GET", "api/agent-harnesses", listings.harnesses),
     ("POST", "api/validate-yaml", writing.validate_yaml),

@@ -51,7 +51,8 @@ def lfs_batch(hub: Hub, request: Request, place: Place) -> Reply:
         said = {"oid": wanted["oid"], "size": wanted["size"]}
         if wanted["oid"] not in repo.large:
             link = {"href": f"{hub.cdn}/cdn/upload/{wanted['oid']}", "header": {}}
-            said["actions"] = {"upload": link}
+            verify = {"href": f"{hub.cdn}/cdn/verify", "header": {}}
+            said["actions"] = {"upload": link, "verify": verify}
         objects.append(said)
     kind = {"Content-Type": "application/vnd.git-lfs+json"}
     return as_json({"transfer": "basic", "objects": objects}, headers=kind)
