@@ -27,10 +27,14 @@ from qaudit.checkpoints.safetensors import (
     unread_shards,
     weight_files,
 )
-from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
-from qaudit.checkpoints.stamps import hash_of
-from qaudit.checkpoints.trainer_state import read_trainer_state
-from qaudit.checkpoints.unchanged import settings_in
+from qaudit.checkpoints.series import (
+    Candidate,
+    CheckpointGroup,
+    Knowledge,
+    as_series,
+    read_trainer_state,
+)
+from qaudit.checkpoints.stamps import hash_of, settings_in
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
 from qaudit.families.names import parse_name

@@ -5,13 +5,22 @@ pages as ours and make a memory bound impossible to keep, and a plain read lets 
 next block without a page fault in the one that computes.
 
 Every checkpoint is checked where it is read: header against file size, index against shards, and
-values against NaN and infinity. Pickled `.bin` files can run code when they are opened, so they
-are refused unless allowed (`pickles`).
+values against NaN and infinity.
+
+A pickled `.bin` file is a program, which Python's own loader runs, so it is refused unless allowed,
+and then read by a loader that takes nothing but tensors. `weights_only=True` runs
+none of it: whatever is not a tensor, a plain container or a number is refused. Old checkpoints
+keep masks as bytes and weights as halves among them, which are tensors like any other. Files
+of the zip format are mapped and not read; those of the format before it cannot be, and take
+their size in memory.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
+import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +35,6 @@ from qaudit.checkpoints.header import (
     metadata_in,
     tensors_in,
 )
-from qaudit.checkpoints.pickles import load_pickles
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.support.keys import first_of
 from qaudit.support.lazy import Tensor, torch
@@ -341,3 +349,43 @@ def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
             f"tensor `{name}` in `{file}` holds NaN or infinity ({count} of {tensor.numel()})",
             hint="this checkpoint diverged or is damaged; audit another one",
         )
+
+
+_NOT_TENSORS = (
+    pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, AttributeError,
+    TypeError, LookupError, ImportError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What opening a pickle of anything else raises."""
+
+
+def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tensor, str]]:
+    tensors: dict[str, tuple[Tensor, str]] = {}
+    for file in files:
+        for name, tensor in _load(folder / file).items():
+            if name in tensors:
+                raise SourceError(
+                    f"tensor `{name}` is in both `{tensors[name][1]}` and `{file}`",
+                    hint="keep the shards of one checkpoint only in the folder",
+                )
+            tensors[name] = tensor, file
+    return tensors
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise SourceError(
+            f"shard `{path.name}` is named in an index and not in `{path.parent}`",
+            hint="download the missing shard",
+        )
+    try:
+        mapped = zipfile.is_zipfile(path)
+        with warnings.catch_warnings(action="ignore"):  # of pickles newer than torch writes
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+            raise ValueError("something in it is no tensor")
+        return {str(name): tensor.detach() for name, tensor in loaded.items()}
+    except _NOT_TENSORS as error:
+        raise SourceError(
+            f"`{path}` cannot be read as pickled tensors",
+            hint="convert it to safetensors where it was made",
+        ) from error

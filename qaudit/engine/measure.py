@@ -16,7 +16,7 @@ import numpy as np
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.unchanged import unchanged_files
+from qaudit.checkpoints.stamps import unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
 from qaudit.core.scheme import Scheme

@@ -16,7 +16,7 @@ import torch
 
 from qaudit.checkpoints.adapters import open_checkpoint
 from qaudit.checkpoints.places import folder_of, own_folder
-from qaudit.checkpoints.unchanged import refuse_changed_settings
+from qaudit.checkpoints.stamps import refuse_changed_settings
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH

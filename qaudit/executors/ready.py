@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from qaudit.checkpoints.unchanged import refuse_changed_settings
+from qaudit.checkpoints.stamps import refuse_changed_settings
 from qaudit.core.column_loops import FUSED
 from qaudit.core.gptq_triton import obstacle
 from qaudit.core.linears import Linears

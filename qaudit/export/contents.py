@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.stamps import computed_hash
-from qaudit.checkpoints.unchanged import (
+from qaudit.checkpoints.stamps import (
     CONFIGURATION,
     INDEXES,
     LARGEST_SETTINGS_NBYTES,
     QUANTIZATION,
     TOKENIZER,
+    computed_hash,
     settings_in,
 )
 from qaudit.errors import QauditError

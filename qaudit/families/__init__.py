@@ -21,9 +21,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from qaudit.errors import RecipeError, UsageError
-from qaudit.families.family import Family
-from qaudit.families.tables import (
+from qaudit.families.family import (
     Duplicates,
+    Family,
     FamilySoup,
     Index,
     KnownBad,

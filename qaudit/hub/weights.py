@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from qaudit.checkpoints.safetensors import shards_beside
-from qaudit.checkpoints.unchanged import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
+from qaudit.checkpoints.stamps import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.hub.names import HubFile
 from qaudit.support.keys import first_of

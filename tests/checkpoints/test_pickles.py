@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from qaudit.checkpoints.pickles import load_pickles
-from qaudit.checkpoints.safetensors import PICKLE, PICKLE_INDEX, WeightFolder
+from qaudit.checkpoints.safetensors import PICKLE, PICKLE_INDEX, WeightFolder, load_pickles
 from qaudit.errors import SourceError
 
 HALF = torch.arange(6, dtype=torch.float16).reshape(2, 3)

@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.errors import RecipeError
 from qaudit.families import Family, load_file
-from qaudit.families.tables import LearningRate, Stage
+from qaudit.families.family import LearningRate, Stage
 from tests.house.source import ROOT
 
 

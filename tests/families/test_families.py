@@ -18,7 +18,7 @@ from qaudit.families import (
     load,
     load_file,
 )
-from qaudit.families.tables import Inferred
+from qaudit.families.family import Inferred
 
 DEMO = load("demo")
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.unchanged import unchanged_files
+from qaudit.checkpoints.stamps import unchanged_files
 from qaudit.core import statistics
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Calibration, Scheme

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.checkpoints.unchanged import unchanged_files
+from qaudit.checkpoints.stamps import unchanged_files
 from qaudit.core import statistics
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import Case, Measure
