@@ -24,7 +24,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import QauditError, SourceError, UsageError
 from qaudit.families import Family
-from qaudit.families.tables import FamilySoup
+from qaudit.families.family import FamilySoup
 from qaudit.formats.weights import quantization_of
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, with_files

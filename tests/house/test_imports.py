@@ -91,7 +91,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.planning.price",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
-        "qaudit.checkpoints.pickles",  # the one format that only torch can read
         "qaudit.checkpoints.adapters",
         "qaudit.checkpoints.dcp",  # pieces of it are pickles, too
     ),
