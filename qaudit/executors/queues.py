@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from qaudit.errors import MachineError, OtherIdentityError
+from qaudit.errors import MachineError, OtherIdentityError, UsageError
 from qaudit.executors.folder import parts_of
 from qaudit.executors.records import Due, Executor, state_of
 from qaudit.executors.status import show
@@ -234,8 +235,8 @@ class Slurm(Executor):
         command = [sys.executable, "-m", "qaudit", "part", str(self.out.absolute())]
         text = TEXT.format(
             script=shlex.quote(str(script)),
-            here=Path.cwd(),
-            log=folder / f"%a-of-{count}.log",
+            here=_quoted(str(Path.cwd())),
+            log=_quoted(f"{str(folder).replace('%', '%%')}/%a-of-{count}.log"),
             options="\n".join(f"#SBATCH {option}" for option in self._sbatch),
             command=shlex.join([*command, *self._options]),
             count=count,
@@ -244,14 +245,27 @@ class Slurm(Executor):
         return script
 
 
+def _quoted(path: str) -> str:
+    """Return a path as a line of `#SBATCH` takes it: spaces would end it."""
+    if not path.isprintable():
+        raise UsageError(
+            f"{path!r:.200} has a line break or another control character, which no job script can",
+            hint="name another folder with `--out`, or run it in another one",
+        )
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    return path if re.fullmatch(r"[\w./%+=:,@-]+", path) else f'"{escaped}"'
+
+
 def _jobs(path: Path, number: int, count: int) -> list[str]:
     """Return the jobs that were submitted for the same parts of the same round."""
     try:
         submitted = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
+    if not isinstance(submitted, dict) or not isinstance(submitted.get("jobs"), list):
+        return []
     same = (submitted.get("round"), submitted.get("parts")) == (number, count)
-    return [str(job) for job in submitted.get("jobs", ())] if same else []
+    return [str(job) for job in submitted["jobs"]] if same else []
 
 
 def _submit(script: Path, parts: Sequence[int]) -> str:

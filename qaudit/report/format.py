@@ -111,8 +111,10 @@ def plural(number: int, noun: str) -> str:
 
 
 def listing(names: list[str]) -> str:
-    """Print `a`, `a and b`, `a, b and c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    """Print `a`, `a and b`, `a, b and c`; `none` of an empty list."""
+    if len(names) < 2:
+        return names[0] if names else "none"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def inert(text: str) -> str:

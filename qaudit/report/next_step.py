@@ -42,4 +42,5 @@ def _folder(audit: AuditRecord, bits: Sequence[str]) -> str:
     """Return a folder of its own: what is decided stays where it is."""
     targets = audit.plan.recipe.targets
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(targets[0]).name if targets else "audit")
-    return f"qaudit-out/{name}-{'-'.join(bits)}bit"
+    classes = (f"{text}bit" if text.isdecimal() else text for text in bits)
+    return f"qaudit-out/{name}-{'-'.join(classes)}"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.executors.queues import _ranges
+from qaudit.errors import UsageError
+from qaudit.executors.queues import _jobs, _quoted, _ranges
 from tests.support.cli import Run
 from tests.support.parts import ROOT, demo, same_audit, start, until
 from tests.support.slurm import Slurm, missing_programs
@@ -31,6 +32,19 @@ def slurm() -> Iterator[Slurm]:
         Path(folder).chmod(0o755)
         with Slurm(Path(folder), cpus=3) as running:  # room for every part at once
             yield running
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '{"round": 1, "parts": 2, "jobs": 3}', "{"])
+def test_a_damaged_list_of_jobs_has_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "slurm.json").write_text(text)
+    assert _jobs(tmp_path / "slurm.json", 1, 2) == []
+
+
+def test_paths_of_a_job_script_are_quoted_where_they_must_be() -> None:
+    assert _quoted("/a/b-1.log") == "/a/b-1.log"
+    assert _quoted('/my runs/"b"') == '"/my runs/\\"b\\""'
+    with pytest.raises(UsageError, match="control character"):
+        _quoted("/a\n#SBATCH --account=x")
 
 
 def pids(log: Path) -> list[int]:

@@ -602,6 +602,13 @@ def test_an_ignore_that_does_not_fit_or_has_expired_excuses_nothing(excuse: Igno
     assert "known to be fragile" in warning.message
 
 
+@pytest.mark.parametrize("day", [date(2026, 1, 30), date(2026, 12, 31), date(2028, 2, 29)])
+def test_an_ignore_holds_for_two_years(day: date) -> None:
+    until = date(day.year + 2, day.month, min(day.day, 28) if day.month == 2 else day.day)
+    found = gate(replace(only(A), ignores=(ignore(until=until),)), held(0.05), today=day)
+    assert not found.warnings
+
+
 def test_an_ignore_that_nothing_needs_any_more_is_a_warning() -> None:
     found = judged(replace(only(A), ignores=(ignore(),)), held(0.01))
     assert found.exit_code == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from qaudit.report.card import render, render_terminal
-from qaudit.report.next_step import next_step
+from qaudit.report.next_step import _folder, next_step
 from qaudit.types import AuditRecord, NextStep
 from tests.support import sample
 from tests.support.verdicts import class_verdict, verdict, with_verdict
@@ -31,6 +31,10 @@ def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
     assert options["--bits"] == "4"
     assert options["--evaluation-documents"] == "240"
     assert options["--out"].endswith("-4bit")
+
+
+def test_the_folder_has_the_name_of_its_class() -> None:
+    assert _folder(sample.audit(), ["4", "w4a4"]).endswith("-4bit-w4a4")
 
 
 def test_without_a_number_of_documents_there_is_no_command() -> None:

@@ -236,7 +236,8 @@ def _ignore(
     An ignore that has expired, that holds for more than two years, or that nothing needs, is a
     warning: it hides nothing today, and may tomorrow.
     """
-    latest = date(min(today.year + 2, MAXYEAR), today.month, min(today.day, 28))
+    is_leap_day = (today.month, today.day) == (2, 29)  # and none two years later
+    latest = date(min(today.year + 2, MAXYEAR), today.month, today.day - is_leap_day)
     valid = [ignore for ignore in ignores if today <= ignore.until <= latest]
     marked = tuple(
         replace(check, ignored=next((i for i in valid if _covers(i, check)), None))
