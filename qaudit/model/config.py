@@ -24,7 +24,7 @@ _NOT_COMPARED = frozenset({
     "dtype", "torch_dtype",  # what is stored is read, and merged in double precision
 })  # fmt: skip
 
-_RETURNED = ("return_dict", "output_hidden_states", "output_router_logits")
+_RETURNED = ("return_dict", "output_attentions", "output_hidden_states", "output_router_logits")
 """What a configuration may return beside logits, or in place of names for them."""
 
 
@@ -94,7 +94,7 @@ def _choose_implementations(config: PreTrainedConfig) -> None:
         for key in _RETURNED:
             if getattr(part, key, None) is not None:
                 setattr(part, key, key == "return_dict")
-    config._attn_implementation = "eager" if config.output_attentions else None
+    config._attn_implementation = None
     config._experts_implementation = None
     for key in ("kernel_config", "use_kernels", "quantization_config"):
         config.__dict__.pop(key, None)

@@ -242,7 +242,7 @@ def test_blocks_that_see_the_future_are_refused(
         tiny.make(tmp_path, "bert")
     finally:
         del tiny.FAMILIES["bert"]
-    with pytest.raises(ModelError, match="sees the token after it"):
+    with pytest.raises(ModelError, match="sees tokens after it"):
         stream(open_model(tmp_path), tiny.tokens(1, 8))
 
 
@@ -256,7 +256,7 @@ def test_a_norm_that_removes_what_is_added_hides_no_look_at_the_future() -> None
             return hidden_BTD + self.norm(hidden_BTD).mean(1, keepdim=True)
 
     hidden_BTD = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ModelError, match="in block 3 a token sees the token after it"):
+    with pytest.raises(ModelError, match="in block 3 a token sees tokens after it"):
         must_be_causal(3, Ahead(), Arguments(), hidden_BTD)
 
 

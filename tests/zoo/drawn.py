@@ -158,7 +158,9 @@ def plain_losses(model: Any, documents: list[Window], items: list[Window]) -> li
     for window in (*documents, *items):
         tokens = torch.from_numpy(window.tokens).long()
         read = tokens[None] if window in documents else tokens[None, :-1]
-        logits = copy.deepcopy(model)(input_ids=read, use_cache=False, return_dict=True).logits
+        # Some types mask nothing where attentions are returned.
+        returned = {"output_attentions": False, "return_dict": True, "use_cache": False}
+        logits = copy.deepcopy(model)(input_ids=read, **returned).logits
         predicted = logits[0, : len(tokens) - 1].double()
         nll = torch.nn.functional.cross_entropy(predicted, tokens[1:], reduction="none")
         losses.append(float(nll[window.scored_from - 1 :].sum()))
