@@ -7,13 +7,14 @@ OUT ?= qaudit-out/demo
 JOBS ?= 2
 SEED ?= 1
 PYTEST ?=
+ARITHMETIC := $(addprefix tests/,core diagnostics/curvature engine/test_whole_block.py model/test_blocks.py)
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 # Where nothing may be written, each process of pytest compiles its plugins anew: a second of processor.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs quick fuzz coverage check format readme slow zoo mutants everything slurm gpu kernels peers bench lock build clean
+.PHONY: help demo test arithmetic docs quick fuzz coverage check format readme slow zoo mutants everything slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -24,6 +25,9 @@ demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/de
 
 test: $(VENV)/.dev ## run the tests; JOBS=0 PYTEST="-k gptq -x"
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
+
+arithmetic: $(VENV)/.dev ## run the tests of numbers under an older instruction set; a minute of processor
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(PY) -m pytest -n $(JOBS) $(ARITHMETIC) $(PYTEST)
 
 quick: $(VENV)/.dev ## run the tests of the inner loop: everything without a model
 	$(PY) -m pytest -n $(JOBS) $(QUICK) $(PYTEST)

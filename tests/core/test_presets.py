@@ -103,7 +103,7 @@ def block(request, tmp_path_factory):
 def test_awq_searches_a_block_as_its_tool_does(block, tool):
     groups, folded = block
     scheme = parse_scheme(f"awq-4bit:preset={tool}:group=64:scale_dtype=float32")
-    grid = {"bits": 4, "group": 64, "zero_point": True, "scale_dtype": "float32"}
+    grid = {"bits": 4, "group": 64, "zero_point": True}
     for first, (linears, x) in filled(groups.items()):
         found, quantized = scheme.search_scales(linears), scheme.quantize(linears)
         assert (found is not None) == (first in folded)
