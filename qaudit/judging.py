@@ -25,7 +25,7 @@ from qaudit.report.next_step import next_step
 from qaudit.saved.codec import decode
 from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.parts import read_run, unfinished
-from qaudit.saved.results import Filed, sha256_of, with_imported
+from qaudit.saved.results import ResultFile, sha256_of, with_imported
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
@@ -222,7 +222,7 @@ def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
     )
 
 
-def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
+def _evidence_files(results: Sequence[ResultFile], out: Path) -> EvidenceFiles:
     def at(path: Path) -> tuple[str, str]:
         return path.relative_to(out).as_posix(), sha256_of(path)
 

@@ -181,8 +181,8 @@ def status(out: Path, *, as_json: AsJson = False) -> int:
 
     Example: qaudit status out
     """
-    from qaudit.executors.status import render, standing_of
+    from qaudit.executors.status import render, run_status
 
-    standing = standing_of(out)
+    standing = run_status(out)
     print_result(json.dumps(standing.table, indent=1) if as_json else render(standing))
     return 3 if standing.state.missing else 0

@@ -58,7 +58,7 @@ from qaudit.model.proven import reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.stored_names import names_of, skeleton_of_names
 from qaudit.planning.shipped import with_shipped
-from qaudit.saved.results import Filed, ResultStore
+from qaudit.saved.results import ResultFile, ResultStore
 from qaudit.types import FULL_PRECISION, Evidence, Measurement, TaskEvidence
 
 WEIGHTS = "weights"
@@ -72,7 +72,7 @@ def measure(
     progress: Progress = lambda done, total, what: None,
     watch: Observer | None = None,
     there: StoredResults | None = None,
-) -> tuple[Filed, ...]:
+) -> tuple[ResultFile, ...]:
     """Return the results of a pass, `fp` first: those on disk, and the rest measured now.
 
     `watch` sees every group of linears that a scheme quantized; `there` is what was looked up.

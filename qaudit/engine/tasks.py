@@ -26,7 +26,14 @@ from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.pin import NUMERICS, libraries
-from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
+from qaudit.saved.results import (
+    Identity,
+    ResultFile,
+    ResultStore,
+    sha256_of,
+    slug_of,
+    with_tasks,
+)
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
 
 ITEMS = 4
@@ -179,9 +186,9 @@ class StoredResults:
     """The keys of a task's results, and the results that are on disk."""
 
     identities: Mapping[str, Identity]  # by canonical form, `fp` first
-    filed: Mapping[str, Filed]
+    filed: Mapping[str, ResultFile]
     task_identities: Mapping[str, Mapping[str, Identity]]  # by canonical form, then by task
-    task_filed: Mapping[str, Mapping[str, Filed]]
+    task_filed: Mapping[str, Mapping[str, ResultFile]]
 
     @property
     def keys(self) -> dict[str, str]:
@@ -201,7 +208,7 @@ class StoredResults:
         return tuple(t for t in self.task_identities[spec] if t not in self.task_filed[spec])
 
     @property
-    def results(self) -> tuple[Filed, ...]:
+    def results(self) -> tuple[ResultFile, ...]:
         return tuple(
             with_tasks(self.filed[spec], tuple(self.task_filed[spec].values()))
             for spec in self.identities
@@ -213,9 +220,9 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
     identities: dict[str, Identity] = {}
-    filed: dict[str, Filed] = {}
+    filed: dict[str, ResultFile] = {}
     task_identities: dict[str, dict[str, Identity]] = {}
-    task_filed: dict[str, dict[str, Filed]] = {}
+    task_filed: dict[str, dict[str, ResultFile]] = {}
     for spec, scheme in task.streams.items():
         identities[spec] = identity = task.identity(scheme, machine)
         folder = folder_for(task, store)
@@ -239,7 +246,9 @@ def place_of_task(folder: ResultStore, task: str) -> ResultStore:
     return folder.within(f"{TASKS}/{slug_of(task)}")
 
 
-def _regrouped(filed: Filed, corpus: Corpus, folder: ResultStore, identity: Identity) -> Filed:
+def _regrouped(
+    filed: ResultFile, corpus: Corpus, folder: ResultStore, identity: Identity
+) -> ResultFile:
     """Return a result with the strata and marks of a text, which change none of its numbers."""
     evidence, text = filed.measurement.evidence, corpus.rollouts
     rollouts = evidence.rollouts

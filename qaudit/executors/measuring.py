@@ -27,7 +27,7 @@ from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.shipped import with_shipped
-from qaudit.saved.results import Filed, ResultStore, SearchResult
+from qaudit.saved.results import ResultFile, ResultStore, SearchResult
 from qaudit.search.greedy import search, search_stored
 from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit
 
@@ -41,7 +41,7 @@ class _Job:
     results: Sequence[StoredResults | None] = ()  # of each pass, as looked up
     stored: UnitOutcome | None = None  # all results, where only a diagnostic is missing
     is_diagnosed: bool = False
-    filed: list[tuple[Filed, ...]] = field(default_factory=list)  # of each pass, measured now
+    filed: list[tuple[ResultFile, ...]] = field(default_factory=list)  # of each pass, measured now
     event: UnitOutcome | None = None
 
     @property
@@ -61,7 +61,7 @@ class _Job:
         soup = event.search.subject
         return None if soup is None else self.tasks[0].changed(subject=soup)
 
-    def measured(self, filed: Sequence[tuple[Filed, ...]]) -> UnitOutcome:
+    def measured(self, filed: Sequence[tuple[ResultFile, ...]]) -> UnitOutcome:
         results = tuple(
             replace(result, perturbed=task.perturbed)
             for task, some in zip(self.tasks, filed, strict=True)

@@ -33,7 +33,13 @@ from qaudit.saved.parts import (
     read_unit,
     unit_path,
 )
-from qaudit.saved.results import Filed, SearchResult, read_measurement, sha256_of, with_tasks
+from qaudit.saved.results import (
+    ResultFile,
+    SearchResult,
+    read_measurement,
+    sha256_of,
+    with_tasks,
+)
 from qaudit.support.keys import first_of
 from qaudit.types import SILENT, Run, Subject, Watch, WorkUnit, units_of
 from qaudit.whole import read_regular
@@ -157,7 +163,7 @@ class UnitOutcome:
     """What came of a subject: results, or the error in place of them."""
 
     label: str
-    results: tuple[Filed, ...] = ()  # draw by draw, with those that were measured otherwise
+    results: tuple[ResultFile, ...] = ()  # draw by draw, with those that were measured otherwise
     search: SearchResult | None = None  # of a greedy soup
     failed: Mapping[str, SourceError] = field(default_factory=dict)  # by scheme
     error: SourceError | None = None
@@ -167,7 +173,7 @@ class UnitOutcome:
         return self.error is None
 
     @property
-    def plain(self) -> tuple[Filed, ...]:
+    def plain(self) -> tuple[ResultFile, ...]:
         """The results that are measurements of the subject."""
         return tuple(result for result in self.results if not result.perturbed)
 
@@ -340,11 +346,11 @@ def _outcome(unit: WorkUnit, document: UnitDocument, out: Path) -> UnitOutcome:
 
 def _filed(
     unit: WorkUnit, soup: Subject | None, document: UnitDocument, result: ResultDocument, out: Path
-) -> Filed:
-    def read(file: ResultDocument | TaskFile) -> Filed:
+) -> ResultFile:
+    def read(file: ResultDocument | TaskFile) -> ResultFile:
         measured = read_measurement(out / file.evidence, file.sha256)
         must_be_of(measured, soup or unit.subject, result.spec)
-        return Filed(measured, out / file.evidence, (), result.perturbed)
+        return ResultFile(measured, out / file.evidence, (), result.perturbed)
 
     filed = read(result)
     must_be_pass(filed.measurement, result.perturbed, document.protocol)

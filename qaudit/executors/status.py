@@ -47,7 +47,7 @@ class PartState:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A round, and the parts that have worked on the plan."""
 
     state: RoundState
@@ -73,7 +73,7 @@ class Standing:
         }
 
 
-def standing_of(out: Path, *, quick: bool = False) -> Standing:
+def run_status(out: Path, *, quick: bool = False) -> RunStatus:
     """Read the records and the logs of a folder, and ask the queue for the jobs that logs name.
 
     A bar is drawn every few seconds: `quick` opens no evidence, and does not ask the queue.
@@ -101,7 +101,7 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
             for part, units in zip(at_work, taken, strict=True)
         )
     waiting = tuple(unit.label for content, unit in missing.items() if content not in covered)
-    return Standing(state, parts, seconds, waiting)
+    return RunStatus(state, parts, seconds, waiting)
 
 
 def _together(states: Sequence[RoundState]) -> RoundState:
@@ -197,24 +197,24 @@ def _queue(jobs: Sequence[str]) -> dict[str, str] | None:
 
 
 def show(out: Path, watch: Watch) -> None:
-    standing = standing_of(out, quick=True)
-    total, missing = len(standing.state.units), len(standing.state.missing)
-    watch.count("subjects", total - missing, total, standing.left_seconds)
+    status = run_status(out, quick=True)
+    total, missing = len(status.state.units), len(status.state.missing)
+    watch.count("subjects", total - missing, total, status.left_seconds)
 
 
-def render(standing: Standing) -> str:
-    state, table = standing.state, standing.table
+def render(status: RunStatus) -> str:
+    state, table = status.state, status.table
     first = (
         f"round {state.number}: {table['measured']} of {plural(len(state.units), 'subject')} "
         f"measured, {len(state.failed)} failed, {len(state.missing)} missing"
     )
-    if standing.left_seconds is not None:
-        first += f"; about {duration(standing.left_seconds)} left in the parts that run"
-    if standing.waiting:
-        are = "is" if len(standing.waiting) == 1 else "are"
-        first += f"; {plural(len(standing.waiting), 'subject')} {are} in no part that runs"
+    if status.left_seconds is not None:
+        first += f"; about {duration(status.left_seconds)} left in the parts that run"
+    if status.waiting:
+        are = "is" if len(status.waiting) == 1 else "are"
+        first += f"; {plural(len(status.waiting), 'subject')} {are} in no part that runs"
     rows = [
         f"  part {part.name:<8} {part.state:<8} {part.host} {part.subject}".rstrip()
-        for part in standing.parts
+        for part in status.parts
     ]
     return "\n".join([first, *rows])

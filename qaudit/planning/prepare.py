@@ -67,7 +67,7 @@ from qaudit.planning.price import (
     seconds_range,
     with_needed_again,
 )
-from qaudit.planning.resolve import Chosen, choose, needs_hub, proposed_soups, still_there
+from qaudit.planning.resolve import PlanInputs, choose, needs_hub, proposed_soups, still_there
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import TextSize, text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, allowed_notes, expert_notes
@@ -232,7 +232,7 @@ def make_plan(
 
 
 def _planned(
-    chosen: Chosen, traffic: Traffic | None, options: RunOptions
+    chosen: PlanInputs, traffic: Traffic | None, options: RunOptions
 ) -> tuple[Plan, Footprint]:
     """Return the passes with what they take of this machine, and the footprint of the audit's."""
     resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
@@ -302,7 +302,7 @@ def _planned(
     return plan, footprint
 
 
-def _passes(chosen: Chosen, pricing: Pricing) -> tuple[Pass, ...]:
+def _passes(chosen: PlanInputs, pricing: Pricing) -> tuple[Pass, ...]:
     recipe, subjects, schemes = chosen.resolved.recipe, chosen.subjects, chosen.schemes
     reference = reference_in(subjects, recipe.reference)
     steps = passes_of(subjects, schemes, recipe.repeats, pricing)
@@ -310,7 +310,7 @@ def _passes(chosen: Chosen, pricing: Pricing) -> tuple[Pass, ...]:
 
 
 def _footprint(
-    chosen: Chosen, text: TextSize, machine: tuple[str, str], options: RunOptions
+    chosen: PlanInputs, text: TextSize, machine: tuple[str, str], options: RunOptions
 ) -> Footprint:
     recipe, (device, dtype) = chosen.resolved.recipe, machine
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
@@ -319,7 +319,7 @@ def _footprint(
     return Footprint(chosen.seen.largest, load, itemsize, limit, device, text.most_items)
 
 
-def _fetched(chosen: Chosen, budget_nbytes: int | None, record: Path | None) -> Traffic | None:
+def _fetched(chosen: PlanInputs, budget_nbytes: int | None, record: Path | None) -> Traffic | None:
     """Return what comes from the Hub."""
     resolved, hub = chosen.resolved, chosen.hub
     if hub is None:

@@ -359,7 +359,7 @@ def _proposal(soup: FamilySoup, members: Sequence[Checkpoint]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class PlanInputs:
     """What a recipe chooses, all of it permitted, and how large its models are."""
 
     resolved: Resolved
@@ -372,7 +372,7 @@ class Chosen:
 
 def choose(
     recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
-) -> Chosen:
+) -> PlanInputs:
     schemes = parse_schemes(recipe.schemes)
     refuse_classes(recipe, schemes, None)
     _refuse_replays(recipe, schemes)
@@ -394,7 +394,7 @@ def choose(
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     refuse_classes(recipe, schemes, seen.largest)
     seen = replace(seen, notes=(*unread_notes, *seen.notes))
-    return Chosen(resolved, schemes, subjects, members, hub, seen)
+    return PlanInputs(resolved, schemes, subjects, members, hub, seen)
 
 
 def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:

@@ -104,7 +104,7 @@ class Identity:
 
 
 @dataclass(frozen=True, eq=False)
-class Filed:
+class ResultFile:
     """A measurement and its file."""
 
     measurement: Measurement
@@ -113,7 +113,7 @@ class Filed:
     perturbed: bool = False  # rounded otherwise
 
 
-def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
+def with_tasks(filed: ResultFile, tasks: Sequence[ResultFile]) -> ResultFile:
     if not tasks:
         return filed
     parts = tuple(part for task in tasks for part in task.measurement.evidence.tasks)
@@ -165,16 +165,18 @@ class ResultStore:
         """Remove half-written files of processes that were killed while they wrote."""
         remove_stale(self._folder)
 
-    def find(self, subject: str, scheme: str, key: str) -> Filed | None:
+    def find(self, subject: str, scheme: str, key: str) -> ResultFile | None:
         """Return the measurement with this key, if it is there as it was written."""
         for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
             with suppress(OSError, ValueError):
                 measurement, about = _read(read_regular(path, LARGEST_NBYTES))
                 if about.key == key:
-                    return Filed(replace(measurement, subject=subject, scheme=scheme), path)
+                    return ResultFile(replace(measurement, subject=subject, scheme=scheme), path)
         return None
 
-    def write(self, measurement: Measurement, key: str, identity: Identity | None = None) -> Filed:
+    def write(
+        self, measurement: Measurement, key: str, identity: Identity | None = None
+    ) -> ResultFile:
         """Write a measurement so that it is there whole or not at all."""
         measurement = replace(measurement, identity=vars(identity) if identity else None)
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
@@ -191,7 +193,7 @@ class ResultStore:
         finally:  # an interrupt leaves no partial file either
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
-        return Filed(measurement, path)
+        return ResultFile(measurement, path)
 
 
 def sha256_of(path: Path) -> str:
@@ -284,7 +286,7 @@ class SearchResult:
     """The soup that a search ended with and its results; None where one checkpoint is best."""
 
     subject: Subject | None
-    results: tuple[Filed, ...]
+    results: tuple[ResultFile, ...]
     row: GreedySearch
     findings: tuple[Finding, ...] = ()
 
@@ -336,10 +338,10 @@ def _identity(measured: Measurement, task: TaskEvidence, sources: Sequence[str])
     return Identity(**{**measured.identity, **changed})  # type: ignore[arg-type]
 
 
-def with_imported(results: Sequence[Filed], out: Path) -> list[Filed]:
+def with_imported(results: Sequence[ResultFile], out: Path) -> list[ResultFile]:
     """Return results with imported tasks: the first draw of each stream takes them."""
     parts = [
-        Filed(_read_imported(path), path)
+        ResultFile(_read_imported(path), path)
         for path in sorted((out / "evidence" / IMPORTED).glob("*/*.npz"))
     ]
     if not parts:
@@ -360,7 +362,7 @@ def _cell(measured: Measurement) -> tuple[str, str]:
     return measured.subject, measured.spec
 
 
-def _with_parts(result: Filed, parts: Sequence[Filed]) -> Filed:
+def _with_parts(result: ResultFile, parts: Sequence[ResultFile]) -> ResultFile:
     scanned = {task.task for task in result.measurement.evidence.tasks}
     identity = result.measurement.identity or {}
     mine = [

@@ -29,7 +29,7 @@ from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.passes import scheme_of
-from qaudit.saved.results import Filed, ResultStore, SearchResult
+from qaudit.saved.results import ResultFile, ResultStore, SearchResult
 from qaudit.types import (
     SELECTION,
     Checkpoint,
@@ -42,7 +42,7 @@ from qaudit.types import (
 )
 
 T = TypeVar("T")
-Measure = Callable[[Task], tuple[Filed, ...]]
+Measure = Callable[[Task], tuple[ResultFile, ...]]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class _NotMeasuredError(Exception):
     """A measurement that a search needs is not on disk."""
 
 
-def _stored(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
+def _stored(trial: Task, machine: Machine, store: ResultStore) -> tuple[ResultFile, ...]:
     stored = look_up(trial, machine, store)
     if not stored.is_complete:
         raise _NotMeasuredError
@@ -158,7 +158,7 @@ def _named(trial: Task, progress: Progress) -> Progress:
     return lambda done, total, what: progress(done, total, f"{members}: {what}")
 
 
-def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
+def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[ResultFile, ...]:
     """Return the result of a subject's own pass, which may have scored rollouts, too."""
     return look_up(replace(trial, corpus=trial.corpus.of_tasks(())), machine, store).results
 

@@ -111,9 +111,9 @@ def _fold(kind: type[Row], row: Any) -> Any:
     return {name: kind.nulls.get(name) if v is None else v for name, v in row.items()}
 
 
-@dataclass(frozen=True)
-class StratumRow(Row):
-    """Loss and errors on the documents of one stratum.
+@dataclass(frozen=True, kw_only=True)
+class ErrorRow(Row):
+    """Loss and errors on a part of the text.
 
     The intervals of one subject under one scheme hold at once. None is not measured.
     """
@@ -121,58 +121,44 @@ class StratumRow(Row):
     subject: str
     scheme: str
     spec: str
-    stratum: str
-    documents: int
-    tokens: int
-    ce: Interval  # nats per token
-    relative_error: Interval | None
-    absolute_change: Interval | None  # nats per token
-    kl: Interval | None = None  # divergence to full precision, nats per token
-    is_worst: bool = False  # of all strata, by relative error
-
-
-@dataclass(frozen=True)
-class PositionRow(Row):
-    """Loss and errors of tokens by where in their window they are.
-
-    The intervals of one subject under one scheme hold at once. None is not measured. Of rollouts,
-    positions count from the prompt's end, prompts take the place of documents, and ends are as in
-    `RolloutRow`.
-    """
-
-    subject: str
-    scheme: str
-    spec: str
-    first: int  # position in the window, from 0
-    last: int
-    documents: int  # that reach so far
-    tokens: int
-    ce: Interval  # nats per token
-    relative_error: Interval | None
-    absolute_change: Interval | None  # nats per token
-    kl: Interval | None = None  # divergence to full precision, nats per token
-    end_of_turn: Interval | None = None
-    end_of_reasoning: Interval | None = None
-
-
-@dataclass(frozen=True)
-class RoleRow(Row):
-    """Loss and errors of tokens by their role in a conversation.
-
-    The intervals of one subject under one scheme hold at once. None is not measured. Of rollouts,
-    prompts take the place of documents, and ends are as in `RolloutRow`.
-    """
-
-    subject: str
-    scheme: str
-    spec: str
-    role: str  # prompt, reasoning, call or answer
     documents: int  # that have such tokens
     tokens: int
     ce: Interval  # nats per token
     relative_error: Interval | None
     absolute_change: Interval | None  # nats per token
     kl: Interval | None = None  # divergence to full precision, nats per token
+
+
+@dataclass(frozen=True, kw_only=True)
+class StratumRow(ErrorRow):
+    """Loss and errors on the documents of one stratum."""
+
+    stratum: str
+    is_worst: bool = False  # of all strata, by relative error
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionRow(ErrorRow):
+    """Loss and errors of tokens by where in their window they are.
+
+    Of rollouts, positions count from the prompt's end, prompts take the place of documents, and
+    ends are as in `RolloutRow`.
+    """
+
+    first: int  # position in the window, from 0
+    last: int
+    end_of_turn: Interval | None = None
+    end_of_reasoning: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleRow(ErrorRow):
+    """Loss and errors of tokens by their role in a conversation.
+
+    Of rollouts, prompts take the place of documents, and ends are as in `RolloutRow`.
+    """
+
+    role: str  # prompt, reasoning, call or answer
     end_of_turn: Interval | None = None
     end_of_reasoning: Interval | None = None
 

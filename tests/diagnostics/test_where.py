@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,21 @@ def pick() -> tuple[str, str]:
     return pick.subject, pick.scheme
 
 
+def errors(pick: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "subject": pick[0],
+        "scheme": pick[1],
+        "spec": "spec",
+        "tokens": 4000,
+        "ce": of(3.0),
+        "relative_error": of(0.02),
+        "absolute_change": of(0.06),
+    }
+
+
 @pytest.fixture
 def strata(pick: tuple[str, str]) -> tuple[StratumRow, ...]:
-    web = StratumRow(*pick, "spec", "web", 40, 4000, of(3.0), of(0.02), of(0.06))
+    web = StratumRow(stratum="web", **errors(pick), documents=40)
     code = replace(web, stratum="code", relative_error=of(0.05), kl=of(0.1), is_worst=True)
     alone = Interval(0.03, -float("inf"), float("inf"))
     return web, code, replace(web, stratum="mail", documents=1, relative_error=alone)
@@ -40,7 +53,7 @@ def strata(pick: tuple[str, str]) -> tuple[StratumRow, ...]:
 
 @pytest.fixture
 def positions(pick: tuple[str, str]) -> tuple[PositionRow, ...]:
-    early = PositionRow(*pick, "spec", 0, 255, 64, 4000, of(3.0), of(0.02), of(0.06))
+    early = PositionRow(first=0, last=255, **errors(pick), documents=64)
     return early, replace(early, first=256, last=1023, documents=20, relative_error=of(0.09))
 
 

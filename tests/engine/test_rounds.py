@@ -21,7 +21,7 @@ from qaudit.engine.measure import measure
 from qaudit.engine.rounds import in_rounds
 from qaudit.engine.stored_weights import Restoring, Storing
 from qaudit.engine.tasks import Task
-from qaudit.saved.results import Filed, ResultStore, read_measurement
+from qaudit.saved.results import ResultFile, ResultStore, read_measurement
 from qaudit.settings import Recipe
 from qaudit.types import Corpus, Item, Subject, TaskEvidence, Window
 from tests.support.filled import filled
@@ -77,14 +77,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
     return counts
 
 
-def measured(subject: Subject, store: Path, tasks: tuple[str, ...] = ()) -> tuple[Filed, ...]:
+def measured(subject: Subject, store: Path, tasks: tuple[str, ...] = ()) -> tuple[ResultFile, ...]:
     text = with_items(12)
     text = text.of_tasks(tasks) if tasks else text
     task = Task.unplanned(subject, text, parse_schemes(SCHEMES.split(",")))
     return measure(task, MACHINE, ResultStore(store))
 
 
-def tasks_of(results: tuple[Filed, ...]) -> Mapping[tuple[str, str], TaskEvidence]:
+def tasks_of(results: tuple[ResultFile, ...]) -> Mapping[tuple[str, str], TaskEvidence]:
     return {
         (one.measurement.scheme, task.task): task
         for one in results
@@ -96,7 +96,7 @@ def files(store: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in store.rglob("*.npz")}
 
 
-def same(one: tuple[Filed, ...], other: tuple[Filed, ...]) -> bool:
+def same(one: tuple[ResultFile, ...], other: tuple[ResultFile, ...]) -> bool:
     a, b = tasks_of(one), tasks_of(other)
     return a.keys() == b.keys() and all(
         np.array_equal(a[key].nll, b[key].nll) and np.array_equal(a[key].items, b[key].items)

@@ -15,7 +15,7 @@ from qaudit.cli.app import run as command
 from qaudit.errors import QauditError
 from qaudit.executors import records
 from qaudit.executors.records import read_records
-from qaudit.executors.status import render, standing_of
+from qaudit.executors.status import render, run_status
 from qaudit.judging import judge
 from qaudit.planning.passes import next_round, planned_rounds
 from qaudit.saved.parts import FIRST, read_run
@@ -40,7 +40,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def read(out: Path) -> None:
     """Read a folder as `status` and `collect` do, up to the next round."""
-    render(standing_of(out))
+    render(run_status(out))
     run = read_run(out)
     rounds = planned_rounds(run.plan.passes)
     units = units_of(rounds[0])
@@ -79,7 +79,7 @@ def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
         path.write_text("\n".join(lines[: data.draw(st.integers(1, len(lines)))]))
         if data.draw(st.booleans()):
             path.write_bytes(edited(whole.encode(), data))
-        render(standing_of(measured))
+        render(run_status(measured))
     finally:
         path.write_text(whole)
 
@@ -89,7 +89,7 @@ def test_a_log_of_no_part_is_left_alone(measured: Path, name: str) -> None:
     path = measured / "parts" / f"{name}.jsonl"
     path.write_text(json.dumps({"at": time.time(), "began": True}) + "\n")
     try:
-        assert [part.name for part in standing_of(measured).parts] == ["0/1"]
+        assert [part.name for part in run_status(measured).parts] == ["0/1"]
     finally:
         path.unlink()
 
@@ -98,7 +98,7 @@ def test_a_part_whose_clock_is_ahead_is_silent(measured: Path) -> None:
     path = measured / "parts" / "1-of-2.jsonl"
     path.write_text(json.dumps({"at": time.time() + 90_000, "began": True, "host": "n9"}) + "\n")
     try:
-        states = {part.name: part.state for part in standing_of(measured).parts}
+        states = {part.name: part.state for part in run_status(measured).parts}
         assert states["1/2"] == "silent"
     finally:
         path.unlink()
@@ -112,7 +112,7 @@ def test_a_record_whose_names_lead_outside_is_missing(measured: Path, name: str)
     document["diagnostics"]["rows"]["weights"][0]["details"] = name
     try:
         path.write_text(json.dumps(document))
-        assert [unit.label for unit in standing_of(measured).state.missing] == ["step10"]
+        assert [unit.label for unit in run_status(measured).state.missing] == ["step10"]
     finally:
         path.write_text(whole)
 
@@ -124,6 +124,6 @@ def test_a_record_without_one_of_its_results_is_missing(measured: Path) -> None:
     del document["results"][-1]
     try:
         path.write_text(json.dumps(document))
-        assert [unit.label for unit in standing_of(measured).state.missing] == ["step10"]
+        assert [unit.label for unit in run_status(measured).state.missing] == ["step10"]
     finally:
         path.write_text(whole)

@@ -13,7 +13,7 @@ import pytest
 from qaudit.executors import status
 from qaudit.executors.folder import parts_of
 from qaudit.executors.records import PartLog
-from qaudit.executors.status import render, standing_of
+from qaudit.executors.status import render, run_status
 from qaudit.saved.parts import read_run, unit_path
 from qaudit.types import SILENT, units_of
 from tests.support.cli import Run
@@ -46,7 +46,7 @@ def log(out: Path, name: str, *lines: dict[str, object], ago: float = 1.0) -> No
 
 
 def states(out: Path) -> dict[str, str]:
-    return {part.name: part.state for part in standing_of(out).parts}
+    return {part.name: part.state for part in run_status(out).parts}
 
 
 def began(**values: object) -> dict[str, object]:
@@ -63,7 +63,7 @@ def test_without_a_queue_logs_and_processes_tell(planned: Path) -> None:
     (planned / "parts" / "5-of-6.jsonl").write_text('{"at": 1, "began": tr')  # cut by a kill
     expected = {"0/5": "done", "1/5": "stopped", "2/5": "running", "3/5": "lost", "4/5": "silent"}
     assert states(planned) == expected
-    text = render(standing_of(planned))
+    text = render(run_status(planned))
     assert "round 1: 0 of 4 subjects measured, 0 failed, 4 missing" in text
     assert f"part 2/5      running  {HERE} step200" in text
 
@@ -102,7 +102,7 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
     record = unit_path(run, units[0], planned).name
     done = {"measured": "step10", "outcome": "measured", "seconds": 20.0, "record": record}
     log(planned, "0-of-1", began(), {"subject": "step10"}, done, {"subject": "step200"}, ago=5)
-    one = standing_of(planned)
+    one = run_status(planned)
     assert one.left_seconds == pytest.approx(4 * 20 - 5)  # nothing is on disk yet
     assert one.waiting == ()
     (planned / "parts" / "0-of-1.jsonl").unlink()
@@ -110,7 +110,7 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
     assert len(parts) == 3
     for number in (0, 1):
         log(planned, f"{number}-of-3", began(), done, {"subject": "step10"}, ago=5)
-    one = standing_of(planned)
+    one = run_status(planned)
     assert one.left_seconds == pytest.approx(20 * max(map(len, parts[:2])) - 5)
     assert one.waiting == tuple(unit.label for unit in parts[2])
     text = render(one)
@@ -120,5 +120,5 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
 
 def test_no_time_is_made_up_before_anything_is_measured(planned: Path) -> None:
     log(planned, "0-of-1", began(), {"subject": "step10"})
-    assert standing_of(planned).left_seconds is None
-    assert "left" not in render(standing_of(planned))
+    assert run_status(planned).left_seconds is None
+    assert "left" not in render(run_status(planned))

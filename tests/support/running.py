@@ -25,7 +25,7 @@ from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.audits import checkpoints_of
-from qaudit.saved.results import Filed, ResultStore
+from qaudit.saved.results import ResultFile, ResultStore
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import (
     SILENT,
@@ -89,7 +89,7 @@ def tasks_of(
     return tasks
 
 
-def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[Filed]:
+def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[ResultFile]:
     """Return the results of all passes of a subject, perturbed ones left out."""
     results = [(task, measure(task, machine, store)) for task in tasks]
     return [one for task, some in results if not task.perturbed for one in some]
@@ -115,7 +115,7 @@ def floor_of(
 class Outcome:
     """What came of tasks, in their order."""
 
-    filed: tuple[Filed, ...]
+    filed: tuple[ResultFile, ...]
     failed: dict[str, SourceError]
     diagnostics: Diagnostics
 

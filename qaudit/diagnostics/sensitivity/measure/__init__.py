@@ -33,7 +33,7 @@ from qaudit.engine.opening import feed_of, opened_states, route_of
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import is_remote
-from qaudit.saved.results import Filed, ResultStore, sha256_of
+from qaudit.saved.results import ResultFile, ResultStore, sha256_of
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,
@@ -92,7 +92,7 @@ class _Bench:
     full: Measurement
 
     def __post_init__(self) -> None:
-        self.filed: dict[Variant, Filed] = {}
+        self.filed: dict[Variant, ResultFile] = {}
         self.budget: float | None = None
         self._storage: Storage | None = None
         rows = self.case.stored("storage", self._key("storage"))
@@ -109,7 +109,7 @@ class _Bench:
 
     def measure(self, variants: Sequence[Variant]) -> None:
         """Take from the disk what is there, and measure the rest in one pass."""
-        label, here = self.case.subject.label, dict[Variant, Filed]()
+        label, here = self.case.subject.label, dict[Variant, ResultFile]()
         for variant in variants if self._storage is not None else ():
             filed = self.case.store.find(label, self._named(variant), self._key(variant.spec))
             if filed is not None:
@@ -119,7 +119,7 @@ class _Bench:
             here |= self._run(missing)
         self.filed |= {variant: here[variant] for variant in variants}
 
-    def _run(self, variants: Sequence[Variant]) -> dict[Variant, Filed]:
+    def _run(self, variants: Sequence[Variant]) -> dict[Variant, ResultFile]:
         corpus, feed = self.case.corpus, feed_of(self.case.task)
         with opened_states(self.case.machine) as streams:
             tallies, storage = run_partly(
@@ -188,7 +188,7 @@ class _Bench:
     def rows(self) -> list[SensitivityRow]:
         return [self._row(variant, filed) for variant, filed in self.filed.items()]
 
-    def _row(self, variant: Variant, filed: Filed) -> SensitivityRow:
+    def _row(self, variant: Variant, filed: ResultFile) -> SensitivityRow:
         evidence, full = filed.measurement.evidence, self.full.evidence
         together = variant.part in ("all", "mixture")
         used = full.scored(HELD_OUT if together else None)
