@@ -59,8 +59,10 @@ def test_sums_are_over_prompts() -> None:
     assert one.kl_sum is not None
     assert (found.prompts, found.samples, found.tokens) == (12, 24, int(one.tokens.sum()))
     kl, tokens = one.kl_sum.reshape(12, 2).sum(1), one.tokens.reshape(12, 2).sum(1)
-    wanted = statistics.interval((kl, np.full(12, 2.0)), statistics.per_token, 0.95)
-    assert found.sequence_kl == wanted
+    drawn = one.kl_sum[1::2], np.ones(12)  # without greedy ones
+    assert found.sequence_kl == statistics.interval(drawn, statistics.per_token, 0.95)
+    alone = row(evidence(agreed=np.zeros(24, dtype=int))).sequence_kl
+    assert alone == statistics.interval((kl, np.full(12, 2.0)), statistics.per_token, 0.95)
     assert found.kl == statistics.interval((kl, tokens * 1.0), statistics.per_token, 0.95)
     assert found.ce.estimate == pytest.approx(1.5)
 

@@ -2,10 +2,11 @@
 
 The unit is the prompt: all samples behind it are summed, and intervals are over prompts. The KL
 divergence of a sequence is the sum of those of its tokens, E_p[sum KL_t], which has far less noise
-than that of log p / q. Along a greedy rollout the first token that is not a stream's own choice is
-where its own generation would differ: nothing is generated for that. Along a sampled one that
-place means nothing, and is not measured. Drawn answers that carry marks give the score to expect of
-a stream by importance weights (`core/weighted.py`).
+than that of log p / q; the expectation is over drawn samples, of which a greedy one is none. Along
+a greedy rollout the first token that is not a stream's own choice is where its own generation would
+differ: nothing is generated for that. Along a sampled one that place means nothing, and is not
+measured. Drawn answers that carry marks give the score to expect of a stream by importance weights
+(`core/weighted.py`).
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
     if evidence is None:
         return None
     by_prompt, level = _ByPrompt.of(evidence), table.confidence
-    tokens, samples = by_prompt.sums(evidence.tokens), by_prompt.sums()
+    tokens = by_prompt.sums(evidence.tokens)
     kl = None if evidence.kl_sum is None else by_prompt.sums(evidence.kl_sum)
     of_full = _of_full(table, cell)
     return RolloutRow(
@@ -151,12 +152,23 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
         tokens=int(evidence.tokens.sum()),
         ce=_ratio(by_prompt.sums(evidence.nll_sum), tokens, level),
         kl=None if kl is None else _ratio(kl, tokens, level),
-        sequence_kl=None if kl is None else _ratio(kl, samples, level),
+        sequence_kl=_sequence_kl(evidence, by_prompt, level),
         **_divergence(evidence, level),
         end_of_turn=change_of_end(evidence, of_full, TURN, level),
         end_of_reasoning=change_of_end(evidence, of_full, REASONING, level),
         **_score(evidence, evidence if cell[1] == FULL_PRECISION else of_full, table, cell),
     )
+
+
+def _sequence_kl(evidence: RolloutEvidence, by_prompt: _ByPrompt, level: float) -> Interval | None:
+    """Return the mean over samples that were drawn; over greedy ones where there are no others."""
+    if evidence.kl_sum is None:
+        return None
+    drawn = evidence.agreed < 0
+    counted = drawn if drawn.any() else ~drawn
+    samples = by_prompt.sums(counted.astype(np.float64))
+    sums = by_prompt.sums(evidence.kl_sum * counted)
+    return _ratio(sums[samples > 0], samples[samples > 0], level)
 
 
 def _of_full(table: Measurements, cell: Cell) -> RolloutEvidence | None:
