@@ -1,8 +1,8 @@
 """The card and the page of an audit: one first screen, then what it is based on.
 
 The card is short: verdict, picture and command, and folded what it is based on. As Markdown it is
-between two markers, so that a later card can replace it inside a README (`report/block.py`). The
-page has everything, each section folded. One file builds one section.
+between two markers, so that a later card can replace it inside a README (`report/markdown.py`). The
+page has everything, each section folded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ LIMIT_NBYTES = 12_000
 PICTURES = "plots"
 LONGEST_TITLE = 200
 MOST_CLASSES = 6  # in a README, where a card has 20 lines
-LONG: tuple[doc.Surface, ...] = ("markdown", "html")
 LEFT_OUT = f"Left out for length, see `{html.FILE}`"
 
 
@@ -101,7 +100,14 @@ def render_notebook(audit: AuditRecord, figures: Mapping[str, str] = html.NO_FIG
 
 
 def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
-    return terminal.render(document(View(audit)), width)
+    """Render the first screen, the accuracies of what ships, and what is missing."""
+    view = View(audit)
+    sections = (
+        doc.Section("Tasks", accuracies_section(view)),
+        doc.Section("Not measured", skipped_section(view)),
+    )
+    blocks = (*first_screen(view), *sections)
+    return terminal.render(doc.Page(title(view), doc.prose(headline(view)), blocks), width)
 
 
 def card(view: View) -> doc.Page:
@@ -120,33 +126,29 @@ def card(view: View) -> doc.Page:
 
 
 def document(view: View) -> doc.Page:
-    """Return everything: the page, of which a terminal shows a part."""
-    blocks = (*first_screen(view), *(section for section in _sections(view) if section.blocks))
-    return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
-
-
-def _sections(view: View) -> list[doc.Section]:
-    return [
-        doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
-        doc.Section("Policy checks", policy_section(view), 1, LONG),
-        doc.Section("Added loss", errors_section(view), 0, LONG),
-        doc.Section("KL divergence", fidelity_section(view), 3, LONG),
-        doc.Section("Against the reference", reference_section(view), 1, LONG),
-        doc.Section("Along the series", series_section(view), 2, LONG),
-        doc.Section("Soup against ingredients", soup_section(view), 4, LONG),
-        doc.Section("What fewer bits cost", pareto_section(view), 3, LONG),
-        doc.Section("Tasks", tasks_section(view), 5, LONG),
-        doc.Section("Tasks", accuracies_section(view), 5, ("terminal",)),
+    """Return everything, as the page has it."""
+    sections = (
+        doc.Section("Evidence for the verdict", evidence(view), 0),
+        doc.Section("Policy checks", policy_section(view), 1),
+        doc.Section("Added loss", errors_section(view), 0),
+        doc.Section("KL divergence", fidelity_section(view), 3),
+        doc.Section("Against the reference", reference_section(view), 1),
+        doc.Section("Along the series", series_section(view), 2),
+        doc.Section("Soup against ingredients", soup_section(view), 4),
+        doc.Section("What fewer bits cost", pareto_section(view), 3),
+        doc.Section("Tasks", tasks_section(view), 5),
         *_diagnostics_sections(view),
-        doc.Section("Noise", noise_section(view), 4, LONG),
-        doc.Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),
+        doc.Section("Noise", noise_section(view), 4),
+        doc.Section("Findings", (*findings_section(view), *codes(view)), 3),
         doc.Section("Not measured", skipped_section(view), 5),
-        doc.Section("Scheme by scheme", schemes_section(view), 9, LONG),
-        doc.Section("Notes", notes_section(view), 7, LONG),
-        doc.Section("Protocol and environment", protocol_section(view), 2, LONG),
-        doc.Section("Ignores applied", ignores_section(view), 1, LONG),
-        doc.Section("Reproduce", reproduce_section(view), 0, LONG),
-    ]
+        doc.Section("Scheme by scheme", schemes_section(view), 9),
+        doc.Section("Notes", notes_section(view), 7),
+        doc.Section("Protocol and environment", protocol_section(view), 2),
+        doc.Section("Ignores applied", ignores_section(view), 1),
+        doc.Section("Reproduce", reproduce_section(view), 0),
+    )
+    blocks = (*first_screen(view), *(section for section in sections if section.blocks))
+    return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
 
 
 def first_screen(view: View) -> tuple[doc.Block, ...]:
@@ -172,7 +174,7 @@ def _diagnostics_sections(view: View) -> list[doc.Section]:
     for section in sorted(built, key=lambda section: section.expendable):
         blocks[section.title] = blocks.get(section.title, ()) + section.blocks
     expendable = {section.title: section.expendable for section in built}
-    return [doc.Section(title, inner, expendable[title], LONG) for title, inner in blocks.items()]
+    return [doc.Section(title, inner, expendable[title]) for title, inner in blocks.items()]
 
 
 def _without_diagnostic(view: View) -> tuple[doc.Block, ...]:

@@ -16,13 +16,10 @@ wherever a plain `str` is accepted, what is between backticks is code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from qaudit.types import Status
-
-Surface = Literal["markdown", "html", "terminal"]
 
 
 @dataclass(frozen=True)
@@ -148,12 +145,11 @@ class TableBlock:
 
 @dataclass(frozen=True)
 class FoldBlock:
-    """Blocks behind a summary, closed unless `is_open`; `only` names the surfaces that show it."""
+    """Blocks behind a summary, closed unless `is_open`."""
 
     summary: str
     blocks: tuple[Block, ...]
     is_open: bool = False
-    only: tuple[Surface, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,6 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     expendable: int = 0
-    only: tuple[Surface, ...] = ()
 
 
 Block = Paragraph | List | CodeBlock | Figure | TableBlock | FoldBlock | Section | Banner
@@ -257,19 +252,6 @@ def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> TableR
 
 def columns(*names: str) -> tuple[Column, ...]:
     return tuple(map(Column, names))
-
-
-def shown_on(surface: Surface, blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Return the blocks that a surface shows; a section without any is left out."""
-    shown: list[Block] = []
-    for block in blocks:
-        if isinstance(block, FoldBlock | Section):
-            inner = shown_on(surface, block.blocks)
-            if inner and (not block.only or surface in block.only):
-                shown.append(replace(block, blocks=inner))
-        else:
-            shown.append(block)
-    return tuple(shown)
 
 
 def plain_text(runs: Inline) -> str:

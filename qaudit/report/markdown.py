@@ -46,8 +46,7 @@ def render(
     looks like a short one, so where the text is too long, whole sections are left out and named.
     """
     renderer = _Renderer(pictures_at, has_dark, document.is_folded)
-    blocks = doc.shown_on("markdown", document.blocks)
-    parts = [(block, "\n\n".join(filter(None, renderer.block(block)))) for block in blocks]
+    parts = [(block, "\n\n".join(filter(None, renderer.block(block)))) for block in document.blocks]
     head = [f"## {_plain(document.title)}", f"**{_runs(document.headline)}**"]
     left_out: list[str] = []
 
@@ -72,7 +71,7 @@ def render(
 def render_blocks(blocks: Sequence[doc.Block], level: int = TOP) -> str:
     """Render blocks without pictures; sections among them have headings of a level."""
     renderer = _Renderer(pictures_at=None, has_dark=False)
-    return "\n\n".join(renderer.blocks(doc.shown_on("markdown", blocks), level))
+    return "\n\n".join(renderer.blocks(blocks, level))
 
 
 def _expendable(part: tuple[doc.Block, str]) -> tuple[int, int]:

@@ -48,11 +48,7 @@ def codes(view: View) -> tuple[doc.Block, ...]:
     items = [
         (*doc.code(rule), *doc.words(f" {CODES[rule].title}. {CODES[rule].help}")) for rule in rules
     ]
-    return (
-        (doc.FoldBlock("What the codes mean", (doc.bullets(*items),), only=("html",)),)
-        if items
-        else ()
-    )
+    return (doc.fold("What the codes mean", doc.bullets(*items)),) if items else ()
 
 
 def _list(items: Sequence[doc.Inline]) -> tuple[doc.Block, ...]:

@@ -24,8 +24,7 @@ WIDTH, WIDEST_TEXT = 80, 100
 def render(document: doc.Page, width: int | None = None) -> str:
     """Render the headline and every block; the title is what was typed, so it is left out."""
     width = width or columns_of_terminal()
-    blocks = doc.shown_on("terminal", document.blocks)
-    parts = [filled(document.headline, width), *_blocks(blocks, width)]
+    parts = [filled(document.headline, width), *_blocks(document.blocks, width)]
     return inert("\n\n".join(filter(None, parts)) + "\n")
 
 

@@ -17,6 +17,7 @@ from qaudit.saved.audits import to_json
 from qaudit.version import __version__
 from tests.support import sample
 from tests.support.cli import Run, refused
+from tests.support.saved_audits import stub_pictures
 
 
 @pytest.fixture
@@ -65,6 +66,19 @@ def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path)
     assert qaudit("report", "out", "--format", "terminal").out == summary
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
     assert qaudit("report", "out").out.strip() == card.strip()
+
+
+def test_without_matplotlib_the_page_has_the_saved_pictures(
+    saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qaudit.cli.report.find_spec", lambda name: None)
+    monkeypatch.setattr("qaudit.report.folder.find_spec", lambda name: None)
+    stub_pictures(sample.audit(), saved / "out" / "plots")
+    done = qaudit("report", "out", "--format", "html")
+    assert "<svg aria-label=" in done.out and "no picture was drawn" not in done.out
+    assert "matplotlib is not installed: the pictures are those in out/plots" in done.err
+    (saved / "out" / "plots" / "trajectory.svg").unlink()
+    assert "no picture was drawn" in qaudit("report", "out", "--format", "html").out
 
 
 def test_a_format_that_is_not(saved: Path, qaudit: Run) -> None:

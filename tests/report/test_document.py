@@ -10,7 +10,6 @@ from qaudit.report.document import (
     CodeBlock,
     Column,
     Figure,
-    FoldBlock,
     Notice,
     Page,
     Section,
@@ -57,7 +56,6 @@ DOCUMENT = Page(
         Section("More", (fold("2 notes", bullets("one", "`two`")),), expendable=2),
         Section("Along", (Figure("course", "The course", lines=("rtn  _.:",)),), expendable=1),
         Section("Again", (CodeBlock("qaudit scan demo", "sh"),)),
-        Section("Codes", (FoldBlock("Only here", (paragraph("x"),), only=("html",)),)),
     ),
 )
 
@@ -70,7 +68,6 @@ def test_markdown_has_every_part() -> None:
     assert "<details><summary>2 notes</summary>\n\n- one\n- `two`\n\n</details>" in text
     assert "![The course](plots/course.svg)" in text
     assert "```sh\nqaudit scan demo\n```" in text
-    assert "Only here" not in text
 
 
 def test_a_picture_has_a_variant_for_dark_pages_where_there_is_one() -> None:

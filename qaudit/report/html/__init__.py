@@ -38,9 +38,8 @@ FEWEST_ROWS = 3
 
 def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: str = "") -> str:
     """Render a document with figures by their names, as they were saved in light colours."""
-    blocks = doc.shown_on("html", document.blocks)
-    lead = list(takewhile(lambda block: not isinstance(block, doc.Section), blocks))
-    rest = blocks[len(lead) :]
+    lead = list(takewhile(lambda block: not isinstance(block, doc.Section), document.blocks))
+    rest = document.blocks[len(lead) :]
     shown = Blocks(figures, document.is_folded)
     body = element(
         "body",
