@@ -57,6 +57,7 @@ docs: .docs/.done ## the documentation site, in site/; every link is checked
 
 zoo: $(VENV)/.dev ## try every type of transformers, tiny; writes docs/models.md
 	$(PY) -m tests.zoo
+	$(PY) -m tests.zoo --drawn 3
 
 mutants: $(VENV)/.dev ## draw 300 wrong lines of the package, and count those that no test notices; SEED=1
 	$(PY) -m tests.mutants reach runs/mutants

@@ -2,6 +2,7 @@
 
 Each result is appended to build/zoo.jsonl as it comes, so that a run that was cut goes on.
 Exits with 1 where a type is wrong, or ran before and does not any more.
+With `--drawn N`, N drawn configurations and texts of each type are tried instead (`drawn.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 import torch
 import transformers
 
-from tests.zoo import tiny
+from tests.zoo import drawn, tiny
 from tests.zoo.audit import result_of
 from tests.zoo.page import page, table
 
@@ -33,12 +34,15 @@ PARTIAL = ROOT / "build/zoo.jsonl"
 def main() -> int:
     parser = argparse.ArgumentParser(description="try every type of the installed transformers")
     parser.add_argument("types", nargs="*", help="only these, and write no page")
+    parser.add_argument("--drawn", type=int, default=0, help="draw so many configurations of each")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none later")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    if arguments.drawn:
+        return run_drawn(arguments.types or [*tiny.decoders(), *tiny.wrappers()], arguments.drawn)
     if arguments.types:
         for name in arguments.types:
             sys.stdout.write(f"{name} {json.dumps(result_of(name))}\n")
@@ -69,6 +73,17 @@ def run_all(seconds: float) -> dict[str, Any]:
         with PARTIAL.open("a") as file:
             file.write(json.dumps([name, results[name]]) + "\n")
     return results
+
+
+def run_drawn(types: list[str], count: int) -> int:
+    """Print the draws that are neither equal nor refused; return whether there is one."""
+    wrong = 0
+    for name in types:
+        for seed in range(count):
+            if (result := drawn.result_of(name, seed))["is"] == "wrong":
+                wrong += 1
+                sys.stdout.write(f"{name} {seed} {json.dumps(result)}\n")
+    return 1 if wrong else 0
 
 
 def report_worse(before: dict[str, Any], after: dict[str, Any]) -> int:
