@@ -169,8 +169,8 @@ def pick(
     *audits: Audit | str | Path, objective: str = "loss", bits: Sequence[str] = ()
 ) -> Pick | None:
     """Choose the one subject and scheme to ship from one or several audits."""
+    from qaudit.judge.choose import choose
     from qaudit.judge.objectives import parse_objective
-    from qaudit.judge.pick import choose
 
     opened = [*map(_opened, audits)]
     joined = combine({str(audit.folder): audit.evidence for audit in opened})

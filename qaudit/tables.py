@@ -212,8 +212,6 @@ def _of_pick(pick: Pick) -> str:
             f"Its loss minus that of `{pick.runner_up}` at {pick.runner_up_scheme or pick.scheme}: "
             f"{at.estimate:.4f} [{at.low:.4f}, {at.high:.4f}] nats per token."
         )
-    if pick.confirmed_on is not None:
-        lines.append(f"Confirmed on {pick.confirmed_on}.")
     lines += [f"It may change: {change}." for change in pick.changes]
     return "\n\n".join(lines)
 

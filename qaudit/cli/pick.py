@@ -50,8 +50,8 @@ def pick(
     Example: qaudit pick qaudit-out/demo --objective bits@2%
     """
     from qaudit.audit import decide
+    from qaudit.judge.choose import pick_of
     from qaudit.judge.objectives import parse_objective
-    from qaudit.judge.pick import pick_of
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine
 
@@ -75,13 +75,14 @@ def pick(
     gated = any(decision.level == "error" for decision in verdict.classes)
     ships = gated and verdict.status == "ship" and wanted.kind != "kl"  # the same as for `gate`
     judged = [decision for decision in verdict.classes if decision.status != "unjudged"]
-    return 0 if best and (ships or all(map(_is_sure, judged or verdict.classes))) else 3
+    sure = all(_is_sure(one, wanted.kind == "kl") for one in judged or verdict.classes)
+    return 0 if best and (ships or sure) else 3
 
 
-def _is_sure(one: ClassVerdict) -> bool:
-    """Whether a choice is confirmed, or the only one, and its class decided if it is judged."""
+def _is_sure(one: ClassVerdict, by_divergence: bool) -> bool:
+    """Whether something was chosen, no tie by KL divergence, and its class decided if judged."""
     is_decided = one.status in ("ship", "hold", "unjudged") or one.level == "off"
-    return is_decided and one.subject is not None and (not one.lead or one.confirmed_on is not None)
+    return is_decided and one.subject is not None and not (by_divergence and one.contenders)
 
 
 def _names(targets: Sequence[str]) -> dict[str, str]:

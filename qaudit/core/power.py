@@ -15,7 +15,6 @@ import scipy  # its parts load where they are first used
 
 from qaudit.core.statistics import (
     MINIMUM_DOCUMENTS,
-    Estimate,
     Spread,
     Statistic,
     Sums,
@@ -37,30 +36,26 @@ def _with_documents(spread: Spread, documents: int) -> Spread:
     return Spread(documents, spread.standard_error / math.sqrt(share), freedom, spread.skewness)
 
 
-def documents_to_decide(result: Estimate, margin: float, confidence: float) -> int | None:
+def documents_to_decide(
+    interval: Interval, error: float, documents: int, margin: float
+) -> int | None:
     """Return how many documents decide on which side of a margin a quantity is, with `POWER`.
 
-    The true value is unknown: it is near the estimate, give or take the standard error, so that an
-    estimate far from the margin may be so by luck. The chance is over both, the true value and
-    what further documents add to those that were measured. None beyond `MOST_TO_DECIDE`: the
-    quantity is at the margin.
+    `interval` and the standard `error` are of so many documents. What was measured stays among
+    more, which move the estimate by sqrt(1 - N/n) standard errors, and both ends come nearer with
+    sqrt(N/n). None beyond `MOST_TO_DECIDE`: the quantity is at the margin.
     """
-    spread = result.spread
-    if spread is None or not math.isfinite(result.interval.estimate):
+    below, above = interval.estimate - interval.low, interval.high - interval.estimate
+    if not all(map(math.isfinite, (interval.estimate, below, above, error))) or error <= 0.0:
         return None
-    distance = abs(result.interval.estimate - margin)
 
-    def is_enough(documents: int) -> bool:
-        after = _with_documents(spread, documents)
-        reached = max(reach(after, confidence))
-        moved = spread.standard_error**2 - after.standard_error**2
-        if moved <= 0.0:
-            return distance > reached
-        error = math.sqrt(moved)
-        chance = scipy.special.ndtr((distance - reached) / error)
-        return bool(chance + scipy.special.ndtr((-distance - reached) / error) >= POWER)
+    def is_enough(count: int) -> bool:
+        near, moved = math.sqrt(documents / count), error * math.sqrt(1 - documents / count)
+        distance = margin - interval.estimate
+        chance = scipy.special.ndtr((distance - above * near) / moved)
+        return bool(chance + scipy.special.ndtr((-distance - below * near) / moved) >= POWER)
 
-    return _smallest(is_enough, max(MINIMUM_DOCUMENTS, spread.documents + 1), MOST_TO_DECIDE)
+    return _smallest(is_enough, max(MINIMUM_DOCUMENTS, documents + 1), MOST_TO_DECIDE)
 
 
 def documents_for_width(

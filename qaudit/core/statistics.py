@@ -116,7 +116,9 @@ def reach(spread: Spread, confidence: float) -> tuple[float, float]:
     """Return how far the interval reaches below and above the estimate."""
     n = spread.documents
     quantile = float(scipy.special.stdtrit(spread.freedom, 0.5 + confidence / 2))
-    shift = SKEWNESS_WEIGHT * spread.skewness * (1 + 2 * quantile**2) / math.sqrt(n)
+    # A normal quantile: t with few degrees of freedom, squared, would follow one document anywhere.
+    normal = float(scipy.special.ndtri(0.5 + confidence / 2))
+    shift = SKEWNESS_WEIGHT * spread.skewness * (1 + 2 * normal**2) / math.sqrt(n)
     half = quantile * (1 + 1 / n)
     below, above = half + max(-shift, 0.0), half + max(shift, 0.0)
     return spread.standard_error * below, spread.standard_error * above

@@ -8,12 +8,13 @@ several cells, `pick` chooses what to ship by an objective, `gate` applies a pol
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from types import MappingProxyType
 from typing import Any
 
+from qaudit.judge.choose import NO_SEARCH, pick_of
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import Moved, noise
@@ -65,7 +66,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     floor: Mapping[tuple[str, str], Moved] = MappingProxyType({}),
     policy: Policy | None = None,
     today: date = date.min,
-    searched: Collection[str] = (),
+    searched: Mapping[str, int] = NO_SEARCH,
     planned: Sequence[Subject] = (),
     skipped: Mapping[str, str] | None = None,
     bits: Sequence[str] = (),
@@ -77,8 +78,8 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has
     how far rounding moves a (subject, scheme). Ignores of
     a policy expire as of `today`; its rules read what was `planned`, and why it was `skipped`. No
-    `bits`: all classes are decided. `searched` has the labels of soups that a search made. Of
-    several draws of calibration text the first is judged.
+    `bits`: all classes are decided. `searched` has how many means were tried for each searched
+    soup. Of several draws of calibration text the first is judged.
     """
     every = Measurements.of(subjects, measurements, confidence)
     table = every.first_draws
@@ -90,14 +91,15 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         planned=tuple(planned),
         skipped={k: why for k, why in (skipped or {}).items() if k not in measured},
         bits=tuple(bits),
-        searched=frozenset(searched),
+        searched=searched,
         objective=objective or LOSS,
         protocol=protocol,
     )
     answer = gate(policy, held, today=today) if policy else None
     made_of = noise(every, floor)
-    case = RuleCase(table, scores, comparisons, held.pick)
+    pick = pick_of(answer.classes) if answer else held.pick
+    case = RuleCase(table, scores, comparisons, pick)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective)) if answer else None
     tasks = tuple(score_tasks(table, evidence, reference))
-    return Judgement(scores, tasks, comparisons, findings, held.pick, made_of, verdict)
+    return Judgement(scores, tasks, comparisons, findings, pick, made_of, verdict)

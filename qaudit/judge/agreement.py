@@ -13,18 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.judge.pick import choose
+from qaudit.judge.choose import Choice, choices, pick_of
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
-from qaudit.judge.verdict import choices
 from qaudit.types import (
     AuditRecord,
-    ClassVerdict,
     Comparison,
     Interval,
     MeasurementRow,
-    Pick,
     TaskRow,
     Verdict,
     reference_in,
@@ -134,7 +131,7 @@ def _same(saved: float, computed: Any) -> bool:
 
 
 def _refuse_other_comparisons(audit: AuditRecord, table: Measurements) -> None:
-    searched = [soup.label for soup in audit.diagnostics.greedy]
+    searched = {soup.label: len(soup.trials) for soup in audit.diagnostics.greedy}
     computed = {_pair(row): row for row in compare(table, searched)}
     for row in audit.comparisons:
         again = computed.get(_pair(row))
@@ -151,18 +148,29 @@ def _pair(row: Comparison) -> str:
 
 
 def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
-    bits = audit.plan.recipe.bits
-    saved, computed = _place_of(audit.pick), _place_of(choose(table, classes=bits))
-    if audit.verdict is not None and saved == computed:
-        saved = _places_of(audit.verdict.classes)
-        computed = _places_of(choices(table, classes=bits))
-    if saved != computed:
-        raise AuditError(f"the audit picks {saved}, and its evidence {computed}", hint=EDITED)
+    """Refuse what no policy picks: it is none of those that may ship of its class."""
+    if audit.verdict is None:
+        return
+    made = {choice.bit_class: choice for choice in choices(table, classes=audit.plan.recipe.bits)}
+    for row in audit.verdict.classes:
+        choice = made.get(row.bit_class)
+        names = _options(choice) if choice else ["nothing"]
+        if _name(row.subject, row.scheme) not in names:
+            raise AuditError(
+                f"the audit picks {_name(row.subject, row.scheme)}, and its evidence {names[0]}",
+                hint=EDITED,
+            )
+    saved, pick = audit.pick, pick_of(audit.verdict.classes)
+    names = [_name(p.subject, p.scheme) if p else "nothing" for p in (saved, pick)]
+    if names[0] != names[1]:
+        raise AuditError(f"the audit picks {names[0]}, and its verdict {names[1]}", hint=EDITED)
 
 
-def _places_of(classes: Iterable[ClassVerdict]) -> str:
-    return ", ".join(f"`{decision.subject}` at {decision.scheme}" for decision in classes)
+def _options(choice: Choice) -> list[str]:
+    if choice.leader is None:
+        return ["nothing"]
+    return [_name(m.subject, m.scheme) for m in (*choice.preferred, choice.leader)]
 
 
-def _place_of(pick: Pick | None) -> str:
-    return f"`{pick.subject}` at {pick.scheme}" if pick else "nothing"
+def _name(subject: str | None, scheme: str | None) -> str:
+    return f"`{subject}` at {scheme}" if subject else "nothing"

@@ -99,12 +99,10 @@ MEANS: dict[Mean, FidelityMeasure] = {
 }
 
 
-def mean_of(
-    evidence: Evidence, name: Mean, confidence: float, split: str | None = None
-) -> Interval | None:
+def mean_of(evidence: Evidence, name: Mean, confidence: float) -> Interval | None:
     """Return a mean with its interval over documents; None where nothing was compared."""
     measure = MEANS[name]
-    columns = measure.columns(evidence, evidence.scored(split))
+    columns = measure.columns(evidence, evidence.scored())
     if columns is None or not columns[1].sum():
         return None
     return measure.bounded(statistics.interval(columns, measure.statistic, confidence))

@@ -6,7 +6,6 @@ under some schemes (cells), in the function's order. Documents are paired across
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,21 +21,19 @@ from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise
 
 
 def columns_of(
-    table: Measurements, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
+    table: Measurements, cells: Sequence[Cell], sums: Sums = losses
 ) -> tuple[Array, ...] | None:
     """Return the sums of cells, then tokens; None where one is missing, not finite, or empty."""
-    columns = [column_of(table, cell, split, sums) for cell in cells]
+    columns = [column_of(table, cell, sums) for cell in cells]
     present = [column for column in columns if column is not None]
     if len(present) < len(columns) or not present:
         return None
     counts = sure_tokens if sums is sure_flips else scored_tokens
-    tokens = counts(table.draws(*cells[0])[0].evidence)[table.scored(split)]
+    tokens = counts(table.draws(*cells[0])[0].evidence)[table.scored()]
     return (*present, tokens) if tokens.any() else None
 
 
-def column_of(
-    table: Measurements, cell: Cell, split: str | None = None, sums: Sums = losses
-) -> Array | None:
+def column_of(table: Measurements, cell: Cell, sums: Sums = losses) -> Array | None:
     """Return the sums of a cell's documents; None where one is missing or not finite."""
     measured = table.find(*cell)
     if measured is None:
@@ -44,7 +41,7 @@ def column_of(
     column_D = sums(measured.evidence)
     if not np.isfinite(column_D).all():
         return None
-    return column_D[table.scored(split)].astype(np.float64)
+    return column_D[table.scored()].astype(np.float64)
 
 
 def estimated(
@@ -52,12 +49,11 @@ def estimated(
     cells: Sequence[Cell],
     statistic: Statistic,
     *,
-    split: str | None = None,
     confidence: float | None = None,
     sums: Sums = losses,
 ) -> Estimate | None:
     """Return a quantity; None where a sum is missing or not finite."""
-    columns = columns_of(table, cells, split, sums)
+    columns = columns_of(table, cells, sums)
     if columns is None:
         return None
     level = table.confidence if confidence is None else confidence
@@ -143,24 +139,23 @@ def settling(
     cells: Sequence[Cell],
     statistic: Statistic,
     margin: float = 0.0,
-    split: str | None = None,
-    *,
-    confidence: float | None = None,
+    interval: Interval | None = None,
     sums: Sums = losses,
 ) -> Deciding:
-    """Return how many documents decide on which side of a margin a quantity is."""
-    level = table.confidence if confidence is None else confidence
-    result = estimated(table, cells, statistic, split=split, confidence=level, sums=sums)
-    if result is None:
+    """Return how many documents decide on which side of a margin a quantity is.
+
+    `interval` is that which is held against the margin; by default the plain one.
+    """
+    result = estimated(table, cells, statistic, sums=sums)
+    if result is None or result.spread is None:
         return Deciding("")
-    # Where only one half of the documents decides, twice as many are needed.
-    share = table.documents / max(1, int(table.scored(split).sum()))
-    needed = documents_to_decide(result, margin, level)
-    return deciding(needed and math.ceil(needed * share), table.documents)
+    error = result.spread.standard_error
+    needed = documents_to_decide(interval or result.interval, error, table.documents, margin)
+    return deciding(needed, table.documents)
 
 
 def deciding(needed: int | None, measured: int) -> Deciding:
-    if not needed or needed > MOST_TO_DECIDE:
+    if needed is None:
         return AT_THE_MARGIN
     hint = f"needs about {needed:,} documents to decide; {measured:,} were measured"
     return Deciding(hint, needed)

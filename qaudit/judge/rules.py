@@ -17,15 +17,14 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.shipped import LOOKS_BROKEN
+from qaudit.judge.choose import outright
 from qaudit.judge.pooling import settling
 from qaudit.judge.rare import rare_damage
 from qaudit.judge.scores import first_rows
 from qaudit.judge.table import Measurements, is_finite
-from qaudit.judge.verdict import outright
 from qaudit.support.keys import first_of
 from qaudit.types import (
     FULL_PRECISION,
-    HELD_OUT,
     Comparison,
     Finding,
     MeasurementRow,
@@ -64,8 +63,7 @@ def pick_is_a_tie(case: RuleCase) -> Iterator[Finding]:
         f"`{pick.subject}` at {pick.scheme} is indistinguishable from `{pick.runner_up}` "
         f"at {pick.runner_up_scheme}"
     )
-    split = HELD_OUT if pick.held_out else None
-    hint = settling(case.table, cells, statistics.change, split=split).hint
+    hint = settling(case.table, cells, statistics.change).hint
     yield Finding("QA002", "warn", *cells[0], message, hint, pick.interval, 0.0, "inconclusive")
 
 
@@ -115,18 +113,14 @@ def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
     lowest = min(finite, key=lambda m: float(m.evidence.nll_sum.sum()))
     of_scheme = {m.subject for m in case.table.measurements if m.scheme == pick.scheme}
     level = statistics.simultaneous(case.table.confidence, len(of_scheme) - 1)
-    lead = outright(case.table, lowest, best, None, level)
-    held_out = outright(case.table, lowest, best, HELD_OUT, case.table.confidence)
+    lead = outright(case.table, lowest, best, level)
     if lead.low <= 0:
         return
     message = (
         f"the last checkpoint `{lowest.subject}` is not the best one at {pick.scheme}: "
         f"`{pick.subject}` is {lead.estimate:.4f} nats per token better"
     )
-    hint = f"confirm `{pick.subject}` on other documents, then ship it"
-    if case.table.is_split and held_out.low > 0:
-        count = int(case.table.scored(HELD_OUT).sum())
-        hint = f"ship `{pick.subject}`: {count} documents that it was not chosen on confirm it"
+    hint = f"ship `{pick.subject}`: the interval holds with all checkpoints compared at once"
     yield Finding("QA005", "warn", lowest.subject, pick.scheme, message, hint, lead, margin=0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,13 +11,13 @@ from qaudit.core import statistics
 from qaudit.core.power import documents_for_width
 from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
+from qaudit.judge.choose import NO_SEARCH
 from qaudit.judge.fidelity import MEANS, fidelity_columns, reference_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
 from qaudit.judge.table import Cell, EvidenceFiles, Measurements, is_finite
 from qaudit.types import (
     FULL_PRECISION,
-    HELD_OUT,
     Comparison,
     Evidence,
     Interval,
@@ -119,7 +119,7 @@ def first_rows(rows: Sequence[MeasurementRow]) -> dict[Cell, MeasurementRow]:
     return {(row.subject, row.scheme): first[row.subject, row.scheme] for row in rows}
 
 
-def compare(table: Measurements, searched: Collection[str] = ()) -> tuple[Comparison, ...]:
+def compare(table: Measurements, searched: Mapping[str, int] = NO_SEARCH) -> tuple[Comparison, ...]:
     """Compare pairs of subjects under every scheme that both were measured with.
 
     Differences are paired on the same documents; a negative one favours `a`. Three questions can
@@ -127,27 +127,23 @@ def compare(table: Measurements, searched: Collection[str] = ()) -> tuple[Compar
     what to ship), which loses less to quantization in nats (`difference_of_differences`), and which
     loses a smaller part of its own loss (`relative_error_difference`, the reading of the papers).
 
-    A soup that a search made, by labels in `searched`, or one of several soups is compared on the
-    documents that none was chosen on: the best of ten looks better than its members by luck alone.
+    The best of ten soups looks better than its members by luck alone: the intervals of soups hold
+    for all soups at once, those that a search tried (`searched`) among them.
     """
-    chosen = chosen_soups(table, searched)
+    soups = [subject.label for subject in table.subjects if subject.kind == "soup"]
+    among = sum(max(1, searched.get(label, 1)) for label in soups)
 
     def compared(a: str, b: str) -> Iterator[Comparison]:
-        split = HELD_OUT if table.is_split and not chosen.isdisjoint((a, b)) else None
-        documents = int(table.scored(split).sum())
+        chosen = not {a, b}.isdisjoint(soups)
+        level = statistics.simultaneous(table.confidence, among if chosen else 1)
         for scheme in (FULL_PRECISION, *table.quantized_schemes):
-            for kind, interval in _intervals(table, scheme, a, b, split):
-                verdict = judge_difference(interval, documents)
-                unit, held_out = UNITS[kind], split is not None
-                yield Comparison(kind, unit, scheme, a, b, interval, verdict, documents, held_out)
+            for kind, interval in _intervals(table, scheme, a, b, level):
+                verdict = judge_difference(interval, table.documents)
+                yield Comparison(
+                    kind, UNITS[kind], scheme, a, b, interval, verdict, table.documents
+                )
 
     return tuple(row for a, b in _pairs(table) for row in compared(a, b))
-
-
-def chosen_soups(table: Measurements, searched: Collection[str]) -> frozenset[str]:
-    """Return the soups that are one of several, whether a search or a reader chooses among them."""
-    soups = [subject.label for subject in table.subjects if subject.kind == "soup"]
-    return frozenset(soups if len(soups) > 1 else set(searched).intersection(soups))
 
 
 def _pairs(table: Measurements) -> Iterator[tuple[str, str]]:
@@ -162,9 +158,9 @@ def _pairs(table: Measurements) -> Iterator[tuple[str, str]]:
 
 
 def _intervals(
-    table: Measurements, scheme: str, a: str, b: str, split: str | None
+    table: Measurements, scheme: str, a: str, b: str, level: float
 ) -> Iterator[tuple[ComparisonKind, Interval]]:
-    outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change, split=split)
+    outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change, confidence=level)
     if outright is None:
         return
     yield "outright", outright.interval
@@ -176,7 +172,7 @@ def _intervals(
         ("relative_error_difference", statistics.excess_difference),
     )
     for kind, statistic in kinds:
-        difference = estimated(table, four, statistic, split=split)
+        difference = estimated(table, four, statistic, confidence=level)
         if difference is not None:
             yield kind, difference.interval
 

@@ -34,11 +34,11 @@ class Worst:
     documents: int  # of the worst
 
 
-def strata_of(measured: Measurement, split: str | None = None) -> dict[str, npt.NDArray[np.bool_]]:
+def strata_of(measured: Measurement) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which of the scored documents each stratum has; nothing if they are not grouped."""
     if not measured.evidence.strata:
         return {}
-    names = np.array(measured.evidence.strata)[measured.evidence.scored(split)]
+    names = np.array(measured.evidence.strata)[measured.evidence.scored()]
     return {str(name): names == name for name in dict.fromkeys(names.tolist())}
 
 
@@ -47,12 +47,11 @@ def worst_stratum(
     cell: Cell,
     measure: Measure = "relative_error",
     confidence: float | None = None,
-    split: str | None = None,
 ) -> Worst | None:
     """Return the worst stratum of a cell; None if nothing is grouped, or the number is missing."""
     measured = table.find(*cell)
-    strata = {} if measured is None else strata_of(measured, split)
-    intervals = _by_stratum(table, cell, measure, strata, confidence, split)
+    strata = {} if measured is None else strata_of(measured)
+    intervals = _by_stratum(table, cell, measure, strata, confidence)
     if not intervals:
         return None
     name = max(intervals, key=lambda name: intervals[name].estimate)
@@ -107,9 +106,8 @@ def _by_stratum(
     measure: Measure,
     strata: dict[str, npt.NDArray[np.bool_]],
     confidence: float | None = None,
-    split: str | None = None,
 ) -> dict[str, Interval]:
-    columns, statistic = columns_by(table, cell, measure, split)
+    columns, statistic = columns_by(table, cell, measure)
     if columns is None:
         return {}
     level = table.confidence if confidence is None else confidence
@@ -118,17 +116,17 @@ def _by_stratum(
 
 
 def columns_by(
-    table: Measurements, cell: Cell, measure: Measure, split: str | None = None
+    table: Measurements, cell: Cell, measure: Measure
 ) -> tuple[tuple[Array, ...] | None, Statistic]:
     """Return the columns of a quantity of one cell, and the quantity."""
     if cell[1] == FULL_PRECISION:
         return None, statistics.per_token
     if measure == "kl":
-        return columns_of(table, [cell], split, divergences), statistics.per_token
+        return columns_of(table, [cell], divergences), statistics.per_token
     pair = [cell, (cell[0], FULL_PRECISION)]
     # The relative error ignores the last column, which is tokens.
     statistic = statistics.change if measure == "absolute_change" else statistics.excess
-    return columns_of(table, pair, split), statistic
+    return columns_of(table, pair), statistic
 
 
 def _interval(

@@ -95,12 +95,8 @@ class Measurements:
             return 0
         return int((self.measurements[0].evidence.tokens > 0).sum())
 
-    @cached_property
-    def is_split(self) -> bool:
-        return bool(self.measurements) and self.measurements[0].evidence.is_split
-
-    def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
-        return self.measurements[0].evidence.scored(split)
+    def scored(self) -> npt.NDArray[np.bool_]:
+        return self.measurements[0].evidence.scored()
 
     @cached_property
     def last_checkpoint(self) -> str | None:
@@ -169,8 +165,6 @@ def _refuse_other_documents(measurements: Sequence[Measurement]) -> None:
             what, hint = "documents", "measure both on the same evaluation text and protocol"
         elif not np.array_equal(m.evidence.tokens, first.evidence.tokens):
             what, hint = "tokens", "different tokenizers compare only in bits per byte"
-        elif m.evidence.split != first.evidence.split:
-            what, hint = "splits", "measure both with the same selection and held-out documents"
         else:
             continue
         raise AuditError(

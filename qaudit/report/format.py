@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from qaudit.errors import UsageError
 from qaudit.support.sizes import size as size  # the one place where sizes are printed
-from qaudit.types import Interval, typical_change
+from qaudit.types import Interval
 
 NOT_MEASURED = "-"
 NO_CHANGE = "0"
@@ -35,11 +35,6 @@ def renderer_of(form: str, formats: Mapping[str, Callable[[Value], str]]) -> Cal
 def shown(value: Value | None, show: Callable[[Value], str]) -> str:
     """Print a value; `-` where it was not measured."""
     return NOT_MEASURED if value is None else show(value)
-
-
-def typical_percent(kl: float) -> str:
-    change = 100 * typical_change(kl)
-    return f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
 
 
 def percent(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:

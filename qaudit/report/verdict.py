@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qaudit.report import document as doc
-from qaudit.report.format import listing, percent, plural, spread, typical_percent
+from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
 from qaudit.types import NEAR_BASELINE, ClassVerdict, Interval, NextStep, Status, Verdict
 
@@ -116,7 +116,6 @@ def effect(error: Interval) -> str:
 
 def _certainty(one: ClassVerdict) -> Iterator[str]:
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
-    parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
     if parts:
         yield "; ".join(parts)
 
@@ -154,9 +153,6 @@ def coverage(view: View) -> str:
     main = view.main
     if main is None or main.subject is None or main.scheme is None or main.relative_error is None:
         return text
-    if main.held_out:
-        text += f" Verdict and first row are of the {main.documents} {view.unit}s that did not "
-        text += "choose what ships; the other rows are of all."
     return text
 
 
@@ -202,8 +198,7 @@ def evidence(view: View) -> tuple[doc.Section, ...]:
 def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
     if one.kl is None:
         return
-    change = change_of_probability(one.kl.estimate)
-    yield f"KL divergence to full precision: {spread(one.kl)} nats per token: {change}."
+    yield f"KL divergence to full precision: {spread(one.kl)} nats per token."
     if one.kl.estimate >= NEAR_BASELINE:
         return
     yield NOT_A_RANK
@@ -216,11 +211,7 @@ def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
     best = one.objective.removesuffix(f" at {one.scheme}")
-    if one.held_out:
-        yield f"{what(one)} has the {best} on the {view.unit}s to choose on."
-        yield f"On the {one.documents} others, which judge it, its loss is {loss}."
-    else:
-        yield f"{what(one)} has the {best}, {loss}."
+    yield f"{what(one)} has the {best}, {loss}."
     if one.lead is not None and one.reference is not None:
         yield f"Its loss is {percent(one.lead, unit=' %')} above that of `{one.reference}`."
     elif one.lead is not None and one.runner_up is not None:
@@ -235,11 +226,6 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
         margin = f"{100 * one.margin:g} %" if is_percent else f"{one.margin:g} {one.unit}"
         verb = "requires" if one.unit == "tokens" else "allows"
         yield f"The rule `{one.rule}` of the policy {verb} {margin}."
-    if one.confirmed_on is None and one.lead is not None and one.lead.high < 0:
-        yield (
-            f"It was chosen and measured on the same {view.unit}s, which flatters the winner: "
-            "confirm it on others."
-        )
     rival = f"{one.runner_up} at {one.runner_up_scheme}"
     if rivals := [f"`{name}`" for name in one.contenders if name != rival]:
         more = [f"{len(rivals) - SHOWN} more"] if len(rivals) > SHOWN else []
@@ -248,10 +234,6 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."
     yield from _least(view, one)
-
-
-def change_of_probability(kl: float) -> str:
-    return f"the probability of a token changes by about {typical_percent(kl)} %"
 
 
 def _least(view: View, one: ClassVerdict) -> Iterator[str]:

@@ -87,7 +87,6 @@ class View:
             runner_up=pick.runner_up,
             runner_up_scheme=pick.scheme if pick.runner_up else None,
             lead=None if pick.reference else pick.interval,
-            confirmed_on=pick.confirmed_on,
             contenders=tuple(f"{label} at {pick.scheme}" for label in pick.contenders),
             changes=pick.changes,
             needs=(NEEDS,),
@@ -224,5 +223,5 @@ def judged(score: MeasurementRow, one: ClassVerdict) -> MeasurementRow:
         kl=one.kl,
         documents=one.documents,
         # Agreement is no part of a verdict: `-` where other documents judge.
-        top1_agreement=None if one.held_out else score.top1_agreement,
+        top1_agreement=score.top1_agreement,
     )

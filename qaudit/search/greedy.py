@@ -31,7 +31,6 @@ from qaudit.errors import SourceError
 from qaudit.planning.passes import scheme_of
 from qaudit.saved.results import ResultFile, ResultStore, SearchResult
 from qaudit.types import (
-    SELECTION,
     Checkpoint,
     Evidence,
     Finding,
@@ -92,8 +91,8 @@ def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> S
 
 
 def selection_loss(evidence: Evidence) -> float:
-    """Return the loss per token on the documents to choose on."""
-    marked = evidence.scored(SELECTION)
+    """Return the loss per token."""
+    marked = evidence.scored()
     tokens = int(evidence.tokens[marked].sum())
     return float(evidence.nll_sum[marked].sum()) / tokens if tokens else math.nan
 
@@ -182,7 +181,7 @@ def _search(tasks: Sequence[Task], measured: Measure, on_disk: Measure) -> Searc
         trial = replace(trial, folder=task.folder)
         *_, quantized = on_disk(trial) or measured(_of_documents(trial))
         evidence = quantized.measurement.evidence
-        documents = int(evidence.scored(SELECTION).sum())
+        documents = int(evidence.scored().sum())
         return selection_loss(evidence)
 
     outcome = greedy([checkpoint for checkpoint, _ in search.members], loss)

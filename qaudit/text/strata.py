@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qaudit.errors import CorpusError
-from qaudit.types import HELD_OUT, SELECTION, EvaluationDocument
+from qaudit.types import EvaluationDocument
 
 MOST_STRATA = 32
 """All intervals hold at once, so that more strata would tell less about each."""
@@ -68,16 +68,4 @@ def strata_notes(documents: Sequence[EvaluationDocument], field: str) -> list[st
         )
     if alone := sum(count == 1 for count in counts.values()):
         notes.append(f"{alone} of {len(counts)} strata have one document, and no interval")
-    return [*notes, *_one_half(documents, counts)]
-
-
-def _one_half(documents: Sequence[EvaluationDocument], counts: Counter[str]) -> list[str]:
-    """Note strata that are in one half of the documents only: a choice sees them, or its check."""
-    notes = []
-    for half in (SELECTION, HELD_OUT):
-        has = {document.stratum for document in documents if document.split == half}
-        missing = [name for name in counts if name not in has]
-        if missing:
-            names = ", ".join(f"`{name}`" for name in missing)
-            notes.append(f"no {half} document is of {names}: shuffle the text")
     return notes

@@ -61,7 +61,6 @@ from qaudit.types.metrics import (
     Metric,
     MetricRecord,
     Unit,
-    typical_change,
 )
 from qaudit.types.policies import (
     SELECTORS,

@@ -102,7 +102,6 @@ class Comparison(Row):
     interval: Interval
     verdict: Literal["a_better", "b_better", "equivalent", "inconclusive"]
     documents: int
-    held_out: bool = False  # on documents that no soup was chosen on
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,10 @@ class Pick(Row):
     objective: str
     runner_up: str | None
     interval: Interval | None  # against the runner-up, or against `reference`
-    confirmed_on: str | None  # the documents that judge it, if they agree
     runner_up_scheme: str | None = None
     reference: str | None = None  # the full-precision subject that the margin is counted from
     contenders: tuple[str, ...] = ()  # that may be as good, with all compared at once
     changes: tuple[str, ...] = ()  # what would make it another
-    held_out: bool = False  # judged by the documents that did not choose it, and not by all
 
 
 Method = Literal["signals", "neighbours", "mean"]

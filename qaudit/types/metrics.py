@@ -7,7 +7,6 @@ made again by `python -m qaudit.policy.keys` and `python -m qaudit.saved.documen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -93,15 +92,6 @@ class MetricRecord:
     def has_full_precision(self) -> bool:
         """Whether full precision can be judged: losses are compared as they are."""
         return self.against is not None and self.statistic == "change"
-
-
-def typical_change(kl: float) -> float:
-    """Return by what part the probability of a token typically changes, of a KL divergence.
-
-    For small changes KL is half of the mean square of the change of log p, which this is the root
-    of. Large ones are no longer symmetric, and it is their order alone.
-    """
-    return math.sqrt(2 * max(0.0, kl))
 
 
 METRICS: Mapping[str, MetricRecord] = {

@@ -179,16 +179,16 @@ class ClassVerdict(Row):
     runner_up_scheme: str | None = None
     lead: Interval | None = None  # loss minus the runner-up's
     reference: str | None = None  # in full precision; then `lead` is the excess over its loss
-    confirmed_on: str | None = None  # the documents that judge it, if the lead holds
     contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
     changes: tuple[str, ...] = ()  # what would make it another
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
     warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, a missing measurement
     needed_documents: int | None = None  # that decide, in four of five cases; None: more do not
-    documents: int | None = None  # that judge it: all intervals here are of these
-    chosen_among: int = 1  # schemes of the subject, if these documents chose among them
-    held_out: bool = False  # they are those that did not choose it; else each half chooses it
+    documents: int | None = None  # that judge it
+    at_once: int = 1  # it and its contenders: upper ends of its intervals pay for choosing
+    bits_per_weight: float | None = None
+    nbytes: int | None = None  # of all weights as they are stored
 
     def __post_init__(self) -> None:
         """Refuse a subject under no scheme: no card can name it."""

@@ -10,7 +10,7 @@ import pytest
 
 from qaudit.core import statistics
 from qaudit.core.histogram import counts_of
-from qaudit.judge.fidelity import fidelity_columns, mean_of
+from qaudit.judge.fidelity import fidelity_columns
 from qaudit.types import HELD_OUT, SELECTION, ByConfidence, Evidence, Fidelity
 
 DOCUMENTS, TOKENS = 40, 150
@@ -88,14 +88,6 @@ def test_quantiles_are_those_of_all_tokens_within_a_bin() -> None:
         assert columns[name].estimate == pytest.approx(np.quantile(kl_DT, share), rel=0.09)
         assert columns[name].low < columns[name].estimate < columns[name].high
     assert columns["kl_max"] == kl_DT.max()
-
-
-def test_one_half_of_the_documents_has_a_mean_of_its_own() -> None:
-    one, kl_DT = evidence()
-    halves = [mean_of(one, "kl", 0.95, split) for split in (SELECTION, HELD_OUT)]
-    assert [half.estimate for half in halves if half] == pytest.approx(
-        [kl_DT[::2].mean(), kl_DT[1::2].mean()]
-    )
 
 
 def test_a_bound_is_never_what_the_quantity_cannot_be() -> None:

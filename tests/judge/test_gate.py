@@ -31,7 +31,6 @@ from tests.support.gated import (
     one,
     policy,
     rule,
-    worse_on_held_out,
 )
 from tests.support.items import items_of
 
@@ -196,7 +195,7 @@ def test_a_glob_of_schemes_matches_those_with_parameters() -> None:
     assert {c.outcome for c in judged(required, of(losses)).checks} == {"pass"}
 
 
-def test_a_quantile_without_an_upper_bound_asks_for_more_documents() -> None:
+def test_a_quantile_without_an_upper_bound_says_what_was_seen() -> None:
     losses = []
     for m in measured({(A, GPTQ): 0.01}, levels={A: 3.0}):
         documents = len(m.evidence.tokens)
@@ -209,7 +208,11 @@ def test_a_quantile_without_an_upper_bound_asks_for_more_documents() -> None:
     gated = judged(policy(rule(metric="kl_p999", margin=0.1, subjects=(A,))), of(losses))
     inconclusive = check(gated, A)
     assert (inconclusive.outcome, inconclusive.interval.high) == ("inconclusive", np.inf)
-    assert inconclusive.hint == "too few tokens for the upper bound: evaluate on more documents"
+    seen = "too few tokens to bound the rarest; 0.05 was seen, the margin is 0.1 nats"
+    assert inconclusive.hint == seen
+    warning = rule(metric="kl_p999", margin=0.1, subjects=(A,), level="warn")
+    quiet = check(judged(policy(warning), of(losses)), A)
+    assert (quiet.outcome, quiet.hint) == ("pass", seen)  # there is nothing to warn of
 
 
 def test_a_label_that_looks_like_a_glob_is_found_by_its_name() -> None:
@@ -250,7 +253,7 @@ def test_any_draw_that_breaks_is_a_breach() -> None:
 
 def test_too_few_documents_give_no_verdict_and_are_said_once() -> None:
     asked = replace(policy(), minimum_documents=80, line_of_documents=7)
-    found = judged(asked, held(0.05))
+    found = judged(asked, held(0.001))
     few = [c for c in found.checks if c.rule == "QA026"]
     assert [(c.outcome, c.documents, c.line) for c in few] == [("inconclusive", 64, 7)]
     assert few[0].hint == "evaluate on at least 80 documents"
@@ -259,60 +262,8 @@ def test_too_few_documents_give_no_verdict_and_are_said_once() -> None:
 
 
 def test_no_policy_gets_a_verdict_out_of_fewer_documents_than_an_interval_needs() -> None:
-    found = judged(replace(policy(), minimum_documents=2), held(0.05, documents=9))
+    found = judged(replace(policy(), minimum_documents=2), held(0.0001, documents=9))
     assert {c.outcome for c in found.checks} == {"inconclusive"}
-
-
-def halves_that_disagree() -> GateInput:
-    """Return an audit whose soup is the best on the documents to choose on alone."""
-    errors = {(label, scheme): 0.01 for label in (A, B, SOUP) for scheme in SCHEMES}
-    return of(worse_on_held_out(measured(errors, split=True), SOUP))
-
-
-def test_where_both_halves_choose_the_same_all_documents_judge_it() -> None:
-    audit = held(0.01, split=True)
-    (chosen,) = audit.choices
-    found = check(judged(policy(rule(subjects=("@ships",))), audit), SOUP, chosen.scheme)
-    nll, full = (sums(audit, SOUP, scheme) for scheme in (chosen.scheme or "", "fp"))
-    # Both schemes of the soup hold at once: these documents chose between them.
-    alone = statistics.relative_error(nll, full, 1 - 0.05 / 2)
-    assert (found.interval, found.documents, chosen.chosen_among) == (alone, 64, 2)
-    assert "was not chosen on" not in found.message
-
-
-def test_every_number_of_a_class_is_of_the_documents_that_judge_it() -> None:
-    for audit, documents in ((held(0.01, split=True), 64), (halves_that_disagree(), 32)):
-        (chosen,) = audit.choices
-        judging = audit.table.scored("held-out" if documents == 32 else None)
-        found = audit.table.find(chosen.subject or "", chosen.scheme or "")
-        assert found is not None
-        assert chosen.ce is not None
-        nll, tokens = found.evidence.nll_sum[judging], found.evidence.tokens[judging]
-        assert (chosen.documents, chosen.held_out) == (documents, documents == 32)
-        assert chosen.ce.estimate == pytest.approx(nll.sum() / tokens.sum())
-
-
-def test_a_pick_of_one_half_is_judged_on_documents_that_it_was_not_chosen_on() -> None:
-    audit = halves_that_disagree()
-    found = check(judged(only("@pick"), audit), SOUP)
-    kept = audit.table.scored("held-out")
-    alone = statistics.relative_error(sums(audit, SOUP, GPTQ)[kept], sums(audit, SOUP, "fp")[kept])
-    assert (found.interval, found.documents) == (alone, 32)
-    assert "on the 32 documents that it was not chosen on" in found.message
-    assert check(judged(only(SOUP), audit), SOUP).documents == 64
-    assert check(judged(policy(rule(subjects=("@pick", "@all"))), audit), SOUP).documents == 64
-
-
-def test_half_the_documents_ask_for_twice_as_many() -> None:
-    asked = replace(only("@pick"), minimum_documents=50)
-    found = judged(asked, halves_that_disagree())
-    (few,) = [c for c in found.checks if c.rule == "QA026"]
-    assert few.hint == "evaluate on at least 100 documents"
-
-
-def test_a_single_subject_is_judged_on_all_documents() -> None:
-    audit = held({(A, GPTQ): 0.01}, levels={A: 3.0}, split=True)
-    assert check(judged(only("@pick"), audit), A).documents == 64
 
 
 # ----------------------------------------------------------------------- soups
@@ -486,7 +437,6 @@ def with_tokens() -> Any:
         (other(corpus_sha256="d" * 64), "on other tokens of the same documents"),
         (replace(baseline(), dtype="bfloat16"), "in bfloat16"),
         (baseline(documents=70), "on 64 documents and `old` on 70, of which 64 are the same"),
-        (baseline(split=True), "choose on other documents"),
         (with_tokens(), "they have different tokenizers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

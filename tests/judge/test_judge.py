@@ -122,7 +122,6 @@ def test_documents_without_a_scored_token_do_not_count() -> None:
     [
         ("documents", {"document_sha256": ("x",) * 64}),
         ("tokens", {"tokens": np.full(64, 7)}),
-        ("splits", {"split": ("held out",) * 64}),
     ],
 )
 def test_other_documents_are_refused(what: str, changes: dict[str, Any]) -> None:
@@ -246,7 +245,6 @@ def test_the_pick_has_the_lowest_quantized_loss() -> None:
     order = sorted(losses, key=losses.__getitem__)
     assert (found.pick.subject, found.pick.scheme) == order[0]
     assert (found.pick.runner_up, found.pick.runner_up_scheme) == order[1]
-    assert found.pick.confirmed_on is None
     assert found.pick.interval is not None
     assert found.pick.interval.estimate == pytest.approx(losses[order[0]] - losses[order[1]])
 
@@ -359,13 +357,6 @@ def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
     assert width > alone.high - alone.low  # all subjects were compared at once
 
 
-def test_a_lead_over_the_last_checkpoint_is_confirmed_on_other_documents_or_asks_for_some() -> None:
-    (whole,) = findings(sample.judged(better_soup()), "QA005")
-    assert whole.hint == "confirm `soup` on other documents, then ship it"
-    (split,) = findings(sample.judged(sample.halves(better_soup())), "QA005")
-    assert split.hint == "ship `soup`: 32 documents that it was not chosen on confirm it"
-
-
 def test_the_last_checkpoint_is_not_named_when_it_is_the_best() -> None:
     nll = measured(LAST, "gptq-4bit").evidence.nll_sum * 0.9
     assert not findings(sample.judged(edited(LAST, "gptq-4bit", nll_sum=nll)), "QA005")
@@ -442,35 +433,30 @@ def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
 
 
 def with_a_second_soup() -> tuple[tuple[Measurement, ...], tuple[Subject, ...]]:
-    found, series = sample.halves(sample.measurements()), sample.series()
+    found, series = sample.measurements(), sample.series()
     twin = tuple(replace(m, subject="other") for m in found if m.subject == SOUP)
     return (*found, *twin), (*series, replace(series[-1], label="other"))
 
 
-def test_one_of_several_soups_is_compared_on_documents_that_none_was_chosen_on() -> None:
+def test_the_intervals_of_several_soups_hold_at_once() -> None:
     found, subjects = with_a_second_soup()
-    alone = sample.judged(sample.halves(sample.measurements()))
     several = judge(subjects, found, sample.files(found))
     where = ("outright", "gptq-4bit", SOUP, LAST)
-    one, chosen = comparison(alone, *where), comparison(several, *where)
-    assert (one.documents, one.held_out) == (64, False)
-    assert (chosen.documents, chosen.held_out) == (32, True)
     pair = [measured(label, "gptq-4bit").evidence for label in (SOUP, LAST)]
-    held_out = statistics.outright(
-        *(one.nll_sum[1::2] for one in pair), pair[0].tokens[1::2].astype(float)
-    )
-    assert chosen.interval == held_out
-    ends = comparison(several, "outright", "gptq-4bit", LAST, END)
-    assert (ends.documents, ends.held_out) == (64, False)
+    sums = [one.nll_sum for one in pair]
+    tokens = pair[0].tokens.astype(float)
+    for judgement, level in ((judged(), 0.95), (several, 1 - 0.05 / 2)):
+        assert comparison(judgement, *where).interval == statistics.outright(*sums, tokens, level)
+    ends = ("outright", "gptq-4bit", LAST, END)
+    assert comparison(several, *ends).interval == comparison(judged(), *ends).interval
 
 
-def test_a_soup_that_a_search_made_is_compared_on_documents_it_did_not_see() -> None:
-    found = sample.halves(sample.measurements())
-    searched = judge(sample.series(), found, sample.files(found), searched=[SOUP])
-    assert comparison(searched, "outright", "gptq-4bit", SOUP, LAST).held_out
-    # Without a split there is nothing else to compare it on.
-    whole = judge(sample.series(), sample.measurements(), sample.files(found), searched=[SOUP])
-    assert not comparison(whole, "outright", "gptq-4bit", SOUP, LAST).held_out
+def test_all_means_that_a_search_tried_hold_at_once() -> None:
+    found = sample.measurements()
+    searched = judge(sample.series(), found, sample.files(found), searched={SOUP: 5})
+    where = ("outright", "gptq-4bit", SOUP, LAST)
+    wide, alone = (comparison(j, *where).interval for j in (searched, judged()))
+    assert wide.high - wide.low > alone.high - alone.low
 
 
 # ------------------------------------------------------------------ rare damage

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
-from qaudit.judge.candidates import classes_of
+from qaudit.judge.choose import Choice, choices, classes_of, preferred_verdict
 from qaudit.judge.gate import GateInput, gate, verdict_of
-from qaudit.judge.objectives import Objective, parse_objective
+from qaudit.judge.objectives import LOSS, Objective, parse_objective
 from qaudit.judge.table import Measurements
-from qaudit.judge.verdict import choices
 from qaudit.policy import preset
 from qaudit.types import (
     ByConfidence,
@@ -26,6 +26,7 @@ from qaudit.types import (
     Fidelity,
     Gate,
     Ignore,
+    Interval,
     Level,
     Measurement,
     Policy,
@@ -43,11 +44,11 @@ SCHEMES = ("bnb-int8", "gptq-4bit", "bnb-nf4", "gptq-3bit", "rtn-3bit")
 
 
 def measured(losses: Losses, *, seed: int = 0, noise: float = 0.01) -> list[Measurement]:
-    """Return measurements on the same 60 documents, half of them held out."""
+    """Return measurements on the same 60 documents."""
     draw = np.random.default_rng(seed)
     tokens = np.full(60, 100)
     base = np.exp(0.2 * draw.standard_normal(60)) * tokens
-    split = ("selection", "held-out") * 30
+    split = ("",) * 60
     rows = []
     for (subject, scheme), loss in losses.items():
         own = np.random.default_rng([seed, *f"{subject} {scheme}".encode()])
@@ -56,6 +57,12 @@ def measured(losses: Losses, *, seed: int = 0, noise: float = 0.01) -> list[Meas
         spec = parse_scheme(scheme).spec if scheme != "fp" else "fp"
         rows.append(measurement(subject, scheme, spec, evidence, 4.25))
     return rows
+
+
+def shipped(
+    table: Measurements, objective: Objective = LOSS, classes: tuple[str, ...] = ()
+) -> list[ClassVerdict]:
+    return [preferred_verdict(table, choice) for choice in choices(table, objective, classes)]
 
 
 def table_of(rows: list[Measurement]) -> Measurements:
@@ -106,7 +113,7 @@ def test_a_bit_class_is_that_of_the_codes(
 def test_a_type_of_five_bits_does_not_win_four() -> None:
     rows = measured({("a", "gguf-q4_k"): 2.0, ("a", "rtn-4bit"): 2.1})
     rows[0] = replace(rows[0], bits_per_weight=5.5, bit_class="5")
-    ships = {one.bit_class: one.scheme for one in choices(table_of(rows))}
+    ships = {one.bit_class: one.scheme for one in shipped(table_of(rows))}
     assert ships == {"5": "gguf-q4_k", "4": "rtn-4bit"}
 
 
@@ -128,10 +135,9 @@ def test_subject_and_scheme_are_chosen_together() -> None:
         ("a", "gptq-4bit"): 2.1, ("a", "bnb-nf4"): 2.3,
         ("b", "gptq-4bit"): 2.2, ("b", "bnb-nf4"): 2.0,
     }  # fmt: skip
-    (only,) = choices(table_of(measured(losses)))
+    (only,) = shipped(table_of(measured(losses)))
     assert (only.subject, only.scheme) == ("b", "bnb-nf4")
     assert (only.runner_up, only.runner_up_scheme) == ("a", "gptq-4bit")
-    assert only.confirmed_on == "60 documents, each half of which chooses it"
     assert only.contenders == ()
     assert only.changes == ("without bnb-nf4 it would be `a` at gptq-4bit",)
 
@@ -141,9 +147,9 @@ def test_one_checkpoint_under_many_schemes_has_an_answer_for_each_class() -> Non
         ("a", "fp"): 2.0, ("a", "bnb-int8"): 2.001, ("a", "gptq-4bit"): 2.04,
         ("a", "bnb-nf4"): 2.06, ("a", "gptq-3bit"): 2.3, ("a", "rtn-3bit"): 2.9,
     }  # fmt: skip
-    every = choices(table_of(measured(losses)))
-    shipped = [(one.bit_class, one.scheme, one.runner_up_scheme) for one in every]
-    assert shipped == [
+    every = shipped(table_of(measured(losses)))
+    told_of = [(one.bit_class, one.scheme, one.runner_up_scheme) for one in every]
+    assert told_of == [
         ("8", "bnb-int8", None), ("4", "gptq-4bit", "bnb-nf4"), ("3", "gptq-3bit", "rtn-3bit"),
     ]  # fmt: skip
     errors = [one.relative_error.estimate for one in every if one.relative_error]
@@ -151,7 +157,7 @@ def test_one_checkpoint_under_many_schemes_has_an_answer_for_each_class() -> Non
 
 
 def test_the_fourth_class_is_measured_or_named_as_absent() -> None:
-    every = choices(table_of(measured({("a", "gptq-4bit"): 2.0})), classes=("4", "2"))
+    every = shipped(table_of(measured({("a", "gptq-4bit"): 2.0})), classes=("4", "2"))
     assert [(one.bit_class, one.subject) for one in every] == [("4", "a"), ("2", None)]
 
 
@@ -162,7 +168,165 @@ def test_the_order_of_measurements_changes_nothing(order: list[int], seed: int, 
     for objective in ("loss", "bits@3%"):
         wanted = parse_objective(objective)
         plain, shuffled = table_of(rows), table_of([rows[k] for k in order])
-        assert choices(shuffled, wanted) == choices(plain, wanted)
+        assert shipped(shuffled, wanted) == shipped(plain, wanted)
+
+
+# ------------------------------------------------------------------------------- choosing is paid
+
+
+def tied(bits: dict[str, float], *, documents: int = 60, noise: float = 5.0) -> list[Measurement]:
+    """Return schemes of one subject that add 1 % each, alike but for noise, and their bits."""
+    losses = {("a", "fp"): 2.0} | {("a", scheme): 2.02 for scheme in bits}
+    rows = measured(losses, seed=1, noise=noise)
+    cut = {m.scheme: of_first(m.evidence, documents) for m in rows}
+    return [
+        replace(m, evidence=cut[m.scheme], bits_per_weight=bits.get(m.scheme, 16.0)) for m in rows
+    ]
+
+
+def of_first(evidence: Evidence, count: int) -> Evidence:
+    columns = ("document_sha256", "nll_sum", "tokens", "nbytes", "split")
+    return replace(evidence, **{name: getattr(evidence, name)[:count] for name in columns})
+
+
+def only_choice(rows: list[Measurement], objective: Objective = LOSS) -> Choice:
+    (choice,) = choices(table_of(rows), objective)
+    return choice
+
+
+BITS = {"gptq-4bit": 4.12, "bnb-nf4": 4.5, "rtn-4bit": 4.25}
+
+
+def test_a_tie_goes_to_fewer_bits_and_the_bound_pays_for_all_of_it() -> None:
+    rows = tied(BITS)
+    (ships,) = shipped(table_of(rows))
+    assert (ships.scheme, ships.at_once, len(ships.contenders)) == ("gptq-4bit", 3, 2)
+    own, full = ({m.scheme: m.evidence.nll_sum for m in rows}[s] for s in ("gptq-4bit", "fp"))
+    plain, paid = (statistics.relative_error(own, full, level) for level in (0.95, 1 - 0.05 / 3))
+    assert ships.relative_error == Interval(plain.estimate, plain.low, paid.high)
+    assert paid.high > plain.high
+
+
+def test_equal_bits_go_to_the_lower_divergence() -> None:
+    rows = tied(dict.fromkeys(BITS, 4.25))
+    kl = {"gptq-4bit": 0.02, "bnb-nf4": 0.01, "rtn-4bit": 0.03}
+    rows = [m if m.scheme == "fp" else with_divergence(m, kl[m.scheme]) for m in rows]
+    (ships,) = shipped(table_of(rows))
+    assert ships.scheme == "bnb-nf4"
+
+
+def test_a_contender_of_another_subject_does_not_ship_for_its_bits() -> None:
+    rows = [replace(m, bits_per_weight=4.0 if m.subject == "b" else 4.5) for m in measured(
+        {(s, q): 2.0 for s in ("a", "b") for q in ("fp", "gptq-4bit")}, noise=5.0
+    )]  # fmt: skip
+    choice = only_choice(rows)
+    assert choice.leader is not None
+    assert choice.at_once == 2
+    assert {m.subject for m in choice.preferred} == {choice.leader.subject}
+
+
+def test_what_is_shown_to_be_worse_does_not_count() -> None:
+    losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.5}
+    choice = only_choice(measured(losses))
+    assert (choice.at_once, choice.contenders) == (1, ())
+
+
+def test_under_ten_documents_the_leader_ships_and_all_candidates_count() -> None:
+    losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.5}
+    rows = [replace(m, evidence=of_first(m.evidence, 9)) for m in measured(losses)]
+    choice = only_choice(
+        [replace(m, bits_per_weight=3.0) if m.scheme == "rtn-4bit" else m for m in rows]
+    )
+    assert [m.scheme for m in choice.preferred] == ["gptq-4bit"]
+    assert choice.at_once == 2
+
+
+@pytest.mark.parametrize("objective", [Objective("kl"), Objective("bits", margin=0.05)])
+def test_other_objectives_count_all_candidates(objective: Objective) -> None:
+    losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.03}
+    losses |= {("b", q): 3.0 for q in ("fp", "gptq-4bit")}
+    rows = [m if m.scheme == "fp" else with_divergence(m, 0.01) for m in measured(losses)]
+    of_class = 3 if objective.kind == "kl" else 5  # full precision is a candidate by bits
+    assert only_choice(rows, objective).at_once == of_class
+
+
+def test_means_that_a_search_tried_count() -> None:
+    rows = measured({("a", "gptq-4bit"): 2.0, ("b", "gptq-4bit"): 2.5})
+    (choice,) = choices(table_of(rows), searched={"a": 7})
+    assert choice.at_once == 7
+    (other,) = choices(table_of(rows), searched={"b": 7})
+    assert other.at_once == 1
+
+
+def test_a_contender_that_breaks_a_rule_does_not_ship_for_its_bits() -> None:
+    rows = tied(BITS)
+    kl = {"gptq-4bit": 0.5, "bnb-nf4": 0.01, "rtn-4bit": 0.01}
+    rows = [m if m.scheme == "fp" else with_divergence(m, kl[m.scheme]) for m in rows]
+    rules = [
+        PolicyRule("four", "relative_error", 0.05, subjects=("@ships",)),
+        PolicyRule("kl", "kl", 0.1, subjects=("@ships",)),
+    ]
+    answer, verdict = gated(rows, Policy("ours", tuple(rules)))
+    assert (answer.exit_code, verdict.classes[0].scheme) == (0, "rtn-4bit")
+
+
+def test_where_the_leader_breaks_a_rule_another_subject_is_named_and_does_not_ship() -> None:
+    losses = {
+        ("a", "fp"): 1.9,
+        ("a", "gptq-4bit"): 2.0,
+        ("b", "fp"): 2.0,
+        ("b", "gptq-4bit"): 2.001,
+    }
+    rule = PolicyRule("four", "relative_error", 0.02, subjects=("@ships",))
+    _, verdict = gated(measured(losses, noise=2.0, seed=1), Policy("ours", (rule,)))
+    (only,) = verdict.classes
+    assert (only.subject, only.status) == ("a", "hold")
+    assert only.changes[0] == "`b` at gptq-4bit, whose loss is indistinguishable, breaks no rule"
+
+
+def test_a_clear_failure_is_no_matter_of_documents_and_few_never_pass() -> None:
+    for error, exit_code, status in ((0.2, 1, "hold"), (0.0001, 3, "undecided")):
+        rows = [
+            replace(m, evidence=of_first(m.evidence, 13)) for m in of_errors({"gptq-4bit": error})
+        ]
+        answer, verdict = gated(rows)
+        assert (answer.exit_code, verdict.classes[0].status) == (exit_code, status)
+
+
+def test_classes_do_not_pay_for_each_other() -> None:
+    alone, _ = gated(of_errors({"gptq-4bit": 0.01}))
+    both, _ = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.001}))
+    intervals = [next(c.interval for c in g.checks if c.name == "four-bit") for g in (alone, both)]
+    assert intervals[0] == intervals[1]
+
+
+def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> None:
+    draw = np.random.default_rng(0)
+    rows = measured({("s0", "fp"): 2.0, ("s0", "gptq-4bit"): 2.02}, noise=0.0)
+    subjects = [f"s{k}" for k in range(8)]
+    every = []
+    for k, name in enumerate(subjects):
+        for m in rows:
+            own = 0.001 if k == 0 else 8.0  # the first looks quiet
+            noise = own * draw.standard_normal(60) if m.scheme != "fp" else 0.0
+            evidence = replace(m.evidence, nll_sum=m.evidence.nll_sum + noise)
+            every.append(replace(m, subject=name, evidence=evidence))
+    choice = only_choice(every)
+    assert choice.at_once > 4
+    rule = PolicyRule("four", "relative_error", 0.05, subjects=("@ships",))
+    (check,) = gated(every, Policy("ours", (rule,)))[0].checks
+    assert check.interval is not None
+    full = {m.subject: m.evidence.nll_sum for m in every if m.scheme == "fp"}
+    reaches = sorted(
+        interval.high - interval.estimate
+        for label, scheme in choice.cells
+        for interval in [statistics.relative_error(
+            next(m.evidence.nll_sum for m in every if (m.subject, m.scheme) == (label, scheme)),
+            full[label], 1 - 0.05 / choice.at_once,
+        )]
+    )  # fmt: skip
+    least = reaches[(choice.at_once - 1) // 4]
+    assert check.interval.high - check.interval.estimate >= least - 1e-12
 
 
 # ------------------------------------------------------------------------------- KL divergence
@@ -186,13 +350,12 @@ def test_by_divergence_the_scheme_is_chosen_and_not_the_subject_that_learned_lea
         with_divergence(m, 0.001 if m.subject == "early" else kl[m.scheme])
         for m in measured(losses)
     ]
-    (only,) = choices(table_of(rows), Objective("kl"))
+    (only,) = shipped(table_of(rows), Objective("kl"))
     assert (only.subject, only.scheme, only.runner_up_scheme) == ("late", "bnb-nf4", "gptq-4bit")
     assert only.kl is not None
     assert only.kl.estimate == pytest.approx(0.01, rel=0.1)
     assert only.lead is not None
     assert only.lead.estimate == pytest.approx(-0.01, rel=0.2)
-    assert only.confirmed_on is not None
 
 
 def test_below_five_thousandths_of_a_nat_divergence_does_not_rank() -> None:
@@ -200,25 +363,24 @@ def test_below_five_thousandths_of_a_nat_divergence_does_not_rank() -> None:
 
     def chosen(kl: dict[str, float]) -> ClassVerdict:
         rows = [with_divergence(m, kl[m.scheme]) for m in measured(losses)]
-        (only,) = choices(table_of(rows), Objective("kl"))
+        (only,) = shipped(table_of(rows), Objective("kl"))
         return only
 
     near = chosen({"bnb-int8": 0.001, "rtn-8bit": 0.004})
     assert near.lead is not None
     assert near.lead.high < 0
-    assert near.confirmed_on is None
     assert near.contenders == ("a at rtn-8bit",)
-    assert chosen({"bnb-int8": 0.001, "rtn-8bit": 0.02}).confirmed_on is not None
+    assert chosen({"bnb-int8": 0.001, "rtn-8bit": 0.02}).contenders == ()
 
 
 def test_without_divergences_nothing_is_chosen_by_them() -> None:
-    (only,) = choices(table_of(measured({("a", "gptq-4bit"): 2.0})), Objective("kl"))
+    (only,) = shipped(table_of(measured({("a", "gptq-4bit"): 2.0})), Objective("kl"))
     assert only.subject is None
 
 
 def test_the_sample_has_one_line_for_each_class() -> None:
-    table = Measurements.of(sample.series(), sample.halves(sample.measurements()), 0.95)
-    assert [(one.bit_class, one.scheme) for one in choices(table)] == [
+    table = Measurements.of(sample.series(), sample.measurements(), 0.95)
+    assert [(one.bit_class, one.scheme) for one in shipped(table)] == [
         ("8", "bnb-int8"), ("4", "gptq-4bit"), ("3", "gptq-3bit"),
     ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len  # an independent table of widths
 
-from qaudit.report.format import listing, padded, shortened, typical_percent, width_of, wrapped
+from qaudit.report.format import listing, padded, shortened, width_of, wrapped
 
 # Letters whose width is the same in every version of Unicode's tables: ASCII, accents, kana,
 # ideographs, Hangul, Cyrillic, and a combining accent.
@@ -41,11 +41,6 @@ def test_wrapped_lines_fit_and_lose_no_letter(text: str, width: int) -> None:
 @pytest.mark.parametrize(("align", "expected"), [("<", "\u6f22  "), (">", "  \u6f22")])
 def test_padding_counts_columns(align: str, expected: str) -> None:
     assert padded("\u6f22", 4, align) == expected
-
-
-@pytest.mark.parametrize(("kl", "text"), [(0.0, "0"), (0.0029, "7.6"), (0.5, "100"), (2.0, "200")])
-def test_a_typical_change_is_printed_without_an_exponent(kl: float, text: str) -> None:
-    assert typical_percent(kl) == text
 
 
 def test_a_list_of_names_may_be_empty() -> None:

@@ -87,7 +87,7 @@ def test_names_that_others_build_on_are_all_there() -> None:
         "members", "merge",
     }  # fmt: skip
     assert set(written["pick"]) >= {
-        "subject", "scheme", "objective", "runner_up", "low", "high", "confirmed_on",
+        "subject", "scheme", "objective", "runner_up", "low", "high",
     }  # fmt: skip
 
 

@@ -50,7 +50,6 @@ def measured(  # the documents are the same for all; each cell has noise of its 
     *,
     documents: int = 64,
     levels: Mapping[str, float] | None = None,
-    split: bool = False,
     seed: int = 0,
     calibration_seed: int = 0,
 ) -> list[Measurement]:
@@ -65,13 +64,11 @@ def measured(  # the documents are the same for all; each cell has noise of its 
         noise = 1 + 0.002 * np.random.default_rng(len(label)).standard_normal(documents)
         full = level * hard * noise * tokens
         if calibration_seed == 0:
-            found.append(one(label, "fp", full, tokens, split=split))
+            found.append(one(label, "fp", full, tokens))
         for scheme in SCHEMES:
             if (label, scheme) in errors:
                 own = errors[label, scheme] * (1 + 0.3 * draw.standard_normal(documents))
-                found.append(
-                    one(label, scheme, full * (1 + own), tokens, calibration_seed, split=split)
-                )
+                found.append(one(label, scheme, full * (1 + own), tokens, calibration_seed))
     return found
 
 
@@ -81,13 +78,9 @@ def one(
     nll: np.ndarray[Any, np.dtype[np.float64]],
     tokens: np.ndarray[Any, np.dtype[np.int64]],
     seed: int = 0,
-    *,
-    split: bool = False,
 ) -> Measurement:
-    halves = ("selection", "held-out") if split else ("selection", "selection")
     names = tuple(f"{k:064d}" for k in range(len(tokens)))
-    parts = tuple(halves[k % 2] for k in range(len(tokens)))
-    evidence = Evidence(names, nll, tokens, tokens * 4, parts)
+    evidence = Evidence(names, nll, tokens, tokens * 4, ("",) * len(tokens))
     return measurement(label, scheme, scheme, evidence, 4.25, seed)
 
 
@@ -104,16 +97,6 @@ def of(found: list[Measurement], **changes: Any) -> GateInput:
     table = Measurements.of(subjects, found, 0.95)
     plain = GateInput(table, "new", planned=subjects, protocol=PROTOCOL, dtype="float32")
     return replace(plain, **changes)
-
-
-def worse_on_held_out(found: list[Measurement], label: str) -> list[Measurement]:
-    """Let a subject lose more on the documents that do not choose."""
-
-    def worse(m: Measurement) -> Measurement:
-        nll = m.evidence.nll_sum * np.where(m.evidence.scored("held-out"), 1.2, 1.0)
-        return replace(m, evidence=replace(m.evidence, nll_sum=nll))
-
-    return [worse(m) if m.subject == label else m for m in found]
 
 
 def broken(found: list[Measurement], label: str, scheme: str) -> list[Measurement]:

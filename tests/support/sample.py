@@ -72,14 +72,6 @@ def series() -> tuple[Subject, ...]:
     return (*singles, soup)
 
 
-def halves(found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-    """Let every other document be held out."""
-    names = ("selection", "held-out")
-    count = len(found[0].evidence.tokens)
-    split = tuple(names[k % 2] for k in range(count))
-    return tuple(replace(m, evidence=replace(m.evidence, split=split)) for m in found)
-
-
 @cache
 def measurements(documents: int = 64, seed: int = 0) -> tuple[Measurement, ...]:
     """Draw the evidence of every subject under every scheme; the same for the same seed."""

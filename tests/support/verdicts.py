@@ -29,7 +29,6 @@ def class_verdict(bits: str, status: Status = "ship", **more: Any) -> ClassVerdi
         "runner_up": RIVAL,
         "runner_up_scheme": scheme,
         "lead": Interval(-0.05, -0.07, -0.03),
-        "confirmed_on": "32 documents that it was not chosen on",
         **more,
     }
     return ClassVerdict(bits, status=status, **settings)
@@ -50,7 +49,6 @@ def three() -> Verdict:
         class_verdict(
             "4",
             "undecided",
-            confirmed_on=None,
             needs=("about 322 documents, where 64 were measured",),
         ),
         class_verdict(

@@ -1,17 +1,14 @@
 """Apply a policy to an audit: every rule becomes checks, each an interval against a margin.
 
-All intervals of the rules at level `error` hold at once with the policy's confidence
-(Bonferroni), however many rules, subjects and schemes there are. Rules at level `warn` are a
-family of their own, so that a warning more or less changes no verdict.
-
 What ships is judged class by class (`classes`), and the answer is the worst of the checks that
-count, so that the classes and the answer agree by construction.
+count, so that the classes and the answer agree by construction. A release needs all of its classes,
+so that none pays for another; each pays for choosing (`choose`). A contender with fewer bits that
+breaks a rule does not ship in place of the leader.
 
-The winner of many looks better than it is on the documents it was chosen on. So a pick of one half
-of them is judged on the other. One of both halves is judged on all, with the intervals of all
-schemes of its subject holding at once: between subjects the choice is by their losses in full
-precision, between schemes of one by what is judged. A subject that a policy names is judged on all
-documents. One that was planned and not measured is missing, and not left out of `@all` silently.
+Subjects that a policy names are judged together: all intervals of such rules at level `error` hold
+at once with the policy's confidence (Bonferroni), however many there are. Rules at level `warn` are
+a family of their own, so that a warning more or less changes no verdict. A subject that was planned
+and not measured is missing, and not left out of `@all` silently.
 
 `audits` has the audit that is judged and its baseline, `questions` the rules for each subject and
 scheme, `answers` one check for each.
@@ -22,12 +19,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import MAXYEAR, date
-from math import ceil
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.gate.answers import answer, least_documents
-from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches, matches_scheme
+from qaudit.judge.choose import Choice, cell_of
+from qaudit.judge.gate.answers import Levels, answer, least_documents
+from qaudit.judge.gate.audits import (
+    PICK,
+    SHIPS,
+    GateInput,
+    Pair,
+    covers_class,
+    covers_scheme,
+    matches,
+    matches_scheme,
+)
 from qaudit.judge.gate.classes import (
     REQUIRED,
     UNANSWERED,
@@ -37,9 +43,9 @@ from qaudit.judge.gate.classes import (
     without_answers,
 )
 from qaudit.judge.gate.known import mark_known
-from qaudit.judge.gate.questions import Question, questions
+from qaudit.judge.gate.questions import Asking, Question, questions
 from qaudit.support.keys import first_of
-from qaudit.types import Check, Finding, Gate, Ignore, Level, Policy
+from qaudit.types import Check, Finding, Gate, Ignore, Level, Measurement, Policy
 
 __all__ = ["GateInput", "findings_of", "gate", "verdict_of"]
 
@@ -57,11 +63,13 @@ def gate(
 ) -> Gate:
     """Apply a policy to an audit; ignores expire as of `today`."""
     pair = Pair.of(audit, baseline) if baseline else None
+    audit = _settled(policy, audit, pair)
     every = tuple(questions(policy, audit, pair))
     at_once: dict[Level, int] = {"error": 0, "warn": 0}
     for question in every:
-        at_once[question.rule.level] += question.intervals
-    checks = tuple(_checks(policy, audit, pair, every, at_once))
+        if question.at_once is None:
+            at_once[question.rule.level] += question.intervals
+    checks = tuple(_checks(policy, pair, every, at_once))
     checks = (*checks, *unanswered(policy, audit, checks))
     checks = (*checks, *without_answers(policy, audit, checks))
     checks = (*checks, *_too_few(policy, checks, audit), *_coverage(policy, audit))
@@ -77,29 +85,68 @@ def gate(
     )
 
 
+def _settled(policy: Policy, audit: GateInput, pair: Pair | None) -> GateInput:
+    """Return the audit with what ships of each class: what is preferred and breaks no rule."""
+    picked, instead = dict[str, Measurement](), dict[str, Measurement]()
+    for choice in audit.made:
+        if choice.leader is None:
+            continue
+        broken = {
+            cell_of(m) for m in (*choice.preferred, choice.leader)
+            if _breaks(policy, audit, pair, choice, m)
+        }  # fmt: skip
+        whole = (m for m in choice.preferred if cell_of(m) not in broken)
+        picked[choice.bit_class] = next(whole, choice.leader)
+        if cell_of(picked[choice.bit_class]) in broken:
+            others = (m for m in choice.others if not _breaks(policy, audit, pair, choice, m))
+            if (other := next(others, None)) is not None:
+                instead[choice.bit_class] = other
+    return replace(audit, picked=picked, instead=instead)
+
+
+def _breaks(
+    policy: Policy, audit: GateInput, pair: Pair | None, choice: Choice, measured: Measurement
+) -> bool:
+    """Return whether a candidate breaks a rule at level `error` about what ships."""
+    asking = Asking(audit, pair, policy.classes)
+    for rule in policy.rules:
+        covered = covers_class(rule, choice.bit_class, policy.classes)
+        is_asked = rule.level == "error" and SHIPS in rule.subjects
+        if not is_asked or not covered or not covers_scheme(rule, measured.scheme):
+            continue
+        question = asking.of_cell(replace(rule, subjects=(SHIPS,)), *cell_of(measured))
+        question = replace(question, at_once=choice.at_once, rivals=choice.cells)
+        if question.absent:
+            continue
+        if answer(question, policy, _levels(policy, question, 1)).outcome == "fail":
+            return True
+    return False
+
+
+def _levels(policy: Policy, question: Question, at_once: int) -> Levels:
+    """Return the confidences of both ends of an interval.
+
+    What was named is judged with all that was named, at both ends. What was chosen pays for
+    choosing at the end that has to be within the margin.
+    """
+    if question.at_once is None:
+        level = statistics.simultaneous(policy.confidence, at_once)
+        return Levels(level, level)
+    paid = statistics.simultaneous(policy.confidence, question.at_once)
+    if question.record.at_least:
+        return Levels(paid, policy.confidence)
+    return Levels(policy.confidence, paid)
+
+
 def _checks(
-    policy: Policy,
-    audit: GateInput,
-    pair: Pair | None,
-    every: Sequence[Question],
-    at_once: dict[Level, int],
+    policy: Policy, pair: Pair | None, every: Sequence[Question], at_once: dict[Level, int]
 ) -> Iterator[Check]:
     for question in every:
-        level = statistics.simultaneous(policy.confidence, at_once[question.rule.level])
-        level = statistics.simultaneous(level, _chosen_among(audit, question))
-        check = answer(question, policy, level)
+        levels = _levels(policy, question, at_once[question.rule.level])
+        check = answer(question, policy, levels)
         if pair is not None and check.outcome == "fail":
-            check = mark_known(check, question, pair, policy, level)
+            check = mark_known(check, question, pair, policy, levels)
         yield check
-
-
-def _chosen_among(audit: GateInput, question: Question) -> int:
-    """Return of how many the winner is judged on the documents that chose it, all at once."""
-    if question.split is not None or not {PICK, SHIPS} & {*question.rule.subjects}:
-        return 1
-    cell = question.subject, question.scheme
-    chosen = (c.chosen_among for c in audit.choices if (c.subject, c.scheme) == cell)
-    return next(chosen, 1)
 
 
 def findings_of(judged: Gate) -> tuple[Finding, ...]:
@@ -137,9 +184,6 @@ def _too_few(policy: Policy, checks: Sequence[Check], audit: GateInput) -> Itera
         return
     errors = [c for c in few if c.level == "error"]
     fewest = min(c.documents for c in errors or few)
-    every = audit.table.documents
-    half = " that the pick was not chosen on" if fewest < every else ""
-    needed = ceil(least * every / fewest) if fewest else least
     yield Check(
         rule=TOO_FEW,
         name="minimum_documents",
@@ -148,8 +192,8 @@ def _too_few(policy: Policy, checks: Sequence[Check], audit: GateInput) -> Itera
         subject=(errors or few)[0].subject,
         scheme=None,
         outcome="inconclusive",
-        message=f"{fewest} documents{half} are fewer than the {least} that the policy requires",
-        hint=f"evaluate on at least {needed} documents",
+        message=f"{fewest} documents are fewer than the {least} that the policy requires",
+        hint=f"evaluate on at least {least} documents",
         documents=fewest,
         line=policy.line_of_documents,
     )
@@ -162,7 +206,7 @@ def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
         if all(label in audit.skipped for label in labels):
             sentence = f"no subject matches `{selector}`, which the policy requires"
             if labels:
-                sentence = f"`{selector}` is required, and {audit.not_measured(next(iter(labels)))}"
+                sentence = f"`{selector}` is required, and {audit.not_measured(labels[0])}"
             yield _required(policy, selector, None, "missing", sentence, "measure it, too")
     for label, scheme in audit.lost:
         sentence = f"`{label}` was planned under {scheme}, and the audit has no result of it"

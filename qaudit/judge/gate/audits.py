@@ -20,16 +20,22 @@ import numpy as np
 
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
+from qaudit.judge.choose import (
+    MAIN,
+    Choice,
+    cell_of,
+    choices,
+    class_verdict,
+    pick_of,
+)
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pick import pick_of
 from qaudit.judge.table import Cell, Measurements
-from qaudit.judge.verdict import choices
 from qaudit.types import (
     FULL_PRECISION,
-    HELD_OUT,
     AuditRecord,
     ClassVerdict,
     Level,
+    Measurement,
     Pick,
     PolicyRule,
     Subject,
@@ -48,10 +54,12 @@ class GateInput:
     skipped: Mapping[str, str] = field(default_factory=dict)  # label -> why
     protocol: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = ""
-    searched: frozenset[str] = frozenset()  # labels of soups that a search made
+    searched: Mapping[str, int] = field(default_factory=dict)  # means tried, by searched soup
     bits: tuple[str, ...] = ()  # the classes to decide; empty: all that were measured
     objective: Objective = LOSS
     lost: tuple[tuple[str, str], ...] = ()  # planned, and neither measured nor skipped
+    picked: Mapping[str, Measurement] = field(default_factory=dict)  # by class, under a policy
+    instead: Mapping[str, Measurement] = field(default_factory=dict)  # where that breaks a rule
 
     @classmethod
     def of(
@@ -71,7 +79,7 @@ class GateInput:
             skipped={s.subject: s.reason for s in audit.skipped if s.subject in missing},
             protocol={"context": audit.plan.context, **audit.protocol},
             dtype=audit.plan.dtype,
-            searched=frozenset(s.label for s in audit.plan.subjects if s.is_search),
+            searched={soup.label: len(soup.trials) for soup in audit.diagnostics.greedy},
             bits=bits or audit.plan.recipe.bits,
             objective=objective,
             lost=tuple(_lost(audit)),
@@ -88,9 +96,40 @@ class GateInput:
         return tuple(s for s in every.values() if s.label in by_label or s.label in self.skipped)
 
     @cached_property
-    def choices(self) -> tuple[ClassVerdict, ...]:
-        """The subject and scheme of each bit class, before a policy is applied."""
+    def made(self) -> tuple[Choice, ...]:
+        """The candidates of each bit class."""
         return choices(self.table, self.objective, self.bits, self.searched)
+
+    def ships(self, choice: Choice) -> Measurement | None:
+        """Return what ships of a class: by a policy, or what is preferred without one."""
+        return self.picked.get(choice.bit_class) or next(iter(choice.preferred), None)
+
+    @cached_property
+    def choices(self) -> tuple[ClassVerdict, ...]:
+        """The subject and scheme of each bit class, before a policy judges it."""
+        verdicts = []
+        for choice in self.made:
+            verdict = class_verdict(self.table, choice, self.ships(choice), self.table.confidence)
+            if other := self.instead.get(choice.bit_class):
+                would = f"`{other.subject}` at {other.scheme}, whose loss is indistinguishable, "
+                would += "breaks no rule"
+                verdict = replace(verdict, changes=(would, *verdict.changes))
+            verdicts.append(verdict)
+        return tuple(verdicts)
+
+    def chosen_among(self, label: str, scheme: str) -> tuple[int, tuple[Cell, ...]]:
+        """Return of how many a cell was chosen, and these; of a pick at another scheme, its own."""
+        name = self.class_of.get(scheme)
+        of_class = {choice.bit_class: choice for choice in self.made}
+        for key in (name, MAIN, *of_class):
+            choice = of_class.get(key or "")
+            if choice is None or (ships := self.ships(choice)) is None:
+                continue
+            if cell_of(ships) == (label, scheme):
+                return choice.at_once, choice.cells
+            if ships.subject == label and key != name:
+                return choice.at_once, ()
+        return 1, ()
 
     @cached_property
     def pick(self) -> Pick | None:
@@ -100,38 +139,25 @@ class GateInput:
     def class_of(self) -> Mapping[str, str]:
         return {m.scheme: m.bit_class for m in self.table.measurements}
 
-    def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> dict[Cell, str | None]:
-        """Return the cells that ship of the rule's classes, each with the split to judge it on.
+    def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> tuple[Cell, ...]:
+        """Return the cells that ship of the rule's classes.
 
         Where no loss of a class is finite, everything in it is a breach.
         """
-        cells: dict[Cell, str | None] = {}
-        for chosen in self.choices:
-            name = chosen.bit_class
-            if (rule.bits and name not in rule.bits) or (
-                classes and classes.get(name, "off") == "off"
-            ):
+        cells: dict[Cell, None] = {}
+        for choice in self.made:
+            if not covers_class(rule, choice.bit_class, classes):
                 continue
-            of_class = [cell for cell in self.table.cells if self.class_of[cell[1]] == name]
-            if chosen.subject is not None and chosen.scheme is not None:
-                of_class = [(chosen.subject, chosen.scheme)]
-            split = HELD_OUT if chosen.held_out else None
-            cells |= {cell: split for cell in of_class if _is_any(cell[1], rule.schemes)}
-        return cells
+            of_class = [c for c in self.table.cells if self.class_of[c[1]] == choice.bit_class]
+            if (ships := self.ships(choice)) is not None:
+                of_class = [cell_of(ships)]
+            cells |= {cell: None for cell in of_class if _is_any(cell[1], rule.schemes)}
+        return tuple(cells)
 
-    def labels(self, selectors: Iterable[str]) -> dict[str, str | None]:
-        """Return labels, each with the split to judge it on."""
-        splits: dict[str, str | None] = {}
-        for selector in selectors:
-            for label in self._labels(selector):
-                chosen = selector == PICK and self.pick is not None and self.pick.held_out
-                split = HELD_OUT if chosen else None
-                # A subject that is also named otherwise is judged on all documents.
-                splits[label] = split if label not in splits else (splits[label] and split)
-                if label in self.searched and self.table.is_split:
-                    splits[label] = HELD_OUT
+    def labels(self, selectors: Iterable[str]) -> tuple[str, ...]:
         order = {s.label: k for k, s in enumerate(self.subjects)}
-        return dict(sorted(splits.items(), key=lambda pair: order[pair[0]]))
+        labels = {label for selector in selectors for label in self._labels(selector)}
+        return tuple(sorted(labels, key=order.__getitem__))
 
     def _labels(self, selector: str) -> list[str]:
         if selector == PICK:
@@ -157,6 +183,15 @@ class GateInput:
 
     def not_measured(self, label: str) -> str:
         return f"`{label}` was planned and not measured: {self.skipped[label]}"
+
+
+def covers_class(rule: PolicyRule, name: str, classes: Mapping[str, Level]) -> bool:
+    is_named = not rule.bits or name in rule.bits
+    return is_named and not (classes and classes.get(name, "off") == "off")
+
+
+def covers_scheme(rule: PolicyRule, scheme: str) -> bool:
+    return _is_any(scheme, rule.schemes)
 
 
 def _short_of(spec: str) -> str:
@@ -298,6 +333,3 @@ def _refuse_other_documents(audit: GateInput, baseline: GateInput) -> None:
             hint="a loss per token means something else then: compare `bits_per_byte` in both "
             "`audit.json`, or name a baseline with this tokenizer",
         )
-    if ours.split != theirs.split:
-        sentence = f"`{audit.name}` and `{baseline.name}` choose on other documents"
-        raise UsageError(sentence, hint=_ALIKE)

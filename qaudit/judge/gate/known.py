@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
-from qaudit.judge.gate.answers import answer
+from qaudit.judge.gate.answers import Levels, answer
 from qaudit.judge.gate.audits import Pair
 from qaudit.judge.gate.questions import SUMS, Question, question_of
 from qaudit.judge.pooling import estimated
@@ -15,7 +15,7 @@ from qaudit.types import FULL_PRECISION, Check, Policy
 
 
 def mark_known(
-    check: Check, question: Question, pair: Pair, policy: Policy, confidence: float
+    check: Check, question: Question, pair: Pair, policy: Policy, levels: Levels
 ) -> Check:
     """Mark a breach that the baseline has, too, at the level that the policy gives it.
 
@@ -30,11 +30,11 @@ def mark_known(
     partner = pair.partner(rule, question.subject, scheme, question.bit_class)
     if partner is None:
         return check
-    earlier = question_of(rule, pair.baseline, *partner, question.split)
-    before = answer(earlier, policy, confidence)
+    earlier = question_of(rule, pair.baseline, *partner)
+    before = answer(earlier, policy, levels)
     theirs = pair.prefix + partner[0], partner[1]
     if before.outcome != "fail" or _is_worse(
-        check, before, question, pair.joint, theirs, confidence
+        check, before, question, pair.joint, theirs, levels.low
     ):
         return check
     return replace(
@@ -67,7 +67,5 @@ def _is_worse(
         cells = [each for cell in cells for each in (cell, (cell[0], FULL_PRECISION))]
     statistic: Statistic = getattr(statistics, record.worse)
     sums = SUMS[record.sums]
-    change = estimated(
-        joint, cells, statistic, split=question.split, confidence=confidence, sums=sums
-    )
+    change = estimated(joint, cells, statistic, confidence=confidence, sums=sums)
     return change is None or change.interval.low > 0

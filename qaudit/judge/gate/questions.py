@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qaudit.judge.fidelity import disagreements, reroutings, sure_flips, sure_tokens
-from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
+from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import FULL_PRECISION, METRICS, Level, MetricRecord, Policy, PolicyRule
 
@@ -40,13 +40,14 @@ class Question:
     table: Measurements
     subject: str
     scheme: str | None
-    split: str | None = None
     columns: tuple[tuple[Cell, ...], ...] = ()
     against: tuple[str, ...] = ()  # the subject that each column compares with
     unmeasured: tuple[str, ...] = ()  # members without a column
     absent: str = ""  # why there is no answer
     hint: str = ""
     bit_class: str | None = None  # of the scheme
+    at_once: int | None = None  # of how many it was chosen; None: it was named
+    rivals: tuple[Cell, ...] = ()  # of what ships: the leader and its contenders
 
     @property
     def record(self) -> MetricRecord:
@@ -71,15 +72,14 @@ def _with_full(subject: str, scheme: str) -> tuple[Cell, Cell]:
 
 def questions(policy: Policy, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
     """Yield the questions of every rule that is not off."""
-    asking = _Asking(audit, pair, policy.classes)
+    asking = Asking(audit, pair, policy.classes)
     for rule in policy.rules:
         if rule.level != "off":
-            for question in asking.of_rule(rule):
-                yield replace(question, bit_class=audit.class_of.get(question.scheme or ""))
+            yield from asking.of_rule(rule)
 
 
 @dataclass(frozen=True, eq=False)
-class _Asking:
+class Asking:
     """What rules are asked of: an audit, its baseline, and the classes of the policy."""
 
     audit: GateInput
@@ -107,47 +107,52 @@ class _Asking:
         if cells and METRICS[rule.metric].needs_baseline and self.pair is None:
             yield self._without_baseline(rule, SHIPS)
             return
-        for (label, scheme), split in cells.items():
+        for label, scheme in cells:
             is_soup = label in self._soups or METRICS[rule.metric].against != "members"
             if is_soup and (label, scheme) not in seen:
-                yield self._of_cell(rule, label, scheme, split)
+                yield self.of_cell(rule, label, scheme)
 
     def _of_subjects(self, rule: PolicyRule) -> Iterator[Question]:
-        splits = self.audit.labels(rule.subjects)
-        applies = self._soups if METRICS[rule.metric].against == "members" else {*splits}
+        labels = self.audit.labels(rule.subjects)
+        applies = self._soups if METRICS[rule.metric].against == "members" else {*labels}
         schemes = self.audit.schemes(rule.schemes, rule.bits)
         label, absent, hint = ", ".join(rule.subjects), "", ""
-        if not splits:
+        if not labels:
             absent = f"matches nothing: no subject matches {_quoted(rule.subjects)}"
             hint = "`@all` is every subject"
-        elif not any(label in applies for label in splits):
+        elif not any(label in applies for label in labels):
             absent = f"matches nothing: no soup is among {_quoted(rule.subjects)}"
             hint = "add one with `--soup`"
         elif METRICS[rule.metric].needs_baseline and self.pair is None:
             yield self._without_baseline(rule, label)
             return
         elif not schemes:
-            label = next(label for label in splits if label in applies)
+            label = next(label for label in labels if label in applies)
             bits = f" of {' or '.join(rule.bits)} bits" if rule.bits else ""
             absent = f"matches nothing: none of {_quoted(rule.schemes)}{bits} was measured"
             hint = "add it to `--schemes`"
         if absent:
             yield self._without_answer(rule, label, f"rule `{rule.name}` {absent}", hint)
             return
-        for label, split in splits.items():
+        for label in labels:
             if label not in applies:
                 continue
             if label in self.audit.skipped:
                 absent = self.audit.not_measured(label)
                 yield self._without_answer(rule, label, absent, "scan it again")
             else:
-                yield from (self._of_cell(rule, label, scheme, split) for scheme in schemes)
+                yield from (self.of_cell(rule, label, scheme) for scheme in schemes)
 
-    def _of_cell(self, rule: PolicyRule, label: str, scheme: str, split: str | None) -> Question:
+    def of_cell(self, rule: PolicyRule, label: str, scheme: str) -> Question:
+        name = self.audit.class_of.get(scheme)
         if self.pair is not None and METRICS[rule.metric].needs_baseline:
-            name = self.audit.class_of.get(scheme)
-            return _against_baseline(rule, self.pair, (label, scheme), name, split)
-        return question_of(rule, self.audit, label, scheme, split)
+            question = _against_baseline(rule, self.pair, (label, scheme), name)
+        else:
+            question = question_of(rule, self.audit, label, scheme)
+        at_once, rivals = None, tuple[Cell, ...]()
+        if {PICK, SHIPS} & {*rule.subjects}:
+            at_once, rivals = self.audit.chosen_among(label, scheme)
+        return replace(question, bit_class=name, at_once=at_once, rivals=rivals)
 
     @property
     def _soups(self) -> set[str]:
@@ -165,11 +170,9 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def question_of(
-    rule: PolicyRule, audit: GateInput, label: str, scheme: str, split: str | None
-) -> Question:
+def question_of(rule: PolicyRule, audit: GateInput, label: str, scheme: str) -> Question:
     table = audit.table
-    plain = Question(rule, table, label, scheme, split)
+    plain = Question(rule, table, label, scheme)
     absent, hint = _unmeasured(table, plain.own), _MEASURE
     if not absent and plain.record.of_fidelity:
         absent, hint = _uncompared(plain, table)
@@ -191,9 +194,9 @@ def question_of(
     if absent:
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
     if METRICS[rule.metric].against == "members":
-        return _against_members(rule, audit, label, scheme, split)
+        return _against_members(rule, audit, label, scheme)
     cells = plain.own[:1] if plain.record.of_fidelity else plain.own
-    return Question(rule, table, label, scheme, split, columns=(cells,))
+    return Question(rule, table, label, scheme, columns=(cells,))
 
 
 def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:
@@ -206,7 +209,7 @@ def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:
         if record.sums == "reroutings":
             hint = "only models with experts have it, unless `--routing reference` replays it"
         return f"{record.compared} of `{label}` under {scheme} was not measured", hint
-    scored = table.scored(question.split)
+    scored = table.scored()
     if record.sums == "sure_flips" and not sure_tokens(measured.evidence)[scored].any():
         return (
             f"full precision of `{label}` gives no token of these documents at least 0.5",
@@ -222,9 +225,7 @@ def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:
     return ""
 
 
-def _against_members(
-    rule: PolicyRule, audit: GateInput, label: str, scheme: str, split: str | None
-) -> Question:
+def _against_members(rule: PolicyRule, audit: GateInput, label: str, scheme: str) -> Question:
     table = audit.table
     soup = next(s for s in audit.subjects if s.label == label)
     names = {s.first: s.label for s in table.subjects if s.kind == "checkpoint"}
@@ -235,12 +236,10 @@ def _against_members(
         return Question(rule, table, label, scheme, absent=absent, hint="measure its members, too")
     columns = tuple(((label, scheme), (member, scheme)) for member in measured)
     missing = tuple(m for m in members if m not in measured)
-    return Question(rule, table, label, scheme, split, columns, measured, missing)
+    return Question(rule, table, label, scheme, columns, measured, missing)
 
 
-def _against_baseline(
-    rule: PolicyRule, pair: Pair, ours: Cell, name: str | None, split: str | None
-) -> Question:
+def _against_baseline(rule: PolicyRule, pair: Pair, ours: Cell, name: str | None) -> Question:
     table, hint, (label, scheme) = pair.joint, _MEASURE, ours
     partner = pair.partner(rule, label, scheme, name)
     absent = _unmeasured(table, _with_full(label, scheme))
@@ -258,4 +257,4 @@ def _against_baseline(
     if METRICS[rule.metric].statistic == "excess_difference":
         cells = (*_with_full(*ours), *_with_full(*theirs))
     against = partner[0] if partner[1] == scheme else " at ".join(partner)
-    return Question(rule, table, label, scheme, split, (cells,), (against,))
+    return Question(rule, table, label, scheme, (cells,), (against,))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 
 from qaudit.judge.gate.questions import Question
-from qaudit.types import HELD_OUT, Interval, Unit
+from qaudit.types import Interval, Unit
 
 
-def sentence(question: Question, interval: Interval, against: str | None, documents: int) -> str:
+def sentence(question: Question, interval: Interval, against: str | None) -> str:
     margin, unit = question.rule.margin, question.record.unit
-    half = question.split == HELD_OUT and question.columns
     text = question.record.sentence.format(
         scheme=question.scheme,
         subject=question.subject,
         against=against,
         change=in_unit(interval, unit),
     )
-    if half:
-        text += f" on the {documents} documents that it was not chosen on"
     if question.rule.strata is not None:
         text += f" in `{against}`, the worst stratum"
     if question.rule.tasks is not None:

@@ -1,0 +1,413 @@
+"""What may ship of each bit class: the leader, the contenders that may be as good, and the pick.
+
+All documents choose and judge, and the bound pays for choosing. The leader of a class has the
+lowest quantized loss. Contenders are the rivals whose paired difference of loss to the leader does
+not exclude zero, with all compared at once (Bonferroni); they and the leader are counted
+(`at_once`), and the upper end of an interval of what ships is at 1 - (1 - c) / (2 at_once). The
+lower end stays at (1 - c) / 2. On fewer than ten documents nothing is ruled out, and all candidates
+count.
+
+Of the contenders of the leader's subject the one with the fewest bits ships, then the one with the
+lowest KL divergence: KL divergence is to each subject's own full precision and must not choose
+between subjects. A bound of few or lucky documents may be short by luck, so that of the pick is at
+least the lower quartile of those of all contenders (`judge.gate.answers`). `bits@2%`, `kl` and
+`loss@SCHEME` choose among all candidates, and all count.
+
+A soup that a search made was the best of several means on these documents: they count, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from qaudit.core import statistics
+from qaudit.core.scheme import most_bits_first
+from qaudit.judge.objectives import LOSS, Objective
+from qaudit.judge.pooling import interval_of
+from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
+from qaudit.types import FULL_PRECISION, NEAR_BASELINE, ClassVerdict, Interval, Measurement, Pick
+
+UNQUANTIZED = "fp"
+"""The class of full precision, which only an objective that names it chooses."""
+
+MAIN = "4"
+"""The class of the pick where it was measured; else that of the most bits."""
+
+SAME_BITS = 0.05
+"""Bits per weight within which schemes cost the same: their scales differ by as much."""
+
+NO_SEARCH: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The candidates of a class, and in which order they may ship."""
+
+    bit_class: str
+    title: str
+    ranked: tuple[Measurement, ...] = ()  # by what the objective asks for, the best first
+    contenders: tuple[Measurement, ...] = ()  # rivals of the first that may be as good
+    preferred: tuple[Measurement, ...] = ()  # what may ship in place of the first, in this order
+    at_once: int = 1
+    by_divergence: bool = False
+    reference: Measurement | None = None  # in full precision, which a margin is counted from
+    changes: tuple[str, ...] = ()
+
+    @property
+    def leader(self) -> Measurement | None:
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def others(self) -> tuple[Measurement, ...]:
+        """Contenders of other subjects than the leader's."""
+        return tuple(m for m in self.contenders if m.subject != self.ranked[0].subject)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The leader and its contenders."""
+        return tuple(map(cell_of, (*self.ranked[:1], *self.contenders)))
+
+
+def cell_of(measured: Measurement) -> Cell:
+    return measured.subject, measured.scheme
+
+
+def named(measured: Measurement) -> str:
+    return f"{measured.subject} at {measured.scheme}"
+
+
+def classes_of(table: Measurements) -> tuple[str, ...]:
+    names = {m.bit_class for m in table.measurements if m.scheme != FULL_PRECISION}
+    return tuple(sorted(names, key=most_bits_first))
+
+
+def choices(
+    table: Measurements,
+    objective: Objective = LOSS,
+    classes: Sequence[str] = (),
+    searched: Mapping[str, int] = NO_SEARCH,
+) -> tuple[Choice, ...]:
+    """Choose in each bit class, by default in all that were measured.
+
+    An objective that compares classes chooses once. `searched` has how many means a search tried
+    for each soup that it made.
+    """
+    if objective.kind == "bits":
+        fewest = _cheapest(table, objective.margin or 0.0, classes, searched)
+        if fewest is not None:
+            return (fewest,)
+        return ()
+    return tuple(
+        _choice(table, objective, name, searched) for name in _classes(table, objective, classes)
+    )
+
+
+def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) -> Sequence[str]:
+    if objective.scheme == FULL_PRECISION:
+        return (UNQUANTIZED,)
+    if objective.scheme is not None:
+        of_scheme = (m for m in table.measurements if m.scheme == objective.scheme)
+        return tuple(dict.fromkeys(m.bit_class for m in of_scheme))
+    return classes or classes_of(table)
+
+
+def _choice(
+    table: Measurements, objective: Objective, name: str, searched: Mapping[str, int]
+) -> Choice:
+    ranked = candidates(table, name, objective.scheme)
+    title = _title(objective, name)
+    if not ranked:
+        return Choice(name, title)
+    every, by_divergence = len(ranked), objective.kind == "kl"
+    if by_divergence:
+        same = [m for m in ranked if m.subject == ranked[0].subject and m.evidence.fidelity]
+        ranked = _ranked(table, same, divergences)
+        if not ranked:
+            return Choice(name, title)
+    leader, *rivals = ranked
+    few = table.documents < statistics.MINIMUM_DOCUMENTS
+    level = statistics.simultaneous(table.confidence, len(rivals))
+    contenders = tuple(
+        rival
+        for rival in rivals
+        if few
+        or _lead(table, leader, rival, level, by_divergence=by_divergence).high >= 0
+        or (by_divergence and _below(table, leader) and _below(table, rival))
+    )
+    of_loss = objective.kind == "loss" and objective.scheme is None
+    same_subject = [m for m in contenders if m.subject == leader.subject]
+    preferred = sorted((leader, *same_subject), key=lambda m: _price(table, m))
+    at_once = every if few or not of_loss else 1 + len(contenders)
+    return Choice(
+        bit_class=name,
+        title=title,
+        ranked=tuple(ranked),
+        contenders=contenders,
+        preferred=tuple(preferred) if of_loss and not few else (leader,),
+        at_once=at_once + _tried(searched, (leader, *contenders)),
+        by_divergence=by_divergence,
+    )
+
+
+def _tried(searched: Mapping[str, int], measured: Sequence[Measurement]) -> int:
+    """Return how many means searches tried beside those that were measured."""
+    labels = {m.subject for m in measured}
+    return sum(max(0, trials - 1) for label, trials in searched.items() if label in labels)
+
+
+def _price(table: Measurements, measured: Measurement) -> tuple[float, float]:
+    divergence = _divergence(table, measured)
+    return measured.bits_per_weight, divergence.estimate if divergence else np.inf
+
+
+def _title(objective: Objective, name: str) -> str:
+    bits = f"{name} bits" if name.isdecimal() else name
+    where = objective.scheme or (bits if name != UNQUANTIZED else "full precision")
+    if objective.kind == "kl":
+        return f"lowest KL divergence at {where}, of the subject with the lowest quantized loss"
+    return f"lowest quantized loss at {where}"
+
+
+def candidates(table: Measurements, name: str, scheme: str | None = None) -> list[Measurement]:
+    """Return every candidate of a class whose loss is finite, the lowest first, without twins.
+
+    Equal losses keep the order of the series, and then that of names, so that the order of
+    `--schemes` changes nothing.
+    """
+    every = [
+        measured
+        for subject in table.subjects
+        for one in sorted((*table.quantized_schemes, FULL_PRECISION))
+        if (measured := table.find(subject.label, one)) is not None
+        and measured.bit_class == name
+        and scheme in (None, one)
+        and is_finite(measured)
+    ]
+    return _ranked(table, every)
+
+
+def _ranked(
+    table: Measurements, cells: Sequence[Measurement], sums: Sums = losses
+) -> list[Measurement]:
+    """Order cells; leave out those with the losses of an earlier one, to the bit."""
+    distinct: list[Measurement] = []
+    for measured in sorted(cells, key=lambda m: float(sums(m.evidence).sum())):
+        nll_sum = measured.evidence.nll_sum
+        if not any(np.array_equal(nll_sum, other.evidence.nll_sum) for other in distinct):
+            distinct.append(measured)
+    return distinct
+
+
+def _lead(
+    table: Measurements, a: Measurement, b: Measurement, level: float, *, by_divergence: bool
+) -> Interval:
+    sums = divergences if by_divergence else losses
+    how = {"confidence": level, "sums": sums}
+    cells = [cell_of(a), cell_of(b)]
+    return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
+
+
+def outright(table: Measurements, a: Measurement, b: Measurement, level: float) -> Interval:
+    return _lead(table, a, b, level, by_divergence=False)
+
+
+def _divergence(
+    table: Measurements, measured: Measurement, level: float | None = None
+) -> Interval | None:
+    how = {"sums": divergences, "confidence": level}
+    return interval_of(table, [cell_of(measured)], statistics.per_token, **how)
+
+
+def _below(table: Measurements, measured: Measurement) -> bool:
+    """Whether it is too near full precision for its KL divergence to rank it."""
+    divergence = _divergence(table, measured)
+    return divergence is not None and divergence.estimate < NEAR_BASELINE
+
+
+def _cheapest(
+    table: Measurements, margin: float, classes: Sequence[str], searched: Mapping[str, int]
+) -> Choice | None:
+    """Choose the fewest bits whose loss stays within a margin; None where nothing does."""
+    full = candidates(table, UNQUANTIZED)
+    if not full:
+        return None
+    reference, names = full[0], classes or (*classes_of(table), UNQUANTIZED)
+    every = [m for name in names for m in candidates(table, name)]
+    at_once = len(every) + _tried(searched, every)
+    excess = {id(m): _excess(table, m, reference, at_once) for m in every}
+    within = _fewest_first(
+        [m for m in every if excess[id(m)].high <= margin], lambda m: excess[id(m)].estimate
+    )
+    if not within:
+        return None
+    nearest = _nearest_cheaper(every, within[0], lambda m: excess[id(m)].high)
+    changes = []
+    if nearest is not None and np.isfinite(excess[id(nearest)].high):
+        changes.append(
+            f"within {100 * excess[id(nearest)].high:.2g} % it would be `{nearest.subject}` at "
+            f"{nearest.scheme} ({nearest.bits_per_weight:.2f} bits)"
+        )
+    return Choice(
+        bit_class=within[0].bit_class or UNQUANTIZED,
+        title=f"fewest bits per weight within {100 * margin:g} % of the loss of "
+        f"`{reference.subject}` in full precision",
+        ranked=tuple(within),
+        preferred=(within[0],),
+        at_once=at_once,
+        reference=reference,
+        changes=tuple(changes),
+    )
+
+
+def _excess(
+    table: Measurements, measured: Measurement, reference: Measurement, at_once: int
+) -> Interval:
+    """Return the loss over that of a reference in full precision, as a fraction."""
+    cells = [cell_of(measured), (reference.subject, FULL_PRECISION)]
+    found = paid(table, cells, statistics.excess, table.confidence, at_once)
+    return found or statistics.UNKNOWN
+
+
+def paid(
+    table: Measurements,
+    cells: Sequence[Cell],
+    statistic: statistics.Statistic,
+    confidence: float,
+    at_once: int,
+    sums: Sums = losses,
+) -> Interval | None:
+    """Return a quantity whose upper end pays for the choice among so many."""
+    low, high = (
+        interval_of(table, cells, statistic, confidence=level, sums=sums)
+        for level in (confidence, statistics.simultaneous(confidence, at_once))
+    )
+    return None if low is None or high is None else Interval(low.estimate, low.low, high.high)
+
+
+def _fewest_first(
+    cells: Sequence[Measurement], loss: Callable[[Measurement], float]
+) -> list[Measurement]:
+    """Order by bits, and by loss among those of one price."""
+    remaining, ordered = list(cells), list[Measurement]()
+    while remaining:
+        price = min(m.bits_per_weight for m in remaining) + SAME_BITS
+        ordered += sorted((m for m in remaining if m.bits_per_weight <= price), key=loss)
+        remaining = [m for m in remaining if m.bits_per_weight > price]
+    return ordered
+
+
+def _nearest_cheaper(
+    every: Sequence[Measurement], best: Measurement, high: Callable[[Measurement], float]
+) -> Measurement | None:
+    cheaper = [m for m in every if m.bits_per_weight < best.bits_per_weight - SAME_BITS]
+    return min(cheaper, key=high, default=None)
+
+
+# ----------------------------------------------------------------------------- what is said of it
+
+
+def class_verdict(
+    table: Measurements, choice: Choice, measured: Measurement | None, confidence: float
+) -> ClassVerdict:
+    """Return a class with what ships of it, before a policy is applied."""
+    plain = ClassVerdict(choice.bit_class, "off", "undecided", None, None, choice.title)
+    if measured is None:
+        return plain
+    rivals = [m for m in choice.ranked if m is not measured]
+    second, cell = (rivals[0] if rivals else None), cell_of(measured)
+    lead = None
+    if choice.reference is not None:
+        lead = _excess(table, measured, choice.reference, choice.at_once)
+    elif second is not None:
+        lead = _lead(table, measured, second, table.confidence, by_divergence=choice.by_divergence)
+    relative = None
+    if measured.scheme != FULL_PRECISION:
+        pair = [cell, (measured.subject, FULL_PRECISION)]
+        relative = paid(table, pair, statistics.excess, confidence, choice.at_once)
+    return ClassVerdict(
+        bit_class=choice.bit_class,
+        level="off",
+        status="undecided",
+        subject=measured.subject,
+        scheme=measured.scheme,
+        objective=choice.title,
+        ce=interval_of(table, [cell], statistics.per_token),
+        relative_error=relative,
+        kl=paid(table, [cell], statistics.per_token, confidence, choice.at_once, divergences),
+        runner_up=second.subject if second else None,
+        runner_up_scheme=second.scheme if second else None,
+        lead=lead,
+        reference=choice.reference.subject if choice.reference else None,
+        contenders=tuple(named(m) for m in choice.ranked if _may_be(choice, m, measured)),
+        at_once=choice.at_once,
+        changes=(*choice.changes, *_changes(table, choice, measured)),
+        documents=table.documents,
+        bits_per_weight=measured.bits_per_weight,
+        nbytes=measured.nbytes,
+    )
+
+
+def _may_be(choice: Choice, other: Measurement, measured: Measurement) -> bool:
+    return other is not measured and (other is choice.leader or other in choice.contenders)
+
+
+def _changes(table: Measurements, choice: Choice, best: Measurement) -> Iterator[str]:
+    """Yield what the choice would be if something were left out."""
+    if choice.by_divergence or choice.reference is not None:
+        return
+    if choice.leader is not None and choice.leader is not best:
+        yield (
+            f"by loss alone it would be `{choice.leader.subject}` at {choice.leader.scheme}, "
+            "which is indistinguishable and takes more bits"
+        )
+    soups = {s.label for s in table.subjects if s.kind == "soup"}
+    rivals = {
+        f"without {best.scheme}": (m for m in choice.ranked if m.scheme != best.scheme),
+        "without soups": (
+            m for m in choice.ranked if best.subject in soups and m.subject not in soups
+        ),
+    }
+    for what, left in rivals.items():
+        if (other := next(left, None)) is not None:
+            yield f"{what} it would be `{other.subject}` at {other.scheme}"
+    full = candidates(table, UNQUANTIZED)
+    if full and full[0].subject != best.subject:
+        yield f"in full precision it would be `{full[0].subject}`"
+
+
+def choose(
+    table: Measurements, objective: Objective | None = None, classes: Sequence[str] = ()
+) -> Pick | None:
+    """Pick a subject and a scheme by no policy, or nothing where nothing can be."""
+    made = choices(table, objective or LOSS, classes)
+    return pick_of([preferred_verdict(table, choice) for choice in made])
+
+
+def preferred_verdict(table: Measurements, choice: Choice) -> ClassVerdict:
+    first = next(iter(choice.preferred), None)
+    return class_verdict(table, choice, first, table.confidence)
+
+
+def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:
+    """Return the one class that `pick` in audit.json and `@pick` are about."""
+    named_classes = [decision for decision in classes if decision.subject is not None]
+    of_main = (decision for decision in named_classes if decision.bit_class == MAIN)
+    chosen = next(of_main, named_classes[0] if named_classes else None)
+    if chosen is None or chosen.subject is None or chosen.scheme is None:
+        return None
+    subjects = dict.fromkeys(name.rpartition(" at ")[0] for name in chosen.contenders)
+    return Pick(
+        subject=chosen.subject,
+        scheme=chosen.scheme,
+        objective=chosen.objective,
+        runner_up=chosen.runner_up,
+        runner_up_scheme=chosen.runner_up_scheme,
+        interval=chosen.lead,
+        reference=chosen.reference,
+        contenders=tuple(label for label in subjects if label != chosen.subject),
+        changes=chosen.changes,
+    )
