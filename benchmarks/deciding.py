@@ -49,7 +49,9 @@ def followed(name: str, part: float, documents: int, trials: int, seed: int = 0)
             wrong += outcome(result.interval, margin) != (part <= 1)
             continue
         undecided += 1
-        needed = documents_to_decide(result, margin, LEVEL)
+        assert result.spread is not None
+        error = result.spread.standard_error
+        needed = documents_to_decide(result.interval, error, documents, margin)
         if needed is None:
             continue
         commands += 1

@@ -149,25 +149,26 @@ def _pair(row: Comparison) -> str:
 
 def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
     """Refuse what no policy picks: it is none of those that may ship of its class."""
-    if audit.verdict is None:
-        return
     made = {choice.bit_class: choice for choice in choices(table, classes=audit.plan.recipe.bits)}
-    for row in audit.verdict.classes:
-        choice = made.get(row.bit_class)
-        names = _options(choice) if choice else ["nothing"]
-        if _name(row.subject, row.scheme) not in names:
-            raise AuditError(
-                f"the audit picks {_name(row.subject, row.scheme)}, and its evidence {names[0]}",
-                hint=EDITED,
-            )
-    saved, pick = audit.pick, pick_of(audit.verdict.classes)
-    names = [_name(p.subject, p.scheme) if p else "nothing" for p in (saved, pick)]
-    if names[0] != names[1]:
-        raise AuditError(f"the audit picks {names[0]}, and its verdict {names[1]}", hint=EDITED)
+    pick = audit.pick
+    if audit.verdict is not None:
+        for row in audit.verdict.classes:
+            saved, names = _name(row.subject, row.scheme), _options(made.get(row.bit_class))
+            if saved not in names:
+                raise AuditError(
+                    f"the audit picks {saved}, and its evidence {names[0]}", hint=EDITED
+                )
+        pick = pick_of(audit.verdict.classes)
+    names = [name for choice in made.values() for name in _options(choice)] or ["nothing"]
+    if pick is not None:
+        names = [_name(pick.subject, pick.scheme)] if audit.verdict else names
+    saved = _name(audit.pick.subject, audit.pick.scheme) if audit.pick else "nothing"
+    if saved not in names:
+        raise AuditError(f"the audit picks {saved}, and its evidence {names[0]}", hint=EDITED)
 
 
-def _options(choice: Choice) -> list[str]:
-    if choice.leader is None:
+def _options(choice: Choice | None) -> list[str]:
+    if choice is None or choice.leader is None:
         return ["nothing"]
     return [_name(m.subject, m.scheme) for m in (*choice.preferred, choice.leader)]
 

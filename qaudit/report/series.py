@@ -434,8 +434,8 @@ def _search_sentence(search: GreedySearch) -> str:
     tried = {first.label, *(trial.added for trial in search.trials)}
     broken = [f"`{c.label}`" for c in search.candidates if c.label not in tried]
     text = (
-        f"A greedy search at {search.scheme}, on the {plural(search.documents, 'document')} to "
-        f"choose on, took {len(search.members)} of {len(search.candidates)}: "
+        f"A greedy search at {search.scheme}, on {plural(search.documents, 'document')}, took "
+        f"{len(search.members)} of {len(search.candidates)}: "
         f"{', '.join(members)} nats per token"
     )
     if refused:

@@ -127,8 +127,6 @@ def _rivalry(one: ClassVerdict) -> str:
     rival = f"`{one.runner_up}`" + ("" if same else f" at {one.runner_up_scheme}")
     if one.lead.high < 0:
         return f"ahead of {rival}"
-    if one.lead.low > 0:
-        return f"behind {rival} on the documents that did not choose it"
     return f"no detectable difference from {rival}"
 
 

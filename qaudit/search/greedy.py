@@ -2,8 +2,8 @@
 
 The recipe of 2203.05482, at the scheme that will be shipped: candidates are ranked by their own
 quantized loss, and from the best on each next one goes in if the quantized loss of the mean
-falls. Losses are those of the documents to choose on; the other half then gives the loss to
-report, since a search over many soups flatters the one it ends with.
+falls. A search over many soups flatters the one it ends with: all means that were tried count where
+it is judged (`judge.choose`).
 
 Each mean is looked up first and measured where it is not on disk, under the one scheme of the
 search and with the first draw of calibration text. It is filed by its content like any

@@ -325,7 +325,7 @@ _OF_AUDITS: dict[str, Code] = {
     ),
     "QA017": Code(
         "a search for a soup stays at one candidate",
-        "No other candidate made it better on the documents to choose on.",
+        "No other candidate made it better.",
     ),
     "QA025": Code(
         "a measurement that the policy requires is missing", "An audit without it cannot pass."

@@ -117,7 +117,7 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
         done.err.split()
     )
     audit, row = audit_of(trained / "out"), _search_of(trained)
-    assert (row["scheme"], row["documents"]) == ("rtn-4bit", 6)
+    assert (row["scheme"], row["documents"]) == ("rtn-4bit", 12)
     assert row["members"] == ["series-a", "series-b"]
     assert [(t["added"][-1], t["taken"]) for t in row["trials"]][-1] == ("c", False)
     best = next(s for s in audit["subjects"] if s["label"] == "best")
@@ -132,7 +132,7 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
 
 def test_the_card_tells_the_way(qaudit: Run, finished: Path) -> None:
     card = whole_at(finished / "out")
-    assert "A greedy search at rtn-4bit, on the 6 documents to choose on, took 2 of 3:" in card
+    assert "A greedy search at rtn-4bit, on 12 documents, took 2 of 3:" in card
     assert "nats per token; `series-c` did not." in card
     assert qaudit("report", "out", "--format", "md").code == 0
 

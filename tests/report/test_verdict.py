@@ -84,15 +84,14 @@ def test_a_margin_of_another_metric_is_not_set_beside_the_added_loss() -> None:
     [
         (Interval(-0.05, -0.07, -0.03), f"ahead of `{RIVAL}`"),
         (Interval(-0.01, -0.07, 0.03), f"no detectable difference from `{RIVAL}`"),
-        (Interval(0.05, 0.03, 0.07), f"behind `{RIVAL}` on the documents that did not choose it"),
     ],
 )
 def test_a_lead_that_noise_explains_is_none(lead: Interval, words: str) -> None:
-    assert f"<br>{words}; " in notice(lead=lead)
+    assert f"<br>{words}" in notice(lead=lead)
 
 
 def test_a_rival_at_another_scheme_is_named_with_it() -> None:
-    assert f"ahead of `{RIVAL}` at awq-4bit;" in notice(runner_up_scheme="awq-4bit")
+    assert f"ahead of `{RIVAL}` at awq-4bit" in notice(runner_up_scheme="awq-4bit")
 
 
 def test_a_breach_and_what_would_decide_are_in_the_banner() -> None:

@@ -19,8 +19,6 @@ from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.codec import encode
 from qaudit.search.greedy import greedy, searched_row, selection_loss
 from qaudit.types import (
-    HELD_OUT,
-    SELECTION,
     Checkpoint,
     Evidence,
     Price,
@@ -175,20 +173,13 @@ def test_trials_cost_no_rollouts_and_the_soup_does() -> None:
     assert prices[0].flops(schemes, items=True) < prices[1].flops(schemes, items=True)
 
 
-def evidence(nll: list[float], split: tuple[str, ...]) -> Evidence:
+def evidence(nll: list[float]) -> Evidence:
     tokens = np.array([4, 2, 0, 2])
-    return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens, split)
+    return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens, ("",) * 4)
 
 
-def test_only_documents_to_choose_on_count() -> None:
-    halves = (SELECTION, HELD_OUT, SELECTION, HELD_OUT)
-    assert selection_loss(evidence([8.0, 100.0, 0.0, 100.0], halves)) == 2.0
-    assert selection_loss(evidence([8.0, 2.0, 0.0, 6.0], (SELECTION,) * 4)) == 2.0
-
-
-def test_nothing_to_choose_on_is_no_loss() -> None:
-    split = (HELD_OUT, HELD_OUT, SELECTION, HELD_OUT)
-    assert math.isnan(selection_loss(evidence([1.0, 1.0, 0.0, 1.0], split)))
+def test_all_documents_choose() -> None:
+    assert selection_loss(evidence([8.0, 2.0, 0.0, 6.0])) == 2.0
 
 
 def test_what_is_kept_is_plain_json() -> None:
