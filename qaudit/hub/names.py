@@ -106,7 +106,8 @@ def is_repository(text: str) -> bool:
 def repository_of(target: str, *, glob: bool = False) -> Ref | None:
     """Return what `[hf://]org/name[@revision][//folder]` names; None for any other text."""
     ref = Ref.parse(target)
-    name = re.sub(r"[*?\[\]]", "x", ref.location) if glob else ref.location
+    owner, slash, name = ref.location.partition("/")
+    name = owner + slash + (re.sub(r"[*?\[\]]", "x", name) if glob else name)
     odd = target.endswith(("@", "//")) or "@" in (ref.revision or "")
     return ref if "/" in name and is_repository(name) and not odd else None
 

@@ -97,7 +97,19 @@ def test_a_name_on_the_hub_is_told_from_a_folder(target: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["demo", "name", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a", ""],
+    [
+        "demo",
+        "name",
+        "/abs/path",
+        "./a/b",
+        "../a",
+        "a/b/c",
+        "recipes/demo.yaml",
+        "~/a",
+        "[red]a[/b]",
+        "org/name@",
+        "",
+    ],
 )
 def test_paths_and_recipes_are_not_on_the_hub(target: str) -> None:
     assert not is_hub(target)

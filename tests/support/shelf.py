@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from qaudit.core.registry import parse_schemes
 from qaudit.hub import Hub
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
@@ -205,7 +206,7 @@ def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
     return Plan(
         recipe=asked,
         subjects=tuple(subjects),
-        specs=asked.schemes,
+        specs=tuple(scheme.spec for scheme in parse_schemes(asked.schemes)),
         device="cpu",
         dtype="float32",
         context=32,
