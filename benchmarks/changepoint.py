@@ -4,7 +4,7 @@
 
 Each trial draws a series: a relative error of known course at N checkpoints, documents that every
 checkpoint shares, each with its own difficulty and its own liking for damage, and scatter of its
-own for every checkpoint. `qaudit.diagnostics.phases.changepoint` looks for a break at 95 %.
+own for every checkpoint. `qaudit.core.changepoint` looks for a break at 95 %.
 
 - *found*: one break beats a straight line and smooth curves. Above the rule it is a false alarm,
   promised at most 5 %; below, it is power.
@@ -33,8 +33,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.core.changepoint import FittedCourse, find_break, trajectory
 from qaudit.core.statistics import excess
-from qaudit.diagnostics.phases.changepoint import FittedCourse, find_break, trajectory
 
 Array = npt.NDArray[np.float64]
 CHANCE = 0.05

@@ -23,10 +23,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
-from qaudit.diagnostics.curvature.spectrum import signs
+from qaudit.core.spectrum import signs
 from qaudit.engine.hidden_states import return_large_blocks, share_one_arena
-from qaudit.diagnostics.curvature.measure.hessian import LossHessian, Part
-from qaudit.diagnostics.curvature.measure.room import Shape, product_nbytes
+from qaudit.diagnostics.curvature_hessian import LossHessian, Part
+from qaudit.diagnostics.curvature_measure import Shape, product_nbytes
 torch.set_num_threads(1)
 share_one_arena()
 return_large_blocks()

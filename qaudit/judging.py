@@ -11,7 +11,7 @@ from typing import Any
 
 from qaudit.core.course import previous_of
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.registry import judges, parse_diagnostics, part
+from qaudit.diagnostics.registry import judges, module, parse_diagnostics
 from qaudit.errors import SourceError
 from qaudit.executors.records import RETRY_TASK, Record, UnitOutcome, one_error, read_record
 from qaudit.judge import EvidenceFiles
@@ -99,8 +99,8 @@ def judge(
     )
     further = [finding for search in searches for finding in search.findings]
     table = Measurements.of(subjects, measurements, recipe.confidence).first_draws
-    for module in judges(recipe.diagnostics):
-        diagnostics, advice = module.judge(table, diagnostics)
+    for judging in judges(recipe.diagnostics):
+        diagnostics, advice = judging.judge(table, diagnostics)
         further += advice
     record = AuditRecord(
         plan=replace(plan, detectable_relative_error=detectable_error(plan, measurements)),
@@ -161,8 +161,8 @@ def tables_of(
     names = [diagnostic.name for diagnostic in diagnostics]
     for name in names:
         table = [row for record in of_subject for row in record.rows.get(name, ())]
-        summary = part(name, "summary")
-        tables[name] = table if summary is None else summary.summarize(table, labels_before)
+        summarize = getattr(module(name), "summarize", None)
+        tables[name] = table if summarize is None else summarize(table, labels_before)
     columns = {field.name for field in fields(Diagnostics)}
     further = {name: tables.pop(name) for name in tables.keys() - columns if tables[name]}
     measured = decode(Diagnostics, {**tables, "others": further}, "diagnostics")

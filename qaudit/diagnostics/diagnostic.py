@@ -6,7 +6,7 @@ is part of the key under which results are stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
@@ -24,6 +24,27 @@ class DiagnosticWork:
     documents: int | None = None  # of the evaluation text; None: all
     schemes: tuple[Scheme, ...] = ()  # that quantize once more
     watches: bool = False  # reads what the pass itself quantizes
+
+
+@dataclass(frozen=True)
+class DiagnosticFigure:
+    """A figure of a diagnostic: its name and title, whether an audit has it, and how it is drawn.
+
+    Both functions take a view of the audit; `draw` returns a chart.
+    """
+
+    name: str
+    alt: str
+    is_drawn: Callable[[Any], bool]
+    draw: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Marks on the figure along the series, of a view and its axis, and what they mean."""
+
+    draw: Callable[[Any, Any, Any], None]
+    explained: Callable[[Any, Any], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,10 @@ from typing import Any
 from qaudit.core.course import previous_of
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
+from qaudit.diagnostics import registry
 from qaudit.diagnostics.case import FOLDER, Case, Measure, Rows, find_rows, is_on_disk, write_rows
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.registry import origin, part
+from qaudit.diagnostics.registry import origin
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
@@ -189,8 +190,8 @@ class Diagnoses:
 
 
 def _measure_of(diagnostic: Diagnostic) -> Measure:
-    module = part(diagnostic.name, "measure")
-    assert module is not None, f"`{diagnostic.name}` has a `measure` part"
+    module = registry.measure(diagnostic.name)
+    assert module is not None, f"`{diagnostic.name}_measure` is there"
     measure: Measure = module.MEASURE
     return measure
 

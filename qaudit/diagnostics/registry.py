@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import qaudit.diagnostics
 from qaudit.core.registry import build, plugins_in, read_pairs, unknown
@@ -21,21 +22,25 @@ ALL = "all"
 """Every diagnostic, each with its default parameters."""
 
 
+_MACHINERY = frozenset({"case", "diagnostic", "driver", "registry", "roles"})
+
+
 @cache
-def packages() -> tuple[str, ...]:
-    """Return the packages: those that can be requested first, then those always computed."""
-    names = [*_built_in(), *(name for name in entries() if name not in broken())]
-    return tuple(sorted(names, key=lambda name: part(name, "parameters") is None))
+def names() -> tuple[str, ...]:
+    """Return the names: those that can be requested first, then those always computed."""
+    every = [*_built_in(), *(name for name in entries() if name not in broken())]
+    return tuple(sorted(every, key=lambda name: not is_requested(name)))
 
 
 @cache
 def _built_in() -> tuple[str, ...]:
-    modules = pkgutil.iter_modules(qaudit.diagnostics.__path__)
-    return tuple(sorted(module.name for module in modules if module.ispkg))
+    """Return the modules here that are diagnostics: of `NAME_measure` the part before is one."""
+    modules = (module.name for module in pkgutil.iter_modules(qaudit.diagnostics.__path__))
+    return tuple(sorted(name for name in modules if name not in _MACHINERY and "_" not in name))
 
 
 def entries() -> Mapping[str, EntryPoint]:
-    """Return the packages of other distributions, by the name of their diagnostic."""
+    """Return the modules of other distributions, by the name of their diagnostic."""
     return entries_of("diagnostic", _built_in())
 
 
@@ -45,43 +50,51 @@ def broken() -> Mapping[str, MachineError]:
     errors = {}
     for name in entries():
         try:
-            part(name, "parameters")
+            module(name)
         except MachineError as error:
             errors[name] = error
     return errors
 
 
-def part(package: str, name: str) -> ModuleType | None:
-    """Import one part of a diagnostic; None if the package has no such part."""
-    entry = entries().get(package)
+def module(name: str) -> ModuleType:
+    """Import a diagnostic."""
+    entry = entries().get(name)
     if entry is None:
-        return _built_in_part(package, name)
+        return importlib.import_module(f"{qaudit.diagnostics.__name__}.{name}")
     with imported("diagnostic", entry):
-        return _imported(f"{entry.value}.{name}")
+        return importlib.import_module(entry.value)
 
 
-@cache
-def _built_in_part(package: str, name: str) -> ModuleType | None:
-    return _imported(f"{qaudit.diagnostics.__name__}.{package}.{name}")
+def measure(name: str) -> ModuleType | None:
+    """Import what measures a diagnostic; None for one that is computed from measurements."""
+    entry = entries().get(name)
+    path = f"{module(name).__name__}_measure"
+    if find_spec(path) is None:
+        return None
+    if entry is None:
+        return importlib.import_module(path)
+    with imported("diagnostic", entry):
+        return importlib.import_module(path)
 
 
-def _imported(path: str) -> ModuleType | None:
-    return None if find_spec(path) is None else importlib.import_module(path)
+def is_requested(name: str) -> bool:
+    """Return whether a diagnostic has parameters; another is computed for every audit."""
+    return bool(plugins_in(module(name), Diagnostic))
 
 
-def parts(name: str) -> Iterator[ModuleType]:
-    """Import one part of every diagnostic that has it."""
-    modules = (part(package, name) for package in packages())
-    return (module for module in modules if module is not None)
+def parts(part: str) -> Iterator[Any]:
+    """Yield one part of every diagnostic that has it: `section`, `FIGURE` or `OVERLAY`."""
+    for name in names():
+        if (value := getattr(module(name), part, None)) is not None:
+            yield value
 
 
 def judges(texts: Iterable[str]) -> Iterator[ModuleType]:
     """Import the judges of the diagnostics that are requested, and of those that always are."""
     requested = {diagnostic.name for diagnostic in parse_diagnostics(texts)}
-    for package in packages():
-        module = part(package, "judge")
-        if module is not None and (package in requested or part(package, "parameters") is None):
-            yield module
+    for name in names():
+        if hasattr(module(name), "judge") and (name in requested or not is_requested(name)):
+            yield module(name)
 
 
 def diagnostics() -> dict[str, type[Diagnostic]]:
@@ -90,7 +103,7 @@ def diagnostics() -> dict[str, type[Diagnostic]]:
 
 @cache
 def _diagnostics() -> dict[str, type[Diagnostic]]:
-    return {k: v for m in parts("parameters") for k, v in plugins_in(m, Diagnostic).items()}
+    return {k: v for name in names() for k, v in plugins_in(module(name), Diagnostic).items()}
 
 
 def origin(name: str) -> Plugin | None:

@@ -168,7 +168,7 @@ def title(view: View) -> str:
 
 def _diagnostics_sections(view: View) -> list[doc.Section]:
     """Return one section for each title, those needed most first."""
-    built: list[doc.Section] = [part.section(view) for part in parts("section")]
+    built: list[doc.Section] = [section(view) for section in parts("section")]
     built.append(doc.Section("Why", _without_diagnostic(view), 4))
     blocks: dict[str, tuple[doc.Block, ...]] = {}
     for section in sorted(built, key=lambda section: section.expendable):

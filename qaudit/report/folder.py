@@ -122,7 +122,7 @@ def write(audit: AuditRecord, folder: Path) -> dict[str, str]:
 
 def _drawn(audit: AuditRecord) -> Iterator[tuple[str, str, Chart]]:
     view = View(audit)
-    drawers = DRAWERS | {part.NAME: part.draw for part in parts("figure")}
+    drawers = DRAWERS | {figure.name: figure.draw for figure in parts("FIGURE")}
     for name, alt in pictures(view):
         with drawing():
             chart = drawers[name](view)

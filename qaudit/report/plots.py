@@ -97,7 +97,7 @@ def _along(
 ) -> Chart:
     where, has_rates = axis(view), knows_rates(view)
     bottom = 34 + max(300.0, NAME_HEIGHT * len(view.schemes))
-    overlays = tuple(parts("overlay")) if margins or error_of == view.error else ()
+    overlays = tuple(parts("OVERLAY")) if margins or error_of == view.error else ()
     notes = [_key(view, sampled), *(n for o in overlays for n in o.explained(view, where))]
     note = "; ".join(notes)
     chart = Chart(title, f"{note[:1].upper()}{note[1:]}.", bottom + (128 if has_rates else 52))

@@ -62,7 +62,7 @@ def pictures(view: View) -> list[tuple[str, str]]:
         names.append(("soups", "Soup minus ingredient, with intervals, under each scheme"))
     if len(view.subjects) > 1 and len(view.schemes) > 1:
         names.append(("pareto", "Loss of the best subject against bits per weight"))
-    names += [(part.NAME, part.ALT) for part in parts("figure") if part.is_drawn(view)]
+    names += [(figure.name, figure.alt) for figure in parts("FIGURE") if figure.is_drawn(view)]
     return names
 
 

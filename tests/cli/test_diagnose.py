@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import qaudit.diagnostics.weights.measure as weights_part
+import qaudit.diagnostics.weights_measure as weights_part
 from qaudit.diagnostics.case import Measure
 from qaudit.diagnostics.registry import diagnostics
 from qaudit.errors import ModelError

@@ -40,7 +40,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget() -> None:
-    for one in (entries_of, diagnostics.packages, diagnostics.broken, diagnostics._diagnostics):
+    for one in (entries_of, diagnostics.names, diagnostics.broken, diagnostics._diagnostics):
         one.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "qaudit_ternary"]:
         del sys.modules[name]

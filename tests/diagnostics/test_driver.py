@@ -13,14 +13,13 @@ import pytest
 import torch
 
 import qaudit.diagnostics
-import qaudit.diagnostics.sensitivity.measure as sensitivity_part
+import qaudit.diagnostics.sensitivity_measure as sensitivity_part
 from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import registry
 from qaudit.diagnostics.case import Case, Measure, is_on_disk
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
-from qaudit.diagnostics.registry import part as part_of
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
@@ -76,7 +75,7 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was computed again")
 
     monkeypatch.setattr("qaudit.engine.route.run_blocks", refused)
-    monkeypatch.setattr("qaudit.diagnostics.sensitivity.measure.run_partly", refused)
+    monkeypatch.setattr("qaudit.diagnostics.sensitivity_measure.run_partly", refused)
 
 
 def test_looking_at_weights_changes_no_bit_of_a_measurement(
@@ -183,7 +182,7 @@ def test_an_interrupted_diagnosis_goes_on_with_what_it_has(
         ran.extend((v.part, v.name, v.bits) for v in variants)
         return really(model, feed, scheme, variants, *others)
 
-    monkeypatch.setattr("qaudit.diagnostics.sensitivity.measure.run_partly", counted)
+    monkeypatch.setattr("qaudit.diagnostics.sensitivity_measure.run_partly", counted)
     found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
     assert ran == [("role", "down", (("down", 4),))]
     for now, then in zip(
@@ -194,7 +193,7 @@ def test_an_interrupted_diagnosis_goes_on_with_what_it_has(
 
 
 def diagnosing_run() -> Any:
-    from qaudit.diagnostics.sensitivity.measure.parts import run_partly
+    from qaudit.diagnostics.sensitivity_measure import run_partly
 
     return run_partly
 
@@ -315,7 +314,7 @@ def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_pa
 def test_every_diagnostic_that_can_be_requested_can_be_measured() -> None:
     assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
     for name, kind in diagnostics().items():
-        measure = part_of(name, "measure")
+        measure = registry.measure(name)
         assert (measure is not None) == kind.reads_weights
         assert measure is None or isinstance(measure.MEASURE, Measure)
 
@@ -403,20 +402,18 @@ MEASURE = Measure(measure_norms)
 
 @pytest.fixture
 def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add a package to the diagnostics."""
-    package = tmp_path / "more" / "norms"
-    package.mkdir(parents=True)
-    for name, text in {"__init__": "", "parameters": PARAMETERS, "measure": MEASURE}.items():
-        (package / f"{name}.py").write_text(text, encoding="utf-8")
-    path = [*qaudit.diagnostics.__path__, str(package.parent)]
+    """Add a module to the diagnostics."""
+    for name, text in {"norms": PARAMETERS, "norms_measure": MEASURE}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    path = [*qaudit.diagnostics.__path__, str(tmp_path)]
     monkeypatch.setattr(qaudit.diagnostics, "__path__", path)
     registry._built_in.cache_clear()
-    registry.packages.cache_clear()
+    registry.names.cache_clear()
     registry._diagnostics.cache_clear()
     yield
     monkeypatch.undo()
     registry._built_in.cache_clear()
-    registry.packages.cache_clear()
+    registry.names.cache_clear()
     registry._diagnostics.cache_clear()
 
 

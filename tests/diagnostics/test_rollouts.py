@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qaudit.core import statistics
-from qaudit.diagnostics.rollouts.judge import judge
+from qaudit.diagnostics.rollouts import judge
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import Diagnostics, Positions, Roles, RolloutEvidence, RolloutRow

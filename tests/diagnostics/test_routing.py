@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from qaudit.core import statistics
-from qaudit.diagnostics.routing import figure
-from qaudit.diagnostics.routing.judge import judge
+from qaudit.diagnostics.routing import FIGURE, judge
 from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
 from qaudit.report.folder import figures
@@ -106,7 +105,7 @@ def test_the_card_has_a_table_and_a_picture_and_one_of_a_dense_model_has_neither
     text = section(whole(audit()), "Routing")
     assert "| rtn-4bit |" in text and "least in block" in text and "routing" in text
     assert section(whole(sample.audit(16)), "Routing") == ""
-    assert figure.is_drawn(View(audit())) and not figure.is_drawn(View(sample.audit(16)))
+    assert FIGURE.is_drawn(View(audit())) and not FIGURE.is_drawn(View(sample.audit(16)))
     drawn = figures(audit())["routing"]
     assert ">block<" in drawn and 'data-name="rtn-4bit"' in drawn
 

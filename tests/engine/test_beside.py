@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.diagnostics.sensitivity.choice import Variant
-from qaudit.diagnostics.sensitivity.measure.parts import run_partly
+from qaudit.diagnostics.sensitivity import Variant
+from qaudit.diagnostics.sensitivity_measure import run_partly
 from qaudit.engine import true_sequential
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates

@@ -18,20 +18,19 @@ LONG_MODULE = 500
 LONG_FUNCTION = 60
 
 
-PARTS = frozenset({"judge", "section", "figure", "overlay", "measure"})
+MACHINERY = frozenset({"diagnostic", "registry", "roles"})  # of diagnostics
 RUNNING = frozenset({"case", "driver"})
 
 
 def room_of(name: str) -> str:
     """Return the room of a dotted name.
 
-    A part of a diagnostic is a room of its own: each part is imported by one other room.
+    A diagnostic is a room of its own, above the report, and what measures it one above the engine.
     """
     room, *inside = [*name.split(".")[1:], ""]
-    if room == "diagnostics" and inside[0] in RUNNING:
-        return f"{room}.measure"
-    if room == "diagnostics" and len(inside) > 1 and inside[1] in PARTS:
-        return f"{room}.{inside[1]}"
+    if room == "diagnostics" and inside[0] and inside[0] not in MACHINERY:
+        runs = inside[0] in RUNNING or "_" in inside[0]
+        return f"{room}.measure" if runs else f"{room}.named"
     return room
 
 

@@ -38,10 +38,8 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "hub",
         "formats",
         "checkpoints",
-        "diagnostics.figure diagnostics.overlay",
-        "diagnostics.section",
+        "diagnostics.named",
         "report",
-        "diagnostics.judge",
         "saved",
         "judge",
         "recipe policy families",
@@ -58,8 +56,8 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 )
 """From the top floor down. The package itself (`qaudit/__init__.py`) only loads the API.
 
-The parts of a diagnostic that other rooms look up by name (`diagnostics/registry.py`) have a floor
-each, so that `section` may import the report and only `measure` the engine.
+Diagnostics, which other rooms look up by name (`diagnostics/registry.py`), are above the report,
+and only what measures them is above the engine.
 """
 
 ROOMS = frozenset({""}.union(*FLOORS))
@@ -159,7 +157,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "pandas": ("qaudit.tables",),  # where it is installed
     "markdown_it": ("qaudit.report.markdown",),  # finds the card in a README
     "tabulate": ("qaudit.cli.*",),
-    "matplotlib": ("qaudit.report.chart", "qaudit.diagnostics.plane.figure"),
+    "matplotlib": ("qaudit.report.chart", "qaudit.diagnostics.plane"),
     "rich": ("qaudit.cli*",),
     "typer": ("qaudit.cli*",),
 }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import statistics
-from qaudit.diagnostics.positions.judge import position_rows
+from qaudit.diagnostics.positions import position_rows
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Measurements
 from qaudit.types import Evidence, Fidelity, Interval, Measurement, Positions, StratumRow, Subject

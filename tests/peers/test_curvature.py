@@ -24,8 +24,7 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
-from qaudit.diagnostics.curvature.spectrum import (
+from qaudit.core.spectrum import (
     EigenSearch,
     Probing,
     Trace,
@@ -33,6 +32,7 @@ from qaudit.diagnostics.curvature.spectrum import (
     find_ends,
     signs,
 )
+from qaudit.diagnostics.curvature_hessian import LossHessian, cut
 from qaudit.types import Window
 
 pytestmark = pytest.mark.peers

@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qaudit.diagnostics import curvature_measure
 from qaudit.diagnostics.case import Case, DocumentChoice
-from qaudit.diagnostics.curvature.measure import measure_curvature, room
-from qaudit.diagnostics.curvature.measure.room import PassShape, find_room, product_nbytes
-from qaudit.diagnostics.curvature.parameters import Curvature
+from qaudit.diagnostics.curvature import Curvature
+from qaudit.diagnostics.curvature_measure import (
+    PassShape,
+    find_room,
+    measure_curvature,
+    product_nbytes,
+)
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError
@@ -101,7 +106,7 @@ def test_one_document_is_refused(series, tmp_path) -> None:
 
 
 def with_free(monkeypatch, nbytes: int) -> None:
-    monkeypatch.setattr(room, "room_nbytes", lambda device: nbytes)
+    monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
 
 
 def test_with_room_enough_nothing_is_said(monkeypatch) -> None:

@@ -14,15 +14,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
-from qaudit.diagnostics.curvature.measure.recomputed import recomputed
-from qaudit.diagnostics.curvature.spectrum import (
+from qaudit.core.spectrum import (
     EigenSearch,
     Probing,
     estimate_trace,
     find_ends,
     signs,
 )
+from qaudit.diagnostics.curvature_hessian import LossHessian, cut, recomputed
 from qaudit.errors import SourceError
 from qaudit.types import Window
 from tests.support.tiny import FAMILIES

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qaudit.diagnostics.plane.section import Line, beyond_the_parabola, grid
+from qaudit.diagnostics.plane import Line, beyond_the_parabola, grid
 from qaudit.report.card import render_page
 from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from qaudit.diagnostics.curvature.spectrum import (
+from qaudit.core.spectrum import (
     FEWEST,
     Applied,
     EigenSearch,

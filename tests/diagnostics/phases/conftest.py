@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from qaudit.diagnostics.phases import changepoint
+from qaudit.core import changepoint
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take fewer samples: chances of 1 % are all that is expected."""
     fewer = partial(changepoint.trajectory, samples=399)
-    monkeypatch.setattr("qaudit.diagnostics.phases.judge.trajectory", fewer)
+    monkeypatch.setattr("qaudit.diagnostics.phases.trajectory", fewer)

@@ -8,7 +8,7 @@ from scipy import stats
 
 from benchmarks.changepoint import BROKEN, CHANCE, SMOOTH, looked_at, positions, series, shares
 from qaudit.core import statistics
-from qaudit.diagnostics.phases.changepoint import (
+from qaudit.core.changepoint import (
     MINIMUM_POINTS,
     Breaks,
     Trajectory,

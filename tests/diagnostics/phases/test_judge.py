@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.core import statistics
+from qaudit.core import changepoint, statistics
 from qaudit.core.course import courses, place
-from qaudit.diagnostics.phases import changepoint
-from qaudit.diagnostics.phases.judge import PhaseRun, changes_of, phase_findings, phases_of
+from qaudit.diagnostics.phases import PhaseRun, changes_of, phase_findings, phases_of
 from qaudit.judge.table import Measurements
 from qaudit.types import Course, Subject
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
@@ -100,7 +99,7 @@ def test_every_look_of_an_audit_shares_one_chance(monkeypatch: pytest.MonkeyPatc
         levels.append(level)
         return search(series, level, **known)
 
-    monkeypatch.setattr("qaudit.diagnostics.phases.judge.find_break", counted)
+    monkeypatch.setattr("qaudit.diagnostics.phases.find_break", counted)
     phases_of(broken())  # two schemes
     singles = [s.first for s in broken().subjects]
     ((run, places),) = courses(singles)

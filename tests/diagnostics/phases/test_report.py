@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.diagnostics.phases import judge as phases
-from qaudit.diagnostics.phases.section import main_course, section
+from qaudit.diagnostics import phases
+from qaudit.diagnostics.phases import main_course, section
 from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.judge.table import Measurements

@@ -13,8 +13,8 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics.case import Case
-from qaudit.diagnostics.plane.measure import Along, Anchor, Between, measure_plane
-from qaudit.diagnostics.plane.parameters import Plane
+from qaudit.diagnostics.plane import Plane
+from qaudit.diagnostics.plane_measure import Along, Anchor, Between, measure_plane
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
-from qaudit.diagnostics.sensitivity.choice import Option, Variant, cheapest_loss, variants_of
+from qaudit.diagnostics.sensitivity import Option, Variant, cheapest_loss, variants_of
 from qaudit.errors import SchemeError
 
 ROLES = ("q", "o", "down")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.diagnostics.sensitivity.judge import diagnosed_findings
+from qaudit.diagnostics.sensitivity import diagnosed_findings
 from qaudit.types import Interval, SensitivityRow
 from tests.support.diagnosed import ALL, MIXTURE, ROLE
 

@@ -18,9 +18,9 @@ from scipy import stats
 
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.diagnostics import weights_measure as w
 from qaudit.diagnostics.roles import role_of
-from qaudit.diagnostics.weights import sums as w
-from qaudit.diagnostics.weights.sums import (
+from qaudit.diagnostics.weights_measure import (
     WeightStatistics,
     difference,
     relative,

@@ -1,14 +1,60 @@
-"""What weights look like to a quantizer, in the section `Why`: the pick and the last checkpoint.
+"""Outliers of weights: what they look like to a quantizer, of the pick and the last checkpoint.
 
 Tensors and other subjects are in `audit.json`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
 from qaudit.report import document as doc
 from qaudit.report.format import shown, spread
 from qaudit.report.views import View
 from qaudit.types import WeightRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightStatistics(Diagnostic):
+    """Kurtosis, outliers, ranges and distance to the grid, by tensor, role and model."""
+
+    name: ClassVar[str] = "weights"
+    reads_previous: ClassVar[bool] = True
+
+    group: int = 128
+    sym: bool = True  # as the schemes here have it
+    outlier: float = 6.0  # standard deviations
+
+    def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+        """Return all schemes: the perturbation of each is measured."""
+        return schemes
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        text = "weights: read while schemes quantize them; no stream of their own"
+        return DiagnosticWork(text, watches=True)
+
+
+Rows = list[dict[str, Any]]
+
+
+def summarize(rows: Rows, before: Mapping[str, str]) -> Rows:
+    """Return rows with the difference of each distance to the grid from the checkpoint before.
+
+    Rows of tensors are left out: they stay in the file that `details` names. `before` names the
+    checkpoint before for each label; where it was not diagnosed there is no drift.
+    """
+    rows = [row for row in rows if row["part"] != "tensor"]
+    distances = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
+    compared = []
+    for row in rows:
+        label = before.get(row["subject"])
+        earlier = distances.get((label, row["part"], row["name"]), {})
+        drift = {b: off - earlier[b] for b, off in row["grid_distance"].items() if b in earlier}
+        compared.append({**row, "grid_drift": drift, "previous": label} if drift else row)
+    return compared
 
 
 def section(view: View) -> doc.Section:

@@ -12,24 +12,40 @@ interval, and it has not stopped before a checkpoint that a later one beats.
 
 QA030 and QA031 compare all checkpoints of one run at once, under every scheme. They hold for these
 documents and these schemes; neither predicts a longer run or a decay still to come.
+
+The section `Phases`: where the course of a run changes.
+
+Only the longest run is shown; the others are in `audit.json`. What cannot be decided is listed
+with its reason.
+
+Where the course of an error changes: a strip for each scheme beneath its lines.
+
+As wide as the change point's interval, with a tick at the estimate; a strip at the top shows where
+full-precision loss stops improving.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from qaudit.core import statistics
+from qaudit.core.changepoint import MINIMUM_POINTS, find_break, trajectory
 from qaudit.core.course import Places
 from qaudit.core.course import courses as runs_in
-from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
+from qaudit.diagnostics.diagnostic import Overlay
 from qaudit.judge.pooling import columns_of, interval_of
 from qaudit.judge.table import Measurements
+from qaudit.report import document as doc
+from qaudit.report.chart import FAINT, POINT, looks
+from qaudit.report.format import NOT_FINITE, count, listing, plural
+from qaudit.report.series import Axis
+from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
     ChangeRow,
@@ -41,6 +57,10 @@ from qaudit.types import (
     Span,
     Where,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 MOST = 32
 """Of a longer run so many checkpoints are compared in pairs, spread evenly, its ends among them."""
@@ -333,12 +353,13 @@ def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Findi
     if change.verdict != "change":
         return
     cell = run.labels[-1], change.scheme
-    message = f"the added loss at {change.scheme} changes its course: {_place(course, change)}"
+    place = _place_in_words(course, change)
+    message = f"the added loss at {change.scheme} changes its course: {place}"
     hint = "a fast smooth rise fits such a course as well: see `docs/phases.md`"
     yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 
-def _place(course: Course, change: ChangeRow) -> str:
+def _place_in_words(course: Course, change: ChangeRow) -> str:
     at, unit = change.at, _UNITS[course.unit]
     assert at is not None
     names = {"turn": "it turns", "jump": "it jumps", "either": "it turns or jumps"}
@@ -365,3 +386,136 @@ def _nats(change: Interval) -> str:
 
 def _points(change: Interval) -> str:
     return f"{100 * change.estimate:.2f} [{100 * change.low:.2f}, {100 * change.high:.2f}]"
+
+
+TITLE = "Phases"
+
+_KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
+_WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}
+
+
+def section(view: View) -> doc.Section:
+    course = main_course(view)
+    if course is None:
+        return doc.Section(TITLE, (), 5)
+    further_courses = len(view.audit.diagnostics.phases) - 1
+    more = (
+        [doc.paragraph(f"{plural(further_courses, 'more run')} in `audit.json`.")]
+        if further_courses
+        else []
+    )
+    return doc.Section(TITLE, (doc.bullets(*_sentences(course)), *more), 5)
+
+
+def main_course(view: View) -> Course | None:
+    """Return the longest run, the first of equals."""
+    courses = view.audit.diagnostics.phases
+    return max(courses, key=lambda course: len(course.checkpoints), default=None)
+
+
+def changed(course: Course) -> tuple[ChangeRow, ...]:
+    return tuple(
+        row for row in course.changes if row.verdict == "change" and row.scheme != FULL_PRECISION
+    )
+
+
+def _sentences(course: Course) -> Iterator[str]:
+    """Yield what a run shows: the rate, the loss, the errors."""
+    first, last = course.checkpoints[0], course.checkpoints[-1]
+    yield f"From `{first}` to `{last}`, {plural(len(course.checkpoints), 'checkpoint')}."
+    yield _span("The learning rate starts to fall", course.decay, course.decay_reason)
+    yield _span(
+        "Full-precision loss stops improving", course.loss_end, course.loss_end_reason, "When "
+    )
+    yield from (_change(course, row) for row in changed(course))
+    yield from _rest([row for row in course.changes if row.scheme != FULL_PRECISION])
+
+
+def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
+    if span is None:
+        lower = what[0].lower() + what[1:]
+        return f"{before}{lower} is unknown: {reason}."
+    if span.low == span.high:
+        return f"{what} at `{span.low_label}`."
+    return f"{what} between `{span.low_label}` and `{span.high_label}`."
+
+
+def _change(course: Course, row: ChangeRow) -> str:
+    assert row.at is not None
+    text = (
+        f"The added loss under {row.scheme} has a change point, "
+        f"{_KINDS[row.kind or 'either']}, at {_place(row.at, course.unit)}"
+    )
+    if row.decay is not None:
+        text += f", {_WHERE[row.decay]} the start of the learning rate's decay"
+    if row.loss_end is not None:
+        text += f", {_WHERE[row.loss_end]} the end of the loss's improvement"
+    return text + "."
+
+
+def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
+    bent = [row.scheme for row in rows if row.verdict == "bend"]
+    none = [row.scheme for row in rows if row.verdict == "none"]
+    if bent:
+        yield (
+            f"Under {listing(bent)} the added loss follows no straight line, and a smooth "
+            "curve may describe it as well as a change point."
+        )
+    if none:
+        yield f"No change point is detectable under {listing(none)}."
+    reasons: dict[str, list[str]] = {}
+    for change in rows:
+        if change.verdict == "unknown":
+            reasons.setdefault(change.reason, []).append(change.scheme)
+    for reason, schemes in reasons.items():
+        under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
+        yield f"Change points were not searched{under}: {reason}."
+
+
+def _place(at: Interval, unit: str) -> str:
+    low, middle, high = (
+        count(round(value)) if math.isfinite(value) else NOT_FINITE
+        for value in (at.low, at.estimate, at.high)
+    )
+    named = "checkpoint" if unit == "checkpoints in order" else unit
+    text = f"{middle} [{low}, {high}]"
+    return f"{named} {text}" if named == "checkpoint" else f"{text} {named}"
+
+
+def _draw_strips(view: View, axes: Axes, where: Axis) -> None:
+    """Draw the strips of the main course, if its checkpoints have the places of the figure."""
+    course = _placed(view, where)
+    if course is None:
+        return
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "zorder": 3}
+    style["solid_capstyle"] = "butt"
+    for k, row in enumerate(changed(course)):
+        assert row.at is not None
+        colour, y = looks(view.schemes)[row.scheme]["color"], 0.015 + 0.02 * k
+        ends = [row.at.low, row.at.high]
+        axes.plot(ends, [y, y], color=colour, lw=4 * POINT, alpha=0.6, **style)
+        axes.plot([row.at.estimate] * 2, [y - 0.012, y + 0.012], color=colour, **style)
+    if course.loss_end is not None:
+        ends = [course.loss_end.low, course.loss_end.high]
+        axes.plot(ends, [0.99, 0.99], color=FAINT, lw=4 * POINT, **style)
+
+
+def _explained(view: View, where: Axis) -> list[str]:
+    """Return the meaning of the strips, as far as there are any."""
+    course = _placed(view, where)
+    if course is None:
+        return []
+    below = ["strips below: change points"] if changed(course) else []
+    above = "strip above: full-precision loss stops improving"
+    return [*below, above] if course.loss_end is not None else below
+
+
+def _placed(view: View, where: Axis) -> Course | None:
+    course = main_course(view)
+    if course is None or where.name != course.unit:
+        return None
+    places = zip(course.checkpoints, course.positions, strict=True)
+    return course if all(where.positions.get(label) == x for label, x in places) else None
+
+
+OVERLAY = Overlay(_draw_strips, _explained)

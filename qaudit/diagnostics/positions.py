@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from qaudit.diagnostics.strata.judge import columns_of
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
+from qaudit.diagnostics.strata import columns_of
 from qaudit.judge.table import Measurements
 from qaudit.types import Diagnostics, Finding, PositionRow, Positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByPosition(Diagnostic):
+    """Loss and errors by where in its window a token is: damage to long context shows there."""
+
+    name: ClassVar[str] = "positions"
+    reads_weights: ClassVar[bool] = False
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        return DiagnosticWork("positions: from the sums of measurements; no stream of their own")
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:

@@ -31,7 +31,7 @@ from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
-from qaudit.diagnostics.plane.parameters import Plane
+from qaudit.diagnostics.plane import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.opening import opened_states, route_of

@@ -1,0 +1,224 @@
+"""How sharp the loss is: trace and eigenvalues of its Hessian, by role and along the series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, DiagnosticWork
+from qaudit.report import document as doc
+from qaudit.report.chart import FAINT, POINT, Chart, look_of
+from qaudit.report.format import NOT_MEASURED, count, digits, interval_text, plural
+from qaudit.report.series import axis, picture, soup_position, trunk
+from qaudit.report.views import View
+from qaudit.types import CurvatureRow, Interval
+
+FORWARDS = 14
+"""Forward passes that a product with the Hessian takes: blocks run again in both derivatives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature(Diagnostic):
+    """Trace and largest eigenvalues of the Hessian of the loss, by role and layer too."""
+
+    name: ClassVar[str] = "curvature"
+
+    documents: int = 16
+    probes: int = 30  # at most
+    tolerance: float = 0.01  # standard error of the trace over the probes, as a part of it
+    eigenvalues: int = 1  # 0: only the trace
+    steps: int = 40  # of Lanczos, at most
+    residual: float = 0.01  # of an eigenvalue, as a part of it
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._must_be_at_least(documents=2, probes=2, eigenvalues=0, steps=2, seed=0)
+        for field in ("tolerance", "residual"):
+            if not 0 <= getattr(self, field) < 1:
+                raise self._out_of_range(field, "use a number from 0 to 1")
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        products = self.probes + (self.steps if self.eigenvalues else 0)
+        return DiagnosticWork(
+            f"curvature: at most {products} products with the Hessian on {self.documents} "
+            f"documents, each of about {FORWARDS} forward passes; the model held whole in float32, "
+            "and three vectors like it",
+            passes=FORWARDS * products,
+            documents=self.documents,
+        )
+
+
+def section(view: View) -> doc.Section:
+    models = whole_models(view)
+    blocks: list[doc.Block] = []
+    if models:
+        blocks += [doc.paragraph(_legend(view, models)), doc.paragraph(along_the_series(view))]
+        blocks += picture(view, "curvature")
+        blocks += [doc.fold("Every subject", *_table(models)), *_roles(view, models)]
+    return doc.Section("How sharp the loss is", tuple(blocks), 5)
+
+
+def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
+    first = next(iter(models.values()))
+    level = f"{100 * view.audit.plan.recipe.confidence:g}"
+    return (
+        f"The Hessian of the mean loss of a token, for all parameters, on "
+        f"{plural(first.documents, view.unit)} and {plural(first.tokens, 'token')}. Intervals at "
+        f"{level} % are over probes and {view.unit}s."
+    )
+
+
+def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
+    names = doc.columns(
+        "subject", "trace", "trace, on these documents", "largest eigenvalue", "smallest"
+    )
+    rows = tuple(
+        doc.row(
+            doc.name_cell(label),
+            interval_text(model.trace_elsewhere),
+            interval_text(model.trace),
+            digits(model.eigenvalues[0]) if model.eigenvalues else NOT_MEASURED,
+            digits(model.smallest),
+        )
+        for label, model in models.items()
+    )
+    notes = dict.fromkeys(note for model in models.values() for note in model.notes)
+    return (doc.TableBlock(names, rows), *([doc.bullets(*notes)] if notes else []))
+
+
+def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
+    with_roles = [label for label in models if roles_of(view, label)]
+    if not with_roles:
+        return ()
+    last = view.last.label if view.last and view.last.label in with_roles else with_roles[-1]
+    whole = models[last].trace.estimate
+    rows = tuple(
+        doc.row(
+            doc.name_cell(role.name),
+            interval_text(role.trace),
+            f"{100 * role.trace.estimate / whole:.0f}" if whole > 0 else NOT_MEASURED,
+            digits(1e6 * role.trace.estimate / role.parameters),
+        )
+        for role in roles_of(view, last)
+    )
+    names = doc.columns("role", "trace, over probes", "share, %", "per million parameters")
+    return (doc.fold(f"By role, {last}", doc.TableBlock(names, rows)),)
+
+
+def whole_models(view: View) -> dict[str, CurvatureRow]:
+    rows = {row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"}
+    return {s.label: rows[s.label] for s in view.subjects if s.label in rows}
+
+
+def roles_of(view: View, label: str) -> list[CurvatureRow]:
+    rows = view.audit.diagnostics.curvature
+    roles = (row for row in rows if row.subject == label and row.part == "role")
+    return sorted(roles, key=lambda row: -row.trace.estimate)
+
+
+def along_the_series(view: View) -> str:
+    models = whole_models(view)
+    if view.last is None or view.last.label not in models:
+        return ""
+    last = models[view.last.label]
+    text = f"At the last checkpoint `{last.subject}` the trace of the Hessian is {_trace(last)}"
+    if last.eigenvalues:
+        text += f" and its largest eigenvalue {digits(last.eigenvalues[0])}"
+    end = view.stage_end
+    if end is None or end.label not in models:
+        return f"{text}."
+    before = models[end.label]
+    text += f"; at the end of {end.first.stage} (`{before.subject}`) they are {_trace(before)}"
+    text = text if last.eigenvalues else text.replace("they are", "it is")
+    if before.eigenvalues:
+        text += f" and {digits(before.eigenvalues[0])}"
+    return f"{text}. {_compared(before, last)}"
+
+
+def _compared(before: CurvatureRow, last: CurvatureRow) -> str:
+    a, b = (row.trace_elsewhere or row.trace for row in (before, last))
+    if a.estimate <= 0 or (b.low <= a.high and a.low <= b.high):
+        return "The difference of the two traces is within their scatter."
+    verb = "rose" if b.estimate > a.estimate else "fell"
+    return f"The trace {verb} to {b.estimate / a.estimate:.2g} times what it was."
+
+
+def _trace(row: CurvatureRow) -> str:
+    return interval_text(row.trace_elsewhere or row.trace)
+
+
+ALT = "Trace and largest eigenvalue of the Hessian along the series"
+
+
+def _is_drawn(view: View) -> bool:
+    models = whole_models(view)
+    return sum(subject.label in models for subject in view.checkpoints) > 1
+
+
+def _draw(view: View) -> Chart:
+    models, where = whole_models(view), axis(view)
+    soups = [s.label for s in view.soups if s.label in models]
+    places = where.positions | {s: soup_position(where, k) for k, s in enumerate(soups)}
+    values = {
+        name: {label: read(models[label]) for label in places if label in models}
+        for name, read in (("trace", _trace_bounds), ("largest eigenvalue", _largest))
+    }
+    panels = {name: at for name, at in values.items() if any(at.values())}
+    note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
+    note += "; hollow: other ingredients" + ("; star: soup." if soups else ".")
+    chart = Chart("How sharp the loss is, along the series", note, 40 + 216 * len(panels))
+    main = [s.label for s in trunk(view)]
+    for k, (name, at) in enumerate(panels.items()):
+        axes = chart.axes(78, 800, 34 + 216 * k, 204 + 216 * k, name)
+        look, series = look_of(k), str(k)
+        style = {"color": look["color"]}
+        known = {label: (places[label], i) for label, i in at.items() if i is not None}
+        for end in sorted(where.stage_ends.values())[:-1]:
+            axes.axvline(end, color=FAINT, ls="--", lw=POINT, zorder=1)
+        chart.curve(axes, series, [known[label] for label in main if label in known], **look)
+        chart.whiskers(axes, series, [p for lab, p in known.items() if lab not in main], **style)
+        for labels, marker, filled in (
+            (main, "o", True),
+            ([s.label for s in view.checkpoints if s.label not in main], "o", False),
+            (soups, "*", True),
+        ):
+            marks = [
+                (*_place(known[label]), f"{label}\n{name} {_text(name, known[label][1])}")
+                for label in labels
+                if label in known
+            ]
+            chart.marks(axes, series, marks, filled=filled, marker=marker, **style)
+        estimates = [interval.estimate for _, interval in known.values()]
+        if min(estimates) > 0 and max(estimates) > 20 * min(estimates):
+            axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.xaxis.set_major_formatter(lambda x, _: count(round(x)))
+    axes.set_xlabel(where.name)
+    axes.spines["bottom"].set_visible(True)
+    return chart
+
+
+def _place(known: tuple[float, Interval]) -> tuple[float, float]:
+    return known[0], known[1].estimate
+
+
+def _text(name: str, value: Interval) -> str:
+    return interval_text(value) if name == "trace" else digits(value.estimate)
+
+
+def _trace_bounds(row: CurvatureRow) -> Interval | None:
+    trace = row.trace_elsewhere or row.trace
+    return trace if math.isfinite(trace.estimate) else None
+
+
+def _largest(row: CurvatureRow) -> Interval | None:
+    if not row.eigenvalues or not math.isfinite(row.eigenvalues[0]):
+        return None
+    value, residual = row.eigenvalues[0], row.residuals[0]
+    return Interval(value, value - residual, value + residual)
+
+
+FIGURE = DiagnosticFigure("curvature", ALT, _is_drawn, _draw)

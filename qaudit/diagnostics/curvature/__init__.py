@@ -1,1 +1,0 @@
-"""Trace and largest eigenvalues of the Hessian of the loss."""

@@ -1,1 +1,0 @@
-"""Change points and the end of improvement along a run; computed for every audit."""

@@ -1,0 +1,228 @@
+"""Parameters of `plane`: the points of a slice through a checkpoint.
+
+A point is theta + a * v + b * u: v leads from the checkpoint to the one before it, u to what a
+scheme makes of it, so that (0, 0), (1, 0) and (0, 1) are the three models themselves. Neither
+direction is scaled: a slice shows what these moves cost, not how wide a valley is.
+
+Slices in the section `How sharp the loss is`: a sentence each, and the figure.
+
+The loss of the quantized model is compared with the parabola through the subject and the points
+beside it: above that, quantization leaves the region that the curvature describes.
+
+The loss on the way to the quantized model, and the slice that the checkpoint before spans.
+
+The slice is a grid of squares, the stronger in colour the higher their loss among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, DiagnosticWork
+from qaudit.errors import UsageError
+from qaudit.report import document as doc
+from qaudit.report.chart import COLOURS, INK, POINT, Chart, look_of, name_of
+from qaudit.report.format import digits, interval_text
+from qaudit.report.series import picture
+from qaudit.report.views import View
+from qaudit.settings import EXAMPLE_SCHEME
+from qaudit.types import Interval, PlaneRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plane(Diagnostic):
+    """The loss from a checkpoint to its quantized self and beyond, and to the one before it."""
+
+    name: ClassVar[str] = "plane"
+    reads_previous: ClassVar[bool] = True
+
+    grid: bool = False  # towards the checkpoint before, too
+    steps: int = 4  # from one of the models to the next
+    beyond: int = 2  # steps on either side of them
+    documents: int = 64
+    scheme: str = "auto"  # the first of the recipe with 3 bits, or else the first
+
+    def __post_init__(self) -> None:
+        self._must_be_at_least(steps=1, beyond=0, documents=2)
+
+    @property
+    def along(self) -> tuple[float, ...]:
+        """Return the places of points along a direction; 0 and 1 are among them."""
+        return tuple(k / self.steps for k in range(-self.beyond, self.steps + self.beyond + 1))
+
+    def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+        return [self.scheme_among(schemes)]
+
+    def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
+        scheme, along = self.scheme_among(schemes), len(self.along)
+        across = f"{along} passes of them, towards the checkpoint before"
+        return DiagnosticWork(
+            f"plane at {scheme.short}: {along} streams more for each subject, in float32; "
+            + (across if self.grid else "one pass"),
+            streams=along,
+            passes=along if self.grid else 1,
+            documents=self.documents,
+            schemes=(scheme,),
+        )
+
+    def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:
+        """Return the scheme whose weights the slice leads to."""
+        if self.scheme != "auto":
+            return parse_scheme(self.scheme)
+        three = (scheme for scheme in schemes if getattr(scheme, "bits", None) == 3)
+        first = next(three, next(iter(schemes), None))
+        if first is None:
+            raise UsageError(
+                "a slice leads to what a scheme makes of a model, and this audit has none",
+                hint=f"name one, as `--diagnose plane:scheme={EXAMPLE_SCHEME}`",
+            )
+        return first
+
+
+def section(view: View) -> doc.Section:
+    texts = [text for line in shown_lines(view) if (text := beyond_the_parabola(line))]
+    blocks = (*map(doc.paragraph, texts), *picture(view, "plane"))
+    return doc.Section("How sharp the loss is", blocks, 5)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The loss of a subject along the direction of quantization, from the subject on."""
+
+    subject: str
+    scheme: str
+    points: tuple[tuple[float, Interval], ...]  # (b, change of the loss)
+
+    @property
+    def quantized(self) -> Interval | None:
+        return next((change for b, change in self.points if b == 1.0), None)
+
+    @property
+    def parabola(self) -> float | None:
+        """The change that a parabola through the middle and its neighbours predicts."""
+        change_at = {b: change.estimate for b, change in self.points}
+        step = min((b for b in change_at if b > 0), default=None)
+        if step is None or step >= 1 or -step not in change_at:
+            return None
+        slope = (change_at[step] - change_at[-step]) / (2 * step)
+        bend = (change_at[step] + change_at[-step]) / step**2
+        return slope + bend / 2
+
+
+def lines(view: View) -> dict[str, Line]:
+    """Return the line of each subject that has one, in the order of the series."""
+    rows_of: dict[str, list[PlaneRow]] = {}
+    for row in view.audit.diagnostics.plane:
+        if row.a == 0.0:
+            rows_of.setdefault(row.subject, []).append(row)
+    line_of = {
+        label: Line(
+            label,
+            rows[0].scheme,
+            tuple(
+                sorted(((row.b, row.absolute_change) for row in rows), key=lambda place: place[0])
+            ),
+        )
+        for label, rows in rows_of.items()
+    }
+    return {s.label: line_of[s.label] for s in view.subjects if s.label in line_of}
+
+
+def shown_lines(view: View) -> list[Line]:
+    """Return the lines of the end of a stage, the last checkpoint and the pick."""
+    pick = view.audit.pick.subject if view.audit.pick else None
+    labels = [view.stage_end and view.stage_end.label, view.last and view.last.label, pick]
+    all_lines = lines(view)
+    shown = [all_lines[label] for label in dict.fromkeys(labels) if label in all_lines]
+    return shown or list(all_lines.values())[:3]
+
+
+def grid(view: View) -> list[PlaneRow]:
+    rows = [row for row in view.audit.diagnostics.plane if row.previous is not None]
+    order = {subject.label: k for k, subject in enumerate(view.subjects)}
+    last = max((row.subject for row in rows), key=lambda label: order.get(label, -1), default="")
+    return [row for row in rows if row.subject == last]
+
+
+def beyond_the_parabola(line: Line) -> str:
+    quantized, expected = line.quantized, line.parabola
+    if quantized is None:
+        return ""
+    text = f"From `{line.subject}` to its {line.scheme} version the loss rises by "
+    text += f"{interval_text(quantized)} nats per token"
+    if expected is None:
+        return f"{text}."
+    if quantized.low <= expected <= quantized.high:
+        relation = "as much as"
+    else:
+        relation = "more than" if expected < quantized.low else "less than"
+    return f"{text}, {relation} the curvature at its start predicts ({digits(expected)})."
+
+
+ALT = "The loss on the way to the quantized model"
+
+
+def _is_drawn(view: View) -> bool:
+    return bool(lines(view))
+
+
+def _draw(view: View) -> Chart:
+    drawn, points = shown_lines(view), grid(view)
+    note = "Bands: intervals."
+    note += " Squares: the stronger the colour, the higher the loss." if points else ""
+    chart = Chart(ALT, note, 380)
+    axes = chart.axes(66, 396 if points else 800, 50, 330, "change of the loss, nats per token")
+    axes.spines["bottom"].set_visible(True)
+    axes.set_xticks([0.0, 0.5, 1.0], ["as it is", "halfway", name_of(drawn[0].scheme, 14)])
+    for k, line in enumerate(drawn):
+        look, series = look_of(k), str(k)
+        chart.names[series] = line.subject
+        finite = [(b, change) for b, change in line.points if math.isfinite(change.estimate)]
+        chart.curve(axes, series, finite, **look)
+        marks = [
+            (
+                b,
+                change.estimate,
+                f"{line.subject}\n{b:g} of the way to {line.scheme}\n"
+                f"{interval_text(change)} nats per token",
+            )
+            for b, change in finite
+        ]
+        chart.marks(axes, series, marks, **look)
+    chart.legend([(name_of(line.subject), look_of(k)) for k, line in enumerate(drawn)])
+    if points:
+        _draw_grid(chart, points)
+    return chart
+
+
+def _draw_grid(chart: Chart, points: list[PlaneRow]) -> None:
+    """Draw a square for every point; up is towards the checkpoint before."""
+    from matplotlib.patches import Rectangle
+
+    axes = chart.axes(500, 840, 50, 330, "")
+    chart.text(500, chart.top + 38, f"Loss around {name_of(points[0].subject, 28)}")
+    across, upwards = (sorted({getattr(p, side) for p in points}) for side in ("b", "a"))
+    order = sorted({p.ce.estimate for p in points})
+    axes.set_xlim(0, len(across))
+    axes.set_ylim(0, len(upwards))
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xlabel("towards the quantized model (square); up: the checkpoint before (triangle)")
+    for p in points:
+        x, y = across.index(p.b), upwards.index(p.a)
+        strength = 0.06 + 0.8 * order.index(p.ce.estimate) / max(1, len(order) - 1)
+        axes.add_patch(Rectangle((x, y), 1, 1, color=COLOURS[0], alpha=strength, lw=0))
+        marker = {(0.0, 0.0): "o", (0.0, 1.0): "s", (1.0, 0.0): "^"}.get((p.a, p.b), "o")
+        is_plain = (p.a, p.b) not in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0))
+        tip = f"{p.subject}\n{p.b:g} towards {p.scheme}, {p.a:g} towards {p.previous}\n"
+        tip += f"loss {p.ce.estimate:.4g}, {interval_text(p.absolute_change)} from the middle"
+        look = {"marker": marker, "color": INK, "ms": (1 if is_plain else 7) * POINT}
+        chart.marks(axes, "grid", [(x + 0.5, y + 0.5, tip)], filled=is_plain, **look)
+
+
+FIGURE = DiagnosticFigure("plane", ALT, _is_drawn, _draw)

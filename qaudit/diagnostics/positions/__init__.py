@@ -1,1 +1,0 @@
-"""Errors by position in the window, from sums that every measurement has."""

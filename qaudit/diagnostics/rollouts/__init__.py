@@ -1,1 +1,0 @@
-"""What each stream makes of rollouts: how far it is from them, and where it would leave them."""

@@ -1,0 +1,151 @@
+"""How often each layer's router chooses other experts than in full precision, and by how much.
+
+Stream and full precision are compared token by token; the unit stays the document. All intervals
+of one subject under one scheme hold at once (Bonferroni over its layers).
+
+Routing of the subject that ships under every scheme, and of each layer.
+
+The share of tokens that each layer sends to other experts, a line for each scheme.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from qaudit.core import statistics
+from qaudit.core.statistics import Array
+from qaudit.diagnostics.diagnostic import DiagnosticFigure
+from qaudit.judge.fidelity import MEANS, agreement_of
+from qaudit.judge.table import Cell, Measurements
+from qaudit.report import document as doc
+from qaudit.report.chart import Chart, looks
+from qaudit.report.format import percent, shown
+from qaudit.report.series import picture
+from qaudit.report.views import View
+from qaudit.types import Diagnostics, Finding, Interval, RoutingRow
+
+
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+    rows = tuple(row for cell in table.cells for row in _rows(table, cell))
+    return replace(diagnostics, routing=rows), ()
+
+
+def _rows(table: Measurements, cell: Cell) -> list[RoutingRow]:
+    measured = table.draws(*cell)[0]
+    routing = measured.evidence.routing
+    if routing is None:
+        return []
+    tokens = measured.evidence.tokens
+    scored = tokens > 0
+    count = tokens[scored].astype(np.float64)
+    level = statistics.simultaneous(table.confidence, len(routing.blocks))
+
+    def per_token(sums: Array) -> Interval:
+        return statistics.interval((sums, count), statistics.per_token, level)
+
+    return [
+        RoutingRow(
+            subject=cell[0],
+            scheme=cell[1],
+            spec=measured.spec,
+            block=int(block),
+            documents=int(scored.sum()),
+            tokens=int(tokens.sum()),
+            agreement=agreement_of(per_token(count - routing.same[layer, scored])),
+            moved=MEANS["routing_moved"].bounded(per_token(routing.moved[layer, scored])),
+        )
+        for layer, block in enumerate(routing.blocks)
+    ]
+
+
+COLUMNS = doc.columns("scheme", "same experts, %", "moved mass, %", "least in block")
+LAYERS = doc.columns("block", "same experts, %", "moved mass, %")
+LEGEND = (
+    "Routers are left as they are, and read what quantized blocks return. Same experts: at how "
+    "many tokens a layer chooses the set of experts that it chooses in full precision, a mean over "
+    "layers. Moved mass: the part of the routing weights that is on other experts than there."
+)
+
+
+def section(view: View) -> doc.Section:
+    subject = shown_subject(view)
+    rows = [row for row in view.audit.diagnostics.routing if row.subject == subject]
+    if subject is None or not rows:
+        return doc.Section("Routing", (), 4)
+    schemes = list(dict.fromkeys(row.scheme for row in rows))
+    table = doc.TableBlock(COLUMNS, tuple(_row(view, subject, s, rows) for s in schemes))
+    main = view.main.scheme if view.main and view.main.scheme in schemes else schemes[0]
+    layers = tuple(
+        doc.row(str(row.block), percent(row.agreement), percent(row.moved))
+        for row in rows
+        if row.scheme == main
+    )
+    fold = doc.fold(f"{subject} at {main}, layer by layer", doc.TableBlock(LAYERS, layers))
+    return doc.Section(
+        "Routing", (doc.paragraph(LEGEND), table, *picture(view, "routing"), fold), 4
+    )
+
+
+def shown_subject(view: View) -> str | None:
+    """Return the subject that ships, or the last one with experts."""
+    subjects = list(dict.fromkeys(row.subject for row in view.audit.diagnostics.routing))
+    if view.main and view.main.subject in subjects:
+        return view.main.subject
+    return subjects[-1] if subjects else None
+
+
+def _row(view: View, subject: str, scheme: str, rows: list[RoutingRow]) -> doc.TableRow:
+    score = view.score(subject, scheme)
+    layers = [row for row in rows if row.scheme == scheme]
+    least = min(layers, key=lambda row: row.agreement.estimate)
+    return doc.row(
+        scheme,
+        shown(score.routing_agreement if score else None, percent),
+        shown(score.routing_moved if score else None, percent),
+        f"{least.block}: {percent(least.agreement)}",
+    )
+
+
+ALT = "Share of tokens that each layer sends to other experts than in full precision"
+RIGHT = 700.0
+
+
+def _is_drawn(view: View) -> bool:
+    return len({row.block for row in view.audit.diagnostics.routing}) > 1
+
+
+def _draw(view: View) -> Chart:
+    chart = Chart(ALT, "Bands: intervals over documents, of all layers at once.", 330)
+    axes = chart.axes(64, RIGHT, 34, 270, "tokens with other experts, %")
+    axes.spines["bottom"].set_visible(True)
+    axes.set_xlabel("block")
+    rows = [r for r in view.audit.diagnostics.routing if r.subject == shown_subject(view)]
+    ends: dict[str, float] = {}
+    for k, (scheme, look) in enumerate(looks(view.schemes).items()):
+        layers = [row for row in rows if row.scheme == scheme]
+        if not layers:
+            continue
+        chart.names[str(k)] = scheme
+        moved = [
+            Interval(100 * (1 - at.estimate), 100 * (1 - at.high), 100 * (1 - at.low))
+            for at in (row.agreement for row in layers)
+        ]
+        blocks = [float(row.block) for row in layers]
+        chart.curve(axes, str(k), list(zip(blocks, moved, strict=True)), **look)
+        tips = [
+            f"block {row.block} at {row.scheme}\nsame experts {percent(row.agreement)} %\n"
+            f"moved mass {percent(row.moved)} %"
+            for row in layers
+        ]
+        marks = zip(blocks, (interval.estimate for interval in moved), tips, strict=True)
+        chart.marks(axes, str(k), marks, **look)
+        ends[scheme] = moved[-1].estimate
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.locator_params(axis="x", integer=True)
+    chart.names_at(axes, RIGHT, ends)
+    return chart
+
+
+FIGURE = DiagnosticFigure("routing", ALT, _is_drawn, _draw)

@@ -1,1 +1,0 @@
-"""Routing: which layers of experts send tokens elsewhere than in full precision."""

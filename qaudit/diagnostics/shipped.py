@@ -1,0 +1,247 @@
+"""Rank files by KL divergence: which is dominated, and which looks broken.
+
+The ranking of shipped files: bytes, KL divergence, what dominates them, what was seen.
+
+KL divergence of files and schemes, a row for each, the smallest file lowest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qaudit.core import statistics
+from qaudit.core.shipped import LOOKS_BROKEN, Shipped
+from qaudit.diagnostics.diagnostic import DiagnosticFigure
+from qaudit.judge.fidelity import mean_of
+from qaudit.judge.pooling import estimated
+from qaudit.judge.table import Measurements, divergences
+from qaudit.report.chart import COLOURS, Chart
+from qaudit.report.document import (
+    Block,
+    Inline,
+    Section,
+    TableBlock,
+    TableRow,
+    bullets,
+    cell,
+    code,
+    columns,
+    interval_cell,
+    name_cell,
+    paragraph,
+    prose,
+    words,
+)
+from qaudit.report.format import NOT_MEASURED, listing, percent, shown, size, spread
+from qaudit.report.plots import interval_across, rows_of
+from qaudit.report.views import View
+from qaudit.types import (
+    FULL_PRECISION,
+    Diagnostics,
+    Finding,
+    Interval,
+    Measurement,
+    MeasurementRow,
+    ShippedRow,
+)
+
+
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+    """Return the diagnostics with their ranking, and what is wrong with files."""
+    rows: list[ShippedRow] = []
+    findings: list[Finding] = []
+    for subject in table.subjects:
+        ranked, more = _ranked(table, subject.label)
+        rows += ranked
+        findings += more
+    return replace(diagnostics, shipped=tuple(rows)), tuple(findings)
+
+
+def _ranked(table: Measurements, subject: str) -> tuple[list[ShippedRow], list[Finding]]:
+    """Rank the files of one base; schemes that were measured beside them may dominate them."""
+    first = {m.scheme: m for m in reversed(table.measurements) if m.subject == subject}
+    quantized = [m for m in first.values() if m.scheme != FULL_PRECISION]
+    files = [m for m in quantized if is_shipped(m.spec)]
+    level = statistics.simultaneous(table.confidence, len(files) * (len(quantized) - 1))
+    rows: list[ShippedRow] = []
+    findings: list[Finding] = []
+    for file in sorted(files, key=lambda m: (_divergence(m), m.scheme)):
+        leads = _leads(table, file, quantized, level)
+        broken = tuple(note for note in file.notes if note.startswith(LOOKS_BROKEN))
+        rows.append(_row(table, file, tuple(leads), broken))
+        findings += [_dominated(file, leads)] if leads else []
+        findings += [_broken(file, note) for note in broken]
+    return rows, findings
+
+
+def is_shipped(spec: str) -> bool:
+    """Return whether a canonical form is that of a quantized file."""
+    return spec.startswith(f"{Shipped.name}:")
+
+
+def _divergence(one: Measurement) -> float:
+    mean = mean_of(one.evidence, "kl", 0.95)
+    return mean.estimate if mean else float("inf")
+
+
+def _leads(
+    table: Measurements, file: Measurement, others: Sequence[Measurement], level: float
+) -> dict[str, Interval]:
+    """Return the files that dominate one, and by how many nats per token.
+
+    It takes no more bytes and diverges less, paired by document.
+    """
+    leads: dict[str, Interval] = {}
+    for measurement in others:
+        smaller = (
+            measurement.nbytes is not None
+            and file.nbytes is not None
+            and measurement.nbytes <= file.nbytes
+        )
+        if measurement.scheme == file.scheme or not smaller:
+            continue
+        cells = [(file.subject, file.scheme), (measurement.subject, measurement.scheme)]
+        lead = estimated(table, cells, statistics.change, confidence=level, sums=divergences)
+        if lead is not None and lead.interval.low > 0:
+            leads[measurement.scheme] = lead.interval
+    return leads
+
+
+def _row(
+    table: Measurements, file: Measurement, dominated_by: tuple[str, ...], broken: tuple[str, ...]
+) -> ShippedRow:
+    pairs = dict(pair.split("=", 1) for pair in file.spec.split(":") if "=" in pair)
+    return ShippedRow(
+        subject=file.subject,
+        scheme=file.scheme,
+        spec=file.spec,
+        format=pairs.get("format", ""),
+        bits=int(pairs["bits"]) if pairs.get("bits", "").isdigit() else None,
+        nbytes=file.nbytes,
+        kl=mean_of(file.evidence, "kl", table.confidence),
+        dominated_by=dominated_by,
+        looks_broken=broken,
+    )
+
+
+def _dominated(file: Measurement, leads: dict[str, Interval]) -> Finding:
+    best = max(leads, key=lambda name: leads[name].estimate)
+    cell, lead = (file.subject, file.scheme), leads[best]
+    more = f", as by {len(leads) - 1} more" if len(leads) > 1 else ""
+    message = (
+        f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and diverges "
+        f"by {lead.estimate:.2g} nats per token less{more}"
+    )
+    return Finding("QA042", "info", *cell, message, f"take `{best}`", lead, margin=0.0)
+
+
+def _broken(file: Measurement, note: str) -> Finding:
+    message = f"`{file.scheme}` {note}"
+    hint = "compare it with another file of this model, or quantize it again"
+    return Finding("QA043", "warn", file.subject, file.scheme, message, hint)
+
+
+COLUMNS = columns(
+    "file", "format", "size", "KL, nats", "added loss, nats", "agreement, %", "dominated by"
+)
+LEGEND = (
+    "Files in the order of their KL divergence to the base. A file is dominated by one, or by a "
+    "scheme, that takes no more bytes and diverges less, paired by document and in all pairs at "
+    "once."
+)
+
+
+def section(view: View) -> Section:
+    rows = view.audit.diagnostics.shipped
+    damaged = _damaged(view)
+    blocks: list[Block] = []
+    if rows:
+        table = TableBlock(COLUMNS, tuple(_table_row(view, row) for row in rows), name="shipped")
+        blocks += [paragraph(LEGEND), table]
+    blocks += [bullets(*damaged)] if damaged else []
+    return Section("Shipped files", tuple(blocks), 3)
+
+
+def _damaged(view: View) -> list[Inline]:
+    labels = {shipped.label for shipped in view.audit.plan.shipped}
+    seen = [
+        (row.scheme, note) for row in view.audit.diagnostics.shipped for note in row.looks_broken
+    ]
+    seen += [
+        (skipped.scheme, f"was not read: {skipped.reason}")
+        for skipped in view.audit.skipped
+        if skipped.scheme in labels
+    ]
+    return [(*code(name), *words(" "), *prose(note), *words(".")) for name, note in seen]
+
+
+def _table_row(view: View, one: ShippedRow) -> TableRow:
+    score = view.score(one.subject, one.scheme)
+    bits = shown(one.bits, str)
+    return TableRow(
+        (
+            name_cell(one.scheme),
+            cell(f"{one.format or NOT_MEASURED}, {bits}-bit"),
+            cell(shown(one.nbytes, size)),
+            interval_cell(shown(one.kl, spread)),
+            interval_cell(shown(score.absolute_change if score else None, spread)),
+            interval_cell(shown(score.top1_agreement if score else None, percent)),
+            cell(listing(list(one.dominated_by)) if one.dominated_by else "-"),
+        )
+    )
+
+
+ALT = "KL divergence of shipped files against their bytes"
+
+
+def _is_drawn(view: View) -> bool:
+    """Return whether there is a file with a place in the picture."""
+    return any(is_shipped(score.spec) for score in _with_bytes(view))
+
+
+def _draw(view: View) -> Chart:
+    scores = sorted(_with_bytes(view), key=lambda score: -(score.nbytes or 0))
+    broken = {row.scheme for row in view.audit.diagnostics.shipped if row.looks_broken}
+    note = "Filled: nothing with fewer bytes diverges less, by estimate. Circle: a file; square: a "
+    note += "scheme. Lines: intervals over documents."
+    note += f" A cross: looks broken ({len(broken)})." if broken else ""
+    chart = Chart(ALT, note, 66 + 20 * len(scores))
+    names = [f"{score.scheme}, {size(score.nbytes or 0)}" for score in scores]
+    axes = rows_of(chart, (260, 830), 10, names)
+    axes.set_xlabel("KL divergence to the base, nats per token")
+    for y, score in enumerate(scores):
+        assert score.kl is not None and score.nbytes is not None
+        kind = int(not is_shipped(score.spec))
+        tip = f"{score.scheme}\n{size(score.nbytes)}, KL {spread(score.kl)} nats per token"
+        tip += "\nlooks broken" if score.scheme in broken else ""
+        marker = "X" if score.scheme in broken else "os"[kind]
+        on_front = not any(_is_better(other, score) for other in scores)
+        interval_across(axes, y, score.kl, color=COLOURS[kind])
+        look = {"marker": marker, "color": COLOURS[kind]}
+        chart.marks(axes, "0", [(score.kl.estimate, y, tip)], filled=on_front, **look)
+    lows = [s.kl.low for s in scores if s.kl and s.kl.low > 0]
+    highs = [s.kl.high for s in scores if s.kl and math.isfinite(s.kl.high)]
+    if lows and len(lows) == len(scores) and max(highs, default=0.0) > 20 * min(lows):
+        axes.set_xscale("log")
+    return chart
+
+
+def _with_bytes(view: View) -> list[MeasurementRow]:
+    """Return the rows with bytes and a KL divergence, of bases that have files."""
+    scores = [
+        score
+        for base in {row.subject for row in view.audit.diagnostics.shipped}
+        for scheme in view.schemes
+        if (score := view.score(base, scheme)) is not None
+    ]
+    return [s for s in scores if s.nbytes and s.kl and 0 < s.kl.estimate < math.inf]
+
+
+def _is_better(score: MeasurementRow, other: MeasurementRow) -> bool:
+    assert score.kl and other.kl and score.nbytes and other.nbytes
+    return score.nbytes <= other.nbytes and score.kl.estimate < other.kl.estimate
+
+
+FIGURE = DiagnosticFigure("shipped", ALT, _is_drawn, _draw)

@@ -1,1 +1,0 @@
-"""Files that are quantized already: ranked by bytes and KL divergence, damage by its signs."""

@@ -1,1 +1,0 @@
-"""Errors by group of documents, and by role in a conversation."""

@@ -1,1 +1,0 @@
-"""Kurtosis, outliers, ranges and distance to the grid of the weights, and how schemes move them."""

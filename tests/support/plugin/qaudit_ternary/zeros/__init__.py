@@ -1,1 +1,0 @@
-"""How many weights are zero."""
