@@ -28,8 +28,8 @@ _MACHINERY = frozenset({"case", "diagnostic", "driver", "registry", "roles"})
 @cache
 def names() -> tuple[str, ...]:
     """Return the names: those that can be requested first, then those always computed."""
-    known = [*_built_in(), *(name for name in entries() if name not in broken())]
-    return tuple(sorted(known, key=lambda name: not is_requested(name)))
+    listed = [*_built_in(), *(name for name in entries() if name not in broken())]
+    return tuple(sorted(listed, key=lambda name: not is_requested(name)))
 
 
 @cache
