@@ -460,7 +460,7 @@ HOLEY = {name: data for name, data in sharded("a", 3).items() if "00002" not in 
 WHAT_IS_READ: dict[str, tuple[Files, list[str], str]] = {
     # what is there                                            what is read, and the doubt
     "shards and pickles": (
-        sharded("a", 3) | weights("p", "pytorch_model-00001-of-00001.bin"), shards(3), ""),
+        sharded("a", 3) | weights("p", "pytorch_model.bin"), shards(3), ""),
     "pickles alone": (
         weights("p", "pytorch_model.bin", "training_args.bin"), ["pytorch_model.bin"], ""),
     "shards beside a single file": (
