@@ -78,7 +78,7 @@ def cut(
     if not groups:
         return ()
     line = [_Group(group, before) for group in groups]
-    low, high = max(one.cost for one in line), sum(group.cost for group in line)
+    low, high = max(group.cost for group in line), sum(group.cost for group in line)
     for _ in range(60):  # to the last bit of a float
         middle = (low + high) / 2
         if len(_stretches(line, middle)) <= count:
@@ -239,8 +239,8 @@ def merge(source: Path, out: Path, run: Run) -> int:
                 write_unit(copy.document, unit_path(run, unit, out))
                 copied += 1
     for path in kept_files(source):
-        if not (there := out / path.relative_to(source)).exists():
-            _copy(path, there)
+        if not (target := out / path.relative_to(source)).exists():
+            _copy(path, target)
     return copied
 
 

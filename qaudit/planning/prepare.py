@@ -397,11 +397,11 @@ def _together(before: Recipe, recipe: Recipe) -> Recipe | None:
     further: dict[str, Any] = {
         name: getattr(recipe, name) or getattr(before, name) for name in FURTHER
     }
-    selected = [{name: getattr(one, name) for name in SELECTIONS} for one in (before, recipe)]
+    selected = [{name: getattr(each, name) for name in SELECTIONS} for each in (before, recipe)]
     if selected[0] != selected[1]:
-        if all(any(one.values()) for one in selected):
+        if all(any(keys.values()) for keys in selected):
             return None
-        further |= next(one for one in selected if not any(one.values()))
+        further |= next(keys for keys in selected if not any(keys.values()))
     for name in LISTS:
         further[name] = tuple(dict.fromkeys((*getattr(before, name), *getattr(recipe, name))))
     documents = max(before.evaluation_documents, recipe.evaluation_documents)

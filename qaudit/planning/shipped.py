@@ -212,15 +212,15 @@ def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
     return replace(subject, members=(*subject.members, *beside))
 
 
-def reading_shipped(one: Pass, shipped: Sequence[Checkpoint], pricing: Pricing) -> Pass:
+def reading_shipped(step: Pass, shipped: Sequence[Checkpoint], pricing: Pricing) -> Pass:
     """Return a pass with the files that its schemes name, and their bytes in its price."""
     named = tuple(
-        file for file in shipped if any(f":file={file.label}:" in spec for spec in one.schemes)
+        file for file in shipped if any(f":file={file.label}:" in spec for spec in step.schemes)
     )
     if not named:
-        return one
-    one = replace(one, shipped=named)
-    if one.is_quantized:  # nothing runs beside it
-        one = priced(replace(one, full_precision=False), pricing)
-    nbytes = one.price.nbytes_read + sum(file.nbytes for file in named)
-    return replace(one, price=replace(one.price, nbytes_read=nbytes))
+        return step
+    step = replace(step, shipped=named)
+    if step.is_quantized:  # nothing runs beside it
+        step = priced(replace(step, full_precision=False), pricing)
+    nbytes = step.price.nbytes_read + sum(file.nbytes for file in named)
+    return replace(step, price=replace(step.price, nbytes_read=nbytes))

@@ -266,11 +266,11 @@ def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:
     """Yield what experts cost, and which routers and gates are left as they are."""
     if not sizes.experts:
         return
-    one, every = 4 * sizes.widest**2, 4 * sizes.widest**2 * sizes.experts
+    nbytes = 4 * sizes.widest**2  # of one expert
     yield (
         f"{sizes.per_token} of {sizes.experts} experts in a layer read a token; statistics of one "
-        f"expert are in memory at a time, up to {size(one)}, where those of a layer take "
-        f"{size(every)}"
+        f"expert are in memory at a time, up to {size(nbytes)}, where those of a layer take "
+        f"{size(nbytes * sizes.experts)}"
     )
     names = list(dict.fromkeys(name for _, name in sizes.matrices))
     owners = {match[1] for name in names if (match := _OF_EXPERTS.search(name))}
@@ -288,7 +288,7 @@ class _Permission:
     flag: str
     because: str
     means: str
-    done: str
+    note: str
 
 
 _PERMISSIONS = (
@@ -297,14 +297,14 @@ _PERMISSIONS = (
         flag="--allow-pickle",
         because="has its weights as pickles only, and opening a pickle can run code",
         means="they are then read with a loader that takes nothing but tensors",
-        done="pickled weights are read, with a loader that takes nothing but tensors",
+        note="pickled weights are read, with a loader that takes nothing but tensors",
     ),
     _Permission(
         need="remote_code",
         flag="--trust-remote-code",
         because="has its model as code of its own, which is not run unless asked for",
         means="that Python then runs on this machine with all your rights: read it first",
-        done="code of the repository is run on this machine",
+        note="code of the repository is run on this machine",
     ),
 )
 
@@ -339,7 +339,7 @@ def with_own_code(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoi
 def allowed_notes(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
     """Return a note for everything that was allowed and is going to be done."""
     return tuple(
-        f"{_some(needing)}: {permission.done}{_why(permission, needing)}"
+        f"{_some(needing)}: {permission.note}{_why(permission, needing)}"
         for permission, needing in _needing(checkpoints)
     )
 
