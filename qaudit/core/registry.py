@@ -31,12 +31,38 @@ import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
-from qaudit.core.scheme_sets import INSTEAD, SETS
 from qaudit.core.shipped import Shipped
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES, EXAMPLE_SCHEMES
 from qaudit.support.plugins import Plugins, entries_of, plugin_at
 from qaudit.types import Plugin
+
+SETS: Mapping[str, tuple[str, ...]] = {
+    "ship-2026": (
+        "fp8", "int8", "nvfp4", "nvfp4a16", "mxfp4a16", "gptq-4bit", "awq-4bit", "bnb-nf4",
+        "gguf-q8_0", "gguf-q4_k_m", "gguf-q4_0",
+    ),
+    "paper-a": ("gptq-4bit:preset=paper-a", "gptq-3bit:preset=paper-a"),
+    "paper-b": ("rtn:preset=paper-b", "rtn:preset=paper-b-int8"),
+    "w4a4": (
+        "nvfp4", "mxfp4", "mr-gptq", "quarot-rtn-4bit:rotate=false", "quarot-rtn-4bit",
+        "quarot-4bit", "duquant-4bit", "atom-4bit", "quik-4bit", "flatquant-4bit",
+        "spinquant-4bit", "ostquant-4bit",
+    ),
+}  # fmt: skip
+"""Sets of schemes that `--schemes` takes by one name; here and in `settings.DEFAULT_SCHEMES` schemes
+are named outside their own files."""
+
+INSTEAD = {
+    "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
+    "auto-awq": "AutoAWQ is archived; its algorithm is built in, as `awq-4bit`",
+    "bitsandbytes": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
+    "bnb": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
+    "base-q": "its equations could not be checked against its paper (docs/schemes.md); "
+    "`quarot-4bit` has its rotations",
+    "fp": "full precision is always measured; leave it out",
+}
+"""Hints for names of libraries and of schemes that are not here."""
 
 P = TypeVar("P")
 

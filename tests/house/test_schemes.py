@@ -12,7 +12,7 @@ import pytest
 from qaudit.core.registry import schemes
 from tests.house.source import PACKAGE, parsed
 
-SETS = {"settings.py", "core/scheme_sets.py"}
+SETS = {"settings.py", "core/registry.py"}
 """Default sets, and hints for names of other projects."""
 
 TYPES = frozenset({"gptq", "awq", "fp8", "int8", "nvfp4", "mxfp4"})
