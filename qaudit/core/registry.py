@@ -50,8 +50,8 @@ SETS: Mapping[str, tuple[str, ...]] = {
         "spinquant-4bit", "ostquant-4bit",
     ),
 }  # fmt: skip
-"""Sets of schemes that `--schemes` takes by one name; here and in `settings.DEFAULT_SCHEMES` schemes
-are named outside their own files."""
+"""Sets of schemes that `--schemes` takes by one name. Here and in `settings.DEFAULT_SCHEMES` alone
+schemes are named outside their own files."""
 
 INSTEAD = {
     "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
