@@ -9,16 +9,20 @@ judge.lock is the part of run.lock that `gate`, `diff` and `report` need, withou
 Markers are evaluated for every supported Python and platform, so that one lock serves all.
 
 Local versions are dropped: `torch 2.13.0+cpu` becomes `torch==2.13.0`, and the index decides
-whether that is a CPU or a CUDA build. For the same reason there are no hashes. The libraries
-a CUDA build brings along are pinned by torch itself.
+whether that is a CPU or a CUDA build. For the same reason run.lock and dev.lock have no hashes. The
+libraries a CUDA build brings along are pinned by torch itself. judge.lock has the hashes of the
+wheels that pip takes on each platform, so that a gate in CI installs what was tested or nothing.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
 import sys
+import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -42,10 +46,17 @@ JUDGE = (
 )
 """Those of the dependencies that judging a saved audit needs; the others are for measuring."""
 
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PLATFORMS = (
+    ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64"),
+    ("manylinux_2_28_aarch64", "manylinux2014_aarch64", "manylinux_2_17_aarch64"),
+    ("macosx_14_0_arm64", "macosx_12_0_arm64", "macosx_11_0_arm64", "macosx_11_0_universal2"),
+    ("win_amd64",),
+)
 ENVIRONMENTS = [
     {"python_version": python, "python_full_version": f"{python}.0", **platform}
     for python, platform in itertools.product(
-        ("3.11", "3.12", "3.13", "3.14"),
+        PYTHONS,
         (
             {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"},
             {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machine": "arm64"},
@@ -98,13 +109,44 @@ def main() -> None:
     dev = closure(project["project"]["optional-dependencies"]["dev"])
     extra = {name: version for name, version in dev.items() if name not in run}
     (HERE / "run.lock").write_text(HEADER + lines(run))
-    (HERE / "judge.lock").write_text(HEADER + lines(judge))
+    (HERE / "judge.lock").write_text(HEADER + lines(judge, hashes_of(judge)))
     (HERE / "dev.lock").write_text(HEADER + "-r run.lock\n" + lines(extra))
 
 
-def lines(pins: dict[str, str]) -> str:
-    """Print pins in name order."""
-    return "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
+def lines(pins: dict[str, str], hashes: Mapping[str, Iterable[str]] | None = None) -> str:
+    """Print pins in name order, each with the hashes of its files."""
+    text = ""
+    for name, version in sorted(pins.items()):
+        known = "".join(
+            f" \\\n    --hash=sha256:{one}" for one in sorted((hashes or {}).get(name, ()))
+        )
+        text += f"{name}=={version}{known}\n"
+    return text
+
+
+def hashes_of(pins: dict[str, str]) -> dict[str, set[str]]:
+    """Return the hashes of the wheels that pip chooses for each Python on each platform."""
+    hashes: dict[str, set[str]] = {}
+    for python, platforms in itertools.product(PYTHONS, PLATFORMS):
+        with tempfile.TemporaryDirectory() as scratch:
+            wanted, report = Path(scratch) / "wanted.txt", Path(scratch) / "report.json"
+            wanted.write_text(lines(pins))
+            tags = [word for platform in platforms for word in ("--platform", platform)]
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed",
+                 "--no-deps", "--only-binary", ":all:", "--python-version", python, *tags,
+                 "--target", scratch, "--report", str(report), "-r", str(wanted)],
+                check=False,
+            )  # fmt: skip
+            if done.returncode:
+                print(f"lock: no hashes for Python {python} on {platforms[0]}", file=sys.stderr)
+                continue
+            for item in json.loads(report.read_text())["install"]:
+                name = canonicalize_name(item["metadata"]["name"])
+                hashes.setdefault(name, set()).add(
+                    item["download_info"]["archive_info"]["hashes"]["sha256"]
+                )
+    return hashes
 
 
 if __name__ == "__main__":
