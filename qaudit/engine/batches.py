@@ -80,7 +80,7 @@ def make_batches(
     while position < len(order):
         length = len(windows[order[position]].tokens)
         pads = length <= pad_until
-        width = min(padded(length, context), pad_until) if pads else length
+        width = min(padded(length, max(context, length)), pad_until) if pads else length
         rows = max(1, tokens_per_batch // width)
         chosen = order[position : position + rows]
         if not pads:

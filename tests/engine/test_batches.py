@@ -34,6 +34,11 @@ def test_padding_is_not_valid_and_never_longer_than_the_context():
     assert batch.valid_BT().sum(1).tolist() == [47, 10]
 
 
+def test_options_may_be_longer_than_the_context_of_documents():
+    (batch,) = make_batches(windows_of([18]), context=8)
+    assert batch.tokens_BT.shape == (1, 18)
+
+
 def test_geometry_depends_on_the_windows_alone():
     windows = windows_of([5, 60, 33, 33, 2, 64])
     first, second = make_batches(windows, 64), make_batches(windows, 64)
