@@ -50,7 +50,9 @@ def score(
         relative = statistics.relative_error(*pair, confidence)
         change = statistics.absolute_change(*pair, tokens[used], confidence)
         share = largest_share(pair[0] - pair[1])
-        needed = documents_for_width((*pair, tokens[used]), statistics.change, NARROW, confidence)
+        needed = documents_for_width(
+            pair, statistics.excess, NARROW, confidence
+        )  # as it is printed
     ce = statistics.cross_entropy(nll[used], tokens[used], confidence)
     path, sha256 = _file(measured, files)
     return MeasurementRow(

@@ -420,12 +420,12 @@ def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
     rows = [s for s in found.measurements if s.documents_for_loss is not None]
     assert rows
     for row in rows:
-        change, needed = row.absolute_change, row.documents_for_loss
+        change, needed = row.relative_error, row.documents_for_loss
         assert change is not None
         assert needed is not None
         own, full = (sums[row.subject, scheme] for scheme in (row.scheme, "fp"))
-        residual = own.nll_sum - full.nll_sum - change.estimate * own.tokens
-        scatter = np.std(residual, ddof=1) / own.tokens.mean()
+        residual = own.nll_sum - full.nll_sum * (1 + change.estimate)
+        scatter = np.std(residual, ddof=1) / full.nll_sum.mean()
         assert needed >= (1.96 * scatter / (0.1 * change.estimate)) ** 2 * 0.98
         reach = max(change.high - change.estimate, change.estimate - change.low)
         # Ten documents are the least, and below a hundred t is wider than with 200.
