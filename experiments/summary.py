@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from experiments.types import Claim, Contrast, ContrastResult, ExperimentSummary
 from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, FAINT, INK, POINT, Chart, drawing, look_of, name_of
-from qaudit.report.format import NOT_MEASURED, count, percent, plural, shown, spread
+from qaudit.report.format import NOT_MEASURED, count, or_dash, percent, plural, spread
 from qaudit.report.markdown import render_blocks
 from qaudit.report.plots import interval_across, rows_of
 from qaudit.saved.codec import text_of
@@ -123,7 +123,7 @@ def over_seeds(result: ContrastResult) -> str:
 
 
 def _shown(contrast: Contrast, interval: Interval | None) -> str:
-    return shown(interval, percent if contrast.measure == "error" else spread)
+    return or_dash(interval, percent if contrast.measure == "error" else spread)
 
 
 SIDES, GAP = (250.0, 840.0), 58.0

@@ -25,7 +25,7 @@ from qaudit.judge.agreement import refuse_another_verdict, rows_again
 from qaudit.policy import policy_inside
 from qaudit.report import document as doc
 from qaudit.report.folder import must_take_files
-from qaudit.report.format import loss, percent, plural, shown, spread
+from qaudit.report.format import loss, or_dash, percent, plural, spread
 from qaudit.report.html import render
 from qaudit.saved.evidence import read_saved
 from qaudit.tables import Audit
@@ -187,7 +187,7 @@ def _table(rows: Sequence[Row], name: str = "") -> doc.TableBlock:
                 doc.name_cell(row["subject"]),
                 row["scheme"],
                 doc.cell(
-                    shown(row["bits_per_weight"], "{:.2f}".format), value=row["bits_per_weight"]
+                    or_dash(row["bits_per_weight"], "{:.2f}".format), value=row["bits_per_weight"]
                 ),
                 doc.cell(doc.strong(doc.status_in_words(row["verdict"]).upper()))
                 if row["verdict"]

@@ -96,7 +96,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _text(rows: Sequence[TaskRow]) -> str:
-    from qaudit.report.format import percent, shown
+    from qaudit.report.format import or_dash, percent
 
     lines = []
     for row in rows:
@@ -104,7 +104,7 @@ def _text(rows: Sequence[TaskRow]) -> str:
         if row.drop is not None:
             line += (
                 f"; {percent(row.drop)} points lost, {row.right_to_wrong} right to wrong, "
-                f"{row.wrong_to_right} back, p {shown(row.p_value, '{:.2g}'.format)}"
+                f"{row.wrong_to_right} back, p {or_dash(row.p_value, '{:.2g}'.format)}"
             )
         lines.append(line)
     return "\n".join(lines)

@@ -33,7 +33,7 @@ from qaudit.judge.rollouts import (
 )
 from qaudit.judge.table import Cell, Measurements
 from qaudit.report import document as doc
-from qaudit.report.format import percent, shown, spread
+from qaudit.report.format import or_dash, percent, spread
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
@@ -279,7 +279,7 @@ def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
             row.scheme,
             interval_of(row.expected_score, spread),
             interval_of(row.expected_change, spread),
-            shown(row.effective_samples, "{:.0f}".format),
+            or_dash(row.effective_samples, "{:.0f}".format),
         )
         for row in marked
     )

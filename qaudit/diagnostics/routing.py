@@ -21,7 +21,7 @@ from qaudit.judge.fidelity import MEANS, agreement_of
 from qaudit.judge.table import Cell, Measurements
 from qaudit.report import document as doc
 from qaudit.report.chart import Chart, looks
-from qaudit.report.format import percent, shown
+from qaudit.report.format import or_dash, percent
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import Diagnostics, Finding, Interval, RoutingRow
@@ -102,8 +102,8 @@ def _row(view: View, subject: str, scheme: str, rows: list[RoutingRow]) -> doc.T
     least = min(layers, key=lambda row: row.agreement.estimate)
     return doc.row(
         scheme,
-        shown(score.routing_agreement if score else None, percent),
-        shown(score.routing_moved if score else None, percent),
+        or_dash(score.routing_agreement if score else None, percent),
+        or_dash(score.routing_moved if score else None, percent),
         f"{least.block}: {percent(least.agreement)}",
     )
 

@@ -32,7 +32,7 @@ from qaudit.diagnostics.roles import role_of
 from qaudit.errors import UsageError
 from qaudit.judge.table import Measurements
 from qaudit.report import document as doc
-from qaudit.report.format import listing, percent, plural, shown, spread
+from qaudit.report.format import listing, or_dash, percent, plural, spread
 from qaudit.report.views import View
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.types import Diagnostics, Finding, SensitivityRow
@@ -243,7 +243,9 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
     )
     cells = tuple(
         doc.row(
-            doc.name_cell(row.name), shown(row.absolute_change, spread), shown(row.share, percent)
+            doc.name_cell(row.name),
+            or_dash(row.absolute_change, spread),
+            or_dash(row.share, percent),
         )
         for row in alone
     )

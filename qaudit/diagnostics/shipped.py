@@ -34,7 +34,7 @@ from qaudit.report.document import (
     prose,
     words,
 )
-from qaudit.report.format import NOT_MEASURED, listing, percent, shown, size, spread
+from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, size, spread
 from qaudit.report.plots import interval_across, rows_of
 from qaudit.report.views import View
 from qaudit.types import (
@@ -179,15 +179,15 @@ def _damaged(view: View) -> list[Inline]:
 
 def _table_row(view: View, one: ShippedRow) -> TableRow:
     score = view.score(one.subject, one.scheme)
-    bits = shown(one.bits, str)
+    bits = or_dash(one.bits, str)
     return TableRow(
         (
             name_cell(one.scheme),
             cell(f"{one.format or NOT_MEASURED}, {bits}-bit"),
-            cell(shown(one.nbytes, size)),
-            interval_cell(shown(one.kl, spread)),
-            interval_cell(shown(score.absolute_change if score else None, spread)),
-            interval_cell(shown(score.top1_agreement if score else None, percent)),
+            cell(or_dash(one.nbytes, size)),
+            interval_cell(or_dash(one.kl, spread)),
+            interval_cell(or_dash(score.absolute_change if score else None, spread)),
+            interval_cell(or_dash(score.top1_agreement if score else None, percent)),
             cell(listing(list(one.dominated_by)) if one.dominated_by else "-"),
         )
     )

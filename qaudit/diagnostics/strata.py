@@ -22,7 +22,7 @@ from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.strata import largest, stratum_rows
 from qaudit.judge.table import Cell, Measurements, is_finite
 from qaudit.report import document as doc
-from qaudit.report.format import percent, shown, spread
+from qaudit.report.format import or_dash, percent, spread
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
@@ -134,7 +134,7 @@ def _strata(cell: tuple[str, str], rows: Sequence[StratumRow]) -> list[doc.Block
     if not errors:
         return []
     rows_of_cell.sort(
-        key=lambda one: -one.relative_error.estimate if one.relative_error else math.inf
+        key=lambda row: -row.relative_error.estimate if row.relative_error else math.inf
     )
     worst, *lower = sorted(errors, key=lambda error: -error.estimate)
     overlap = ", intervals overlap" if any(error.high >= worst.low for error in lower) else ""
@@ -179,4 +179,4 @@ def numbers(ce: Interval, error: Interval | None, kl: Interval | None) -> list[s
 def interval_of(interval: Interval | None, show: Callable[..., str]) -> str:
     """Print an interval; of one document there are no bounds."""
     has_bounds = interval is not None and math.isfinite(interval.low + interval.high)
-    return shown(interval, partial(show, bounds=has_bounds))
+    return or_dash(interval, partial(show, bounds=has_bounds))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
 from qaudit.report import document as doc
-from qaudit.report.format import shown, spread
+from qaudit.report.format import or_dash, spread
 from qaudit.report.views import View
 from qaudit.types import WeightRow
 
@@ -94,4 +94,4 @@ def _numbers(one: WeightRow, scheme: str | None) -> list[str]:
     if scheme is not None:
         moved = one.perturbation.get(scheme)
         numbers.append(None if moved is None else 100 * moved)
-    return [shown(value, "{:.3g}".format) for value in numbers]
+    return [or_dash(value, "{:.3g}".format) for value in numbers]

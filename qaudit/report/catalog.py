@@ -19,11 +19,11 @@ from qaudit.report.format import (
     NOT_MEASURED,
     count,
     inert,
+    or_dash,
     padded,
     plural,
     printable,
     shortened,
-    shown,
     size,
     width_of,
     wrapped,
@@ -112,8 +112,8 @@ class _Notes:
         if checkpoint.label in self._same:
             what, labels = self._same[checkpoint.label]
             more = len(labels) - MOST_NAMES
-            shown = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-            texts.insert(0, f"{what}: {shown}")
+            names = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+            texts.insert(0, f"{what}: {names}")
         numbers = [self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts]
         return ",".join(map(str, numbers))
 
@@ -139,10 +139,10 @@ def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
         "*" if c.label in catalog.selected else "",
         printable(c.label),
         printable(f"{stage}{ingredient}") or NOT_MEASURED,
-        shown(c.step, "{:,}".format),
-        shown(c.tokens, count),
-        shown(c.learning_rate, "{:.3g}".format),
-        shown(nbytes, lambda nbytes: size(nbytes) if nbytes else "none"),
+        or_dash(c.step, "{:,}".format),
+        or_dash(c.tokens, count),
+        or_dash(c.learning_rate, "{:.3g}".format),
+        or_dash(nbytes, lambda nbytes: size(nbytes) if nbytes else "none"),
         notes.of(c),
     ]
 

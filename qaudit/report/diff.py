@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 
 from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
-from qaudit.report.format import listing, percent, plural, renderer_of, shown, spread
+from qaudit.report.format import listing, or_dash, percent, plural, renderer_of, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading, TaskDelta
 from qaudit.version import __version__
@@ -126,8 +126,8 @@ def _code(text: str | None) -> str:
     """Show a name or a value, of a digest the first twelve digits."""
     if text is None:
         return "not recorded"
-    shown = f"{text[:12]}.." if _DIGEST.fullmatch(text) else text
-    return "`" + shown.replace("`", "'") + "`"
+    short = f"{text[:12]}.." if _DIGEST.fullmatch(text) else text
+    return "`" + short.replace("`", "'") + "`"
 
 
 def _table(
@@ -192,7 +192,7 @@ def _size(interval: Interval | None) -> float:
 
 def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> doc.Cell:
     return doc.interval_cell(
-        shown(interval, show), value=None if interval is None else interval.estimate
+        or_dash(interval, show), value=None if interval is None else interval.estimate
     )
 
 

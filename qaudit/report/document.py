@@ -126,21 +126,21 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table; its first column names its rows. `shown` is which rows are not minor."""
+    """A table; its first column names its rows. `selected` says which rows are not minor."""
 
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     caption: str = ""
-    shown: str = ""
+    selected: str = ""
     name: str = ""
 
     @property
     def selection(self) -> str:
         """Which rows are shown where minor ones are not; empty where all are."""
-        shown = sum(not row.minor for row in self.rows)
-        if shown == len(self.rows):
+        count = sum(not row.minor for row in self.rows)
+        if count == len(self.rows):
             return ""
-        return f"{shown} of {len(self.rows)} rows are shown: {self.shown}".removesuffix(": ")
+        return f"{count} of {len(self.rows)} rows are shown: {self.selected}".removesuffix(": ")
 
 
 @dataclass(frozen=True)

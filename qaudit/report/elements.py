@@ -46,5 +46,5 @@ def unseen(words: str) -> Html:
 
 def _attribute(name: str, value: Value) -> str:
     key = name.rstrip("_").replace("_", "-")
-    shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-    return f' {key}="{text(shown)}"'
+    number = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f' {key}="{text(number)}"'

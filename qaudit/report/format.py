@@ -32,7 +32,7 @@ def renderer_of(form: str, formats: Mapping[str, Callable[[Value], str]]) -> Cal
     return formats[form]
 
 
-def shown(value: Value | None, show: Callable[[Value], str]) -> str:
+def or_dash(value: Value | None, show: Callable[[Value], str]) -> str:
     """Print a value; `-` where it was not measured."""
     return NOT_MEASURED if value is None else show(value)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qaudit.report import document as doc
-from qaudit.report.format import NOT_MEASURED, listing, loss, percent, plural, shown, size, spread
+from qaudit.report.format import NOT_MEASURED, listing, loss, or_dash, percent, plural, size, spread
 from qaudit.report.sections import divergence_floor
 from qaudit.report.verdict import NOT_A_RANK
 from qaudit.report.views import View
@@ -59,7 +59,7 @@ def _added_table(view: View) -> doc.TableBlock:
         ),
         rows,
         ADDED_CAPTION,
-        shown=ROWS_IN_WORDS,
+        selected=ROWS_IN_WORDS,
         name="errors",
     )
 
@@ -177,10 +177,10 @@ def _scheme_row(row: MeasurementRow, width: int) -> doc.TableRow:
     change, error = row.absolute_change, row.relative_error
     texts = [
         spread(row.ce),
-        shown(change, spread),
-        shown(error, percent),
+        or_dash(change, spread),
+        or_dash(error, percent),
         f"{row.perplexity:.4g}",
-        shown(row.bits_per_byte, "{:.4f}".format),
+        or_dash(row.bits_per_byte, "{:.4f}".format),
         str(row.calibration_seed),
     ]
     return doc.TableRow((doc.name_cell(row.subject), *map(doc.cell, texts))[:width])
@@ -237,12 +237,12 @@ def _kl_row(view: View, score: MeasurementRow) -> doc.TableRow:
     cells = (
         doc.cell(score.scheme),
         doc.interval_cell(spread(score.kl)),
-        *(doc.interval_cell(shown(divergence, spread)) for divergence in divergences),
-        doc.cell(shown(score.kl_max, "{:.3g}".format)),
-        doc.interval_cell(shown(score.top1_agreement, percent)),
-        doc.interval_cell(shown(score.sure_flips, percent)),
+        *(doc.interval_cell(or_dash(divergence, spread)) for divergence in divergences),
+        doc.cell(or_dash(score.kl_max, "{:.3g}".format)),
+        doc.interval_cell(or_dash(score.top1_agreement, percent)),
+        doc.interval_cell(or_dash(score.sure_flips, percent)),
         doc.cell(_by_confidence(score)),
-        doc.interval_cell(shown(score.rms_dp, percent)),
+        doc.interval_cell(or_dash(score.rms_dp, percent)),
     )
     return doc.TableRow(cells, chosen=score.scheme == view.main.scheme)
 
@@ -255,7 +255,7 @@ def _by_confidence(score: MeasurementRow) -> str:
 def _kl_matrix(view: View) -> doc.TableBlock:
     def kl(label: str, scheme: str) -> doc.Cell:
         score = view.score(label, scheme)
-        return doc.interval_cell(shown(score.kl if score else None, spread))
+        return doc.interval_cell(or_dash(score.kl if score else None, spread))
 
     rows = tuple(
         doc.TableRow(
@@ -286,11 +286,11 @@ def reference_section(view: View) -> tuple[doc.Block, ...]:
             cells = (
                 doc.name_cell(subject.label),
                 doc.cell(scheme),
-                doc.interval_cell(shown(score.kl, spread)),
-                doc.interval_cell(shown(score.reference_kl, spread)),
-                doc.interval_cell(shown(score.reference_top1_agreement, percent)),
-                doc.interval_cell(shown(task.reference_drop if task else None, percent)),
-                doc.cell(shown(task.reference_flips if task else None, "{:.1%}".format)),
+                doc.interval_cell(or_dash(score.kl, spread)),
+                doc.interval_cell(or_dash(score.reference_kl, spread)),
+                doc.interval_cell(or_dash(score.reference_top1_agreement, percent)),
+                doc.interval_cell(or_dash(task.reference_drop if task else None, percent)),
+                doc.cell(or_dash(task.reference_flips if task else None, "{:.1%}".format)),
             )
             rows.append(doc.TableRow(cells))
     if not rows:

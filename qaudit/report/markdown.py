@@ -47,16 +47,16 @@ def render(
     """
     renderer = _Renderer(pictures_at, has_dark, document.is_folded)
     parts = [(block, "\n\n".join(filter(None, renderer.block(block)))) for block in document.blocks]
-    head = [f"## {_plain(document.title)}", f"**{_runs(document.headline)}**"]
+    head = [f"## {_escaped(document.title)}", f"**{_runs(document.headline)}**"]
     left_out: list[str] = []
 
     def text() -> str:
         end = (
-            [f"{_runs(doc.prose(left_out_as))}: {', '.join(map(_plain, left_out))}."]
+            [f"{_runs(doc.prose(left_out_as))}: {', '.join(map(_escaped, left_out))}."]
             if left_out
             else []
         )
-        return "\n\n".join([*head, *(shown for _, shown in parts if shown), *end]) + "\n"
+        return "\n\n".join([*head, *(rendered for _, rendered in parts if rendered), *end]) + "\n"
 
     while limit_nbytes is not None and len(text().encode()) > limit_nbytes:
         sections = [part for part in parts if isinstance(part[0], doc.Section)]
@@ -94,7 +94,7 @@ class _Renderer:
                 yield from self.block(doc.FoldBlock(block.title, block.blocks), level + 1)
             case doc.Section():
                 inner = list(self.blocks(block.blocks, level + 1))
-                yield from [f"{'#' * level} {_plain(block.title)}", *inner] if inner else []
+                yield from [f"{'#' * level} {_escaped(block.title)}", *inner] if inner else []
             case doc.Banner():
                 yield _banner(block)
             case doc.FoldBlock():
@@ -119,7 +119,7 @@ class _Renderer:
             return _fenced(doc.CodeBlock("\n".join(figure.lines))) if figure.lines else ""
         place = quote(f"{self.pictures_at}/{figure.name}")
         if not self.has_dark:
-            return f"![{_plain(figure.alt)}]({place}.svg)"
+            return f"![{_escaped(figure.alt)}]({place}.svg)"
         return (
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{place}-dark.svg">'
             f'<img alt="{_html(figure.alt)}" src="{place}.svg"></picture>'
@@ -127,13 +127,13 @@ class _Renderer:
 
 
 def _legend(table: doc.TableBlock) -> str:
-    return f"{_plain(table.selection)}." if table.selection else ""
+    return f"{_escaped(table.selection)}." if table.selection else ""
 
 
 def _table(table: doc.TableBlock) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
     rules = "|".join("--:" if column.align == "right" else ":--" for column in table.columns)
-    head = " | ".join(_plain(column.name) for column in table.columns)
+    head = " | ".join(_escaped(column.name) for column in table.columns)
     rows = [" | ".join(map(_cell, row.cells)) for row in table.rows if not row.minor]
     return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
 
@@ -141,7 +141,7 @@ def _table(table: doc.TableBlock) -> str:
 def _cell(cell: doc.Cell) -> str:
     text = _runs(cell.runs, in_table=True)
     # No space inside an interval: a narrow column would break it over two lines.
-    small = _inactive(cell.small).replace(" ", "&nbsp;")
+    small = _escaped_inside(cell.small).replace(" ", "&nbsp;")
     return f"{text}<br><sub>{small}</sub>" if small else text
 
 
@@ -153,14 +153,14 @@ def _banner(banner: doc.Banner) -> str:
 def _notice(notice: doc.Notice) -> str:
     details = "<br>".join(_runs(line, in_table=True) for line in notice.details)
     title = _runs(notice.title, in_table=True)
-    status = f"{_inactive(notice.label)}: **{notice.word}**"
+    status = f"{_escaped_inside(notice.label)}: **{notice.word}**"
     return f"| {status}<br>{title} | {details} |"
 
 
 def _runs(runs: doc.Inline, *, in_table: bool = False) -> str:
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda run: (run.strong, run.emphasis)):
-        text = "".join(_same(list(same), in_table) for _, same in groupby(group, _kind))
+        text = "".join(_run_of_kind(list(same), in_table) for _, same in groupby(group, _kind))
         text = f"*{text}*" if is_emphasis else text
         parts.append(f"**{text}**" if is_strong else text)
     return "".join(parts)
@@ -170,15 +170,15 @@ def _kind(run: doc.TextRun) -> tuple[bool, str]:
     return run.code, run.href
 
 
-def _same(runs: list[doc.TextRun], in_table: bool) -> str:
+def _run_of_kind(runs: list[doc.TextRun], in_table: bool) -> str:
     """Show runs of one kind; text is escaped as a whole, for `[a]` and `(b)` make a link."""
     is_code, href = _kind(runs[0])
     text = "".join(run.text for run in runs)
     if is_code:
-        shown = _code_cell(text) if in_table else _code(text)
+        escaped = _code_cell(text) if in_table else _code(text)
     else:
-        shown = _inactive(text) if in_table else _plain(text)
-    return f"[{shown}]({quote(href, safe=':/#?=&@')})" if href else shown
+        escaped = _escaped_inside(text) if in_table else _escaped(text)
+    return f"[{escaped}]({quote(href, safe=':/#?=&@')})" if href else escaped
 
 
 def _fenced(block: doc.CodeBlock) -> str:
@@ -208,17 +208,17 @@ def _code_cell(name: str) -> str:
     A bar ends a cell even in code, and readers disagree on a backslash before it: names with
     either are spelled in entities, on which all readers agree.
     """
-    shown = _code(name)
-    if not set(shown) & set("|\\"):
-        return shown
-    return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda m: f'&#{ord(m[0])};', shown[1:-1])}</code>"
+    code = _code(name)
+    if not set(code) & set("|\\"):
+        return code
+    return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda m: f'&#{ord(m[0])};', code[1:-1])}</code>"
 
 
-def _plain(text: str) -> str:
-    return _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\\\g<0>", _inactive(text)))
+def _escaped(text: str) -> str:
+    return _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\\\g<0>", _escaped_inside(text)))
 
 
-def _inactive(text: str) -> str:
+def _escaped_inside(text: str) -> str:
     """Show text that is not at the beginning of a line."""
     safe = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return _ACTIVE.sub(r"\\\g<0>", safe)

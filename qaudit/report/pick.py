@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from qaudit.report import document as doc
 from qaudit.report import terminal
-from qaudit.report.format import listing, loss, shown, size, spread
+from qaudit.report.format import listing, loss, or_dash, size, spread
 from qaudit.report.series import picture
 from qaudit.report.verdict import banner, evidence, headline, what
 from qaudit.report.views import View
@@ -60,8 +60,8 @@ def pareto_table(view: View) -> doc.TableBlock:
         doc.row(
             point.scheme,
             f"{point.bits_per_weight:.2f}",
-            shown(point.bits_per_parameter, "{:.2f}".format),
-            shown(point.nbytes, size),
+            or_dash(point.bits_per_parameter, "{:.2f}".format),
+            or_dash(point.nbytes, size),
             doc.name_cell(point.subject),
             spread(point.ce),
             "yes" if point.on_front else "",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qaudit.report import document as doc
-from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points, shown
+from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, points
 from qaudit.report.series import picture
 from qaudit.report.views import ABOUT_A_POLICY, View, is_ignored
 from qaudit.types import CODES, FULL_PRECISION, ClassVerdict, Finding, Interval, Noise, TaskRow
@@ -61,9 +61,9 @@ def _worst(findings: list[Finding]) -> list[doc.Inline]:
     )
 
 
-def _items(findings: Sequence[Finding], shown: int) -> list[doc.Inline]:
-    items = [_item(finding) for finding in findings[:shown]]
-    more = len(findings) - shown
+def _items(findings: Sequence[Finding], most: int) -> list[doc.Inline]:
+    items = [_item(finding) for finding in findings[:most]]
+    more = len(findings) - most
     if more > 0:
         items.append(
             (*doc.strong(findings[0].rule), *doc.prose(f" and {more} more in `audit.json`."))
@@ -115,10 +115,10 @@ def _noise_row(noise: Noise) -> doc.TableRow:
             (
                 noise.scheme,
                 str(noise.draws),
-                shown(noise.interval, percent),
-                shown(noise.documents, points),
-                shown(noise.draw, points),
-                shown(noise.numerical, points),
+                or_dash(noise.interval, percent),
+                or_dash(noise.documents, points),
+                or_dash(noise.draw, points),
+                or_dash(noise.numerical, points),
             ),
         ),
     ]
@@ -147,17 +147,21 @@ def _power(view: View) -> Iterator[str]:
         )
 
 
-def _documents_needed(view: View, one: ClassVerdict) -> Iterator[str]:
+def _documents_needed(view: View, decision: ClassVerdict) -> Iterator[str]:
     """Yield how many documents make the intervals of what ships narrow, of each measure."""
-    score = view.score(one.subject, one.scheme) if one.subject and one.scheme else None
+    score = (
+        view.score(decision.subject, decision.scheme)
+        if decision.subject and decision.scheme
+        else None
+    )
     if score is None:
         return
     needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
     parts = [f"{count:,} for its {name}" for name, count in needed.items() if count is not None]
     if parts:
         yield (
-            f"Documents that narrow the interval of `{one.subject}` at {one.scheme} to 10 % either "
-            f"way: {listing(parts)}; {score.documents:,} were measured."
+            f"Documents that narrow the interval of `{decision.subject}` at {decision.scheme} to "
+            f"10 % either way: {listing(parts)}; {score.documents:,} were measured."
         )
 
 
@@ -307,10 +311,10 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
     rows = []
     for subject, scheme in cells[:_MOST_CELLS]:
         full = {row.task: row.accuracy for row in by_cell.get((subject, FULL_PRECISION), [])}
-        for one in by_cell[subject, scheme]:
-            percents = (_percent(part) for part in (full.get(one.task), one.accuracy, one.drop))
-            texts = (one.scheme, _task_name(one))
-            rows.append(doc.row(doc.name_cell(subject), *texts, *percents, str(one.items)))
+        for row in by_cell[subject, scheme]:
+            percents = (_percent(part) for part in (full.get(row.task), row.accuracy, row.drop))
+            texts = (row.scheme, _task_name(row))
+            rows.append(doc.row(doc.name_cell(subject), *texts, *percents, str(row.items)))
     return (doc.TableBlock(_ACCURACY_COLUMNS, tuple(rows)),) if rows else ()
 
 
@@ -345,29 +349,34 @@ def _task_table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block |
     )
 
 
-def _task_row(one: TaskRow, before: Interval | None) -> doc.TableRow:
+def _task_row(row: TaskRow, before: Interval | None) -> doc.TableRow:
     return doc.row(
-        doc.name_cell(_task_name(one)),
-        *(_percent(part) for part in (before, one.accuracy, one.drop, one.accuracy_drop)),
-        shown(one.flips, lambda part: f"{100 * part:.1f}"),
-        shown(one.right_to_wrong, str),
-        shown(one.wrong_to_right, str),
-        shown(one.p_value, "{:.2g}".format),
-        doc.interval_cell(shown(one.margin_factor, _factor)),
-        str(one.items),
+        doc.name_cell(_task_name(row)),
+        *(_percent(part) for part in (before, row.accuracy, row.drop, row.accuracy_drop)),
+        or_dash(row.flips, lambda part: f"{100 * part:.1f}"),
+        or_dash(row.right_to_wrong, str),
+        or_dash(row.wrong_to_right, str),
+        or_dash(row.p_value, "{:.2g}".format),
+        doc.interval_cell(or_dash(row.margin_factor, _factor)),
+        str(row.items),
     )
 
 
-def _whole_row(one: TaskRow) -> doc.TableRow:
-    texts = (one.scheme, _task_name(one), percent(one.accuracy), shown(one.accuracy_drop, percent))
+def _whole_row(row: TaskRow) -> doc.TableRow:
+    texts = (
+        row.scheme,
+        _task_name(row),
+        percent(row.accuracy),
+        or_dash(row.accuracy_drop, percent),
+    )
     return doc.TableRow(
-        (doc.name_cell(one.subject), *map(doc.cell, texts), doc.cell(str(one.items)))
+        (doc.name_cell(row.subject), *map(doc.cell, texts), doc.cell(str(row.items)))
     )
 
 
 def _percent(interval: Interval | None) -> doc.Cell:
     value = interval.estimate if interval else None
-    return doc.interval_cell(shown(interval, percent), value=value)
+    return doc.interval_cell(or_dash(interval, percent), value=value)
 
 
 def _factor(interval: Interval) -> str:

@@ -25,12 +25,12 @@ from qaudit.report.format import (
     BLOCKS,
     NOT_MEASURED,
     listing,
+    or_dash,
     padded,
     percent,
     plural,
     printable,
     shortened,
-    shown,
     spread,
     width_of,
 )
@@ -339,7 +339,7 @@ def _soup_cells(row: SoupRow) -> tuple[doc.Cell, ...]:
         doc.name_cell(row.opponent),
         doc.cell(spread(row.outright.interval)),
         doc.cell(spread(row.difference.interval)),
-        doc.cell(shown(row.relative.interval if row.relative else None, percent)),
+        doc.cell(or_dash(row.relative.interval if row.relative else None, percent)),
         doc.cell(soup_reading(row)),
     )
 

@@ -106,10 +106,10 @@ class View:
         ]
         return min(
             classes,
-            key=lambda one: (
-                levels.index(one.level),
-                one.status != status,
-                one.bit_class.zfill(9),  # then the fewest bits
+            key=lambda decision: (
+                levels.index(decision.level),
+                decision.status != status,
+                decision.bit_class.zfill(9),  # then the fewest bits
             ),
             default=None,
         )
@@ -211,17 +211,20 @@ def is_ignored(finding: Finding) -> bool:
     return bad and finding.level == "info"
 
 
-def judged(score: MeasurementRow, one: ClassVerdict) -> MeasurementRow:
+def judged(score: MeasurementRow, decision: ClassVerdict) -> MeasurementRow:
     """Return a row with the verdict's own numbers, if it is of what that names."""
-    if (score.subject, score.scheme) != (one.subject, one.scheme) or one.documents is None:
+    if (score.subject, score.scheme) != (
+        decision.subject,
+        decision.scheme,
+    ) or decision.documents is None:
         return score
-    assert one.ce is not None
+    assert decision.ce is not None
     return replace(
         score,
-        ce=one.ce,
-        relative_error=one.relative_error,
-        kl=one.kl,
-        documents=one.documents,
+        ce=decision.ce,
+        relative_error=decision.relative_error,
+        kl=decision.kl,
+        documents=decision.documents,
         # Agreement is no part of a verdict: `-` where other documents judge.
         top1_agreement=score.top1_agreement,
     )

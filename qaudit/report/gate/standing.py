@@ -10,7 +10,7 @@ import math
 from collections import Counter
 
 from qaudit.judge.gate.sentences import bound_of, in_unit
-from qaudit.report.format import NOT_MEASURED, listing, percent, shown, spread
+from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, spread
 from qaudit.types import Check, CheckStanding, Gate
 
 WORST_FIRST: tuple[CheckStanding, ...] = (
@@ -95,10 +95,10 @@ def held_together(gate: Gate) -> str:
 
 def value(check: Check) -> str:
     if check.unit == "fraction":
-        return shown(check.interval, lambda interval: percent(interval, unit=" %"))
+        return or_dash(check.interval, lambda interval: percent(interval, unit=" %"))
     if check.unit == "tokens":
-        return shown(check.interval, lambda interval: in_unit(interval, "tokens"))
-    return shown(check.interval, lambda interval: spread(interval, unit=f" {check.unit}"))
+        return or_dash(check.interval, lambda interval: in_unit(interval, "tokens"))
+    return or_dash(check.interval, lambda interval: spread(interval, unit=f" {check.unit}"))
 
 
 def margin(check: Check) -> str:

@@ -40,7 +40,7 @@ def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: 
     """Render a document with figures by their names, as they were saved in light colours."""
     lead = list(takewhile(lambda block: not isinstance(block, doc.Section), document.blocks))
     rest = document.blocks[len(lead) :]
-    shown = Blocks(figures, document.is_folded)
+    elements = Blocks(figures, document.is_folded)
     body = element(
         "body",
         element("a", text("Skip to the verdict"), class_="skip", href="#verdict"),
@@ -48,10 +48,10 @@ def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: 
             "header",
             element("h1", text(document.title)),
             element("p", line(document.headline), class_="verdict", id="verdict", tabindex=-1),
-            shown.all(lead, document.title),
+            elements.all(lead, document.title),
         ),
         _contents(rest),
-        element("main", shown.all(rest, document.title), id="main"),
+        element("main", elements.all(rest, document.title), id="main"),
         element("footer", element("p", text(f"{footer}This page loads nothing from anywhere."))),
         element("script", _file("page.js")),
     )
@@ -182,22 +182,22 @@ def line(runs: doc.Inline) -> Html:
 
 
 def _run(run: doc.TextRun) -> Html:
-    shown = element("code", text(run.text)) if run.code else _unbroken(run.text)
-    return element("a", shown, href=run.href) if run.href else shown
+    inner = element("code", text(run.text)) if run.code else _unbroken(run.text)
+    return element("a", inner, href=run.href) if run.href else inner
 
 
 def _unbroken(words: str) -> Html:
     """Show text; keep a number and its unit, and an interval, on one line."""
-    shown = text(words)
+    escaped = text(words)
     for pattern, joined_up in UNBROKEN.items():
-        shown = Html(pattern.sub(joined_up, shown))
-    return shown
+        escaped = Html(pattern.sub(joined_up, escaped))
+    return escaped
 
 
 def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
-    shown = joined(map(text, lines), "\n")
+    escaped = joined(map(text, lines), "\n")
     kind = "command" if is_command else None
-    return element("pre", element("code", shown), class_=kind, tabindex=0)
+    return element("pre", element("code", escaped), class_=kind, tabindex=0)
 
 
 def _table(table: doc.TableBlock, caption: str) -> Html:
@@ -207,7 +207,7 @@ def _table(table: doc.TableBlock, caption: str) -> Html:
         element("th", text(column.name), scope="col") if column.name else element("td")
         for column in table.columns
     )
-    shown = element(
+    inner = element(
         "table",
         element("caption", text(caption), class_="unseen"),
         element("thead", element("tr", *names)) if has_head else EMPTY,
@@ -215,7 +215,7 @@ def _table(table: doc.TableBlock, caption: str) -> Html:
         class_="sortable" if has_head and len(table.rows) >= FEWEST_ROWS else None,
         id=table.name or None,
     )
-    return element("div", shown, class_="scroll", tabindex=0, role="group", aria_label=caption)
+    return element("div", inner, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
 def _rows(table: doc.TableBlock) -> Iterator[Html]:
@@ -223,17 +223,17 @@ def _rows(table: doc.TableBlock) -> Iterator[Html]:
         first, *cells = row.cells
         yield element(
             "tr",
-            element("th", *_shown(first), scope="row", data_value=_exact(first.value)),
+            element("th", *_content(first), scope="row", data_value=_exact(first.value)),
             *map(_cell, cells),
             class_=" ".join(["more"] * row.minor + ["chosen"] * row.chosen) or None,
         )
 
 
 def _cell(cell: doc.Cell) -> Html:
-    return element("td", *_shown(cell), data_value=_exact(cell.value))
+    return element("td", *_content(cell), data_value=_exact(cell.value))
 
 
-def _shown(cell: doc.Cell) -> list[Html]:
+def _content(cell: doc.Cell) -> list[Html]:
     inner = [line(cell.runs)]
     inner += [unseen(" not measured")] if doc.plain_text(cell.runs) == "-" else []
     if cell.small:
