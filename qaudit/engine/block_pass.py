@@ -17,6 +17,7 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
+from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
 from qaudit.engine.read_out import read_out
 from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.routing import REPLAYED, RoutingWatch
@@ -40,8 +41,12 @@ def run_blocks(
     states: HiddenStates,
     progress: Progress = lambda done, total, what: None,
     observe: Observer = lambda scheme, linears, quantized: None,
+    kept: KeptPass = NOT_KEPT,
 ) -> Mapping[str, Tally]:
-    """Send everything through the model once; return a tally for `fp` and for each spec."""
+    """Send everything through the model once; return a tally for `fp` and for each spec.
+
+    `kept` is where the pass is kept, to go on at a block.
+    """
     share_one_arena()
     kinds = {scheme.calibration for scheme in schemes}
     calibrates = bool(kinds - {Calibration.NONE})
@@ -59,7 +64,7 @@ def run_blocks(
     if Calibration.WHOLE_BLOCK in kinds:
         tokens.embed_mini_batches()
     by_name = {stream.name: stream.tally for stream in streams}
-    if first := feed.kept.resume(states, streams, model):
+    if first := kept.resume(states, streams, model):
         _enter_later(streams, tokens, first)
     for block in model.blocks(first):
         for stream in streams:
@@ -70,7 +75,7 @@ def run_blocks(
                     _through(stream, block, tokens)
         routes.forget()
         tokens.drop_embedded(block.index)
-        feed.kept.keep(block.index + 1, states, streams, model)
+        kept.keep(block.index + 1, states, streams, model)
     states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])

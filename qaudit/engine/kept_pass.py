@@ -22,22 +22,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.streams import Stream
+from qaudit.engine.tasks import Machine, StoredResults, Task
+from qaudit.engine.tokens import Feed
+from qaudit.model.blocks import BlockModel
 from qaudit.saved.results import slug_of
 from qaudit.types import digest
 from qaudit.whole import partial_name
-
-if TYPE_CHECKING:
-    from qaudit.engine.streams import Stream
-    from qaudit.engine.tasks import Machine, StoredResults, Task
-    from qaudit.engine.tokens import Feed
-    from qaudit.model.blocks import BlockModel
 
 EVERY_SECONDS = 300.0
 FOLDER = "passes"

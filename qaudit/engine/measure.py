@@ -164,9 +164,9 @@ def send(
             )
             with opened_states(attempt.machine) as states, LinearHashes() as hashes:
                 observe = _observer(watch, hashes, task.keeper)
-                fed = replace(fed, kept=kept_pass(task, attempt.machine, fed, hashes))
+                kept = kept_pass(task, attempt.machine, fed, hashes)
                 tallies = route_of(task, weights, attempt.machine).follow(
-                    fed, task.schemes, states, named, observe, check=machine.self_check
+                    fed, task.schemes, states, named, observe, check=machine.self_check, kept=kept
                 )
             for tally in tallies.values():
                 tally.note(*attempt.notes)

@@ -18,6 +18,7 @@ import torch
 from qaudit.core.scheme import Scheme
 from qaudit.engine.block_pass import Progress, run_blocks
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
@@ -54,12 +55,13 @@ class Route:
         observe: Observer,
         *,
         check: bool,
+        kept: KeptPass = NOT_KEPT,
     ) -> Mapping[str, Tally]:
         self._check_vocabulary(feed)
         remote = is_remote(self.folder)
         with foreign(self.folder, "while it is measured") if remote else nullcontext():
             model, notes = self.streamed(check=check or remote)
-            tallies = run_blocks(model, feed, schemes, states, progress, observe)
+            tallies = run_blocks(model, feed, schemes, states, progress, observe, kept)
         tallies[FULL_PRECISION].note(*notes, *model.notes)
         if remote:
             for tally in tallies.values():

@@ -14,7 +14,6 @@ from qaudit.engine.batches import Batch
 from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
-from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.engine.whole_block import shapes, whole_block
@@ -44,7 +43,6 @@ class Feed:
     shipped: Openers = field(default_factory=dict)
     reference: Callable[[BlockModel], BlockModel] | None = None  # opens the model of another
     experts: ExpertOptions = field(default_factory=ExpertOptions)
-    kept: KeptPass = NOT_KEPT  # where the pass is kept, to go on at a block
     column_loop: str = "plain"  # how GPTQ's columns are rounded
 
 

@@ -83,9 +83,16 @@ def go(
         def observe(scheme: Any, linears: Any, quantized: Any) -> None:
             hashes.observe(scheme, linears, quantized)
 
-        fed = replace(given or feed(), kept=KeptPass(path, key, hashes))
         schemes = [*parse_schemes([texts]), *files]
-        tallies = run_blocks(model, fed, schemes, states, progress, observe)
+        tallies = run_blocks(
+            model,
+            given or feed(),
+            schemes,
+            states,
+            progress,
+            observe,
+            KeptPass(path, key, hashes),
+        )
         return dict(tallies), hashes.kept(), sorted(set(ran))
 
 
