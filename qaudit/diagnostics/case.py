@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from qaudit.checkpoints.places import folder_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.engine.block_pass import Progress
-from qaudit.engine.opening import open_weights
+from qaudit.engine.route import open_weights
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError

@@ -34,8 +34,8 @@ from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import document_sums
-from qaudit.engine.opening import opened_states, route_of
-from qaudit.engine.stored_weights import StandIn
+from qaudit.engine.rounds import StandIn
+from qaudit.engine.route import opened_states, route_of
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights

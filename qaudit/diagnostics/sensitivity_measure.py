@@ -48,7 +48,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.gathering import Captured, capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.opening import feed_of, opened_states, route_of
+from qaudit.engine.route import feed_of, opened_states, route_of
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError

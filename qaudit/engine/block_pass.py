@@ -19,9 +19,8 @@ from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
 from qaudit.engine.read_out import read_out
-from qaudit.engine.reference import ReferenceStream
 from qaudit.engine.routing import REPLAYED, RoutingWatch
-from qaudit.engine.shipped import ShippedStream
+from qaudit.engine.shipped import ReferenceStream, ShippedStream
 from qaudit.engine.streams import FullPrecision, Observer, SchemeStream, Stream
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import REFERENCE, Feed, Tokens

@@ -5,30 +5,46 @@ is missing is then measured in one pass and written as it comes out.
 
 Weights of this machine are held against the plan before and after (`stamps`); those of the
 Hub are checked where they are fetched.
+
+What to do where a GPU runs out of memory in a pass.
+
+The pass starts again with its hidden states on the host, which gives the same numbers; then with
+batches of half the windows, and with one window at a time, which round otherwise. Measurements
+carry a note of it.
+
+The bytes of a subject: all of its tensors as they are stored, and with its linears quantized.
+
+A quantized model keeps embeddings, head, norms and biases as they are stored, so that its size
+is that of the subject, less its linears, plus what a scheme stores for these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import gc
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import headers, unread_tensors
 from qaudit.checkpoints.stamps import unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, shipped_reference
-from qaudit.engine.batches import make_batches
+from qaudit.engine.batches import Batch, make_batches
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
 from qaudit.engine.kept_weights import WeightKeeper
-from qaudit.engine.less_memory import attempts, out_of_memory
 from qaudit.engine.linear_hashes import LinearHashes, rest_names, rest_sha256
-from qaudit.engine.opening import (
+from qaudit.engine.rounds import StoredWeights, finish, in_rounds
+from qaudit.engine.route import (
     feed_of,
     open_weights,
     opened_states,
@@ -36,10 +52,7 @@ from qaudit.engine.opening import (
     reference_of,
     route_of,
 )
-from qaudit.engine.reference import NAME as BESIDE
-from qaudit.engine.rounds import StoredWeights, finish, in_rounds
-from qaudit.engine.shipped import without_reference
-from qaudit.engine.stored import StoredStream, stored
+from qaudit.engine.shipped import BESIDE, without_reference
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import (
@@ -52,6 +65,7 @@ from qaudit.engine.tasks import (
     short_of,
 )
 from qaudit.engine.tokens import REFERENCE, Feed
+from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import Weights
 from qaudit.model.proven import reads_trees
@@ -60,6 +74,131 @@ from qaudit.model.stored_names import names_of, skeleton_of_names
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import ResultFile, ResultStore
 from qaudit.types import FULL_PRECISION, Evidence, Measurement, TaskEvidence
+
+ON_HOST = "the GPU ran out of memory: hidden states waited on the host"
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One way to run a pass; a block inside of it may run out of a GPU's memory."""
+
+    machine: Machine
+    feed: Feed
+    notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        on_gpu = self.machine.device.type != "cpu"
+        return on_gpu and isinstance(error, RuntimeError) and is_out_of_memory(error)
+
+
+def attempts(machine: Machine, feed: Feed) -> Iterator[Attempt]:
+    """Yield ways to run a pass, each with less on the GPU than the one before."""
+    on_host = replace(machine, device_stream_limit_nbytes=0)
+    ways = [Attempt(machine, feed), Attempt(on_host, feed, (ON_HOST,))]
+    most = max((len(batch.windows) for batch in (*feed.calibration, *feed.evaluation)), default=1)
+    for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
+        note = f"{ON_HOST}, in batches of {windows}: last digits differ"
+        ways.append(Attempt(on_host, _narrower(feed, windows), (note,)))
+    for way in ways:
+        yield way
+        gc.collect()  # the error had hold of the frames, and they of tensors
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(label: str) -> ModelError:
+    """Make the error for a subject that no attempt could measure."""
+    return ModelError(
+        f"out of memory while measuring `{label}`, with hidden states on the host and one window "
+        "at a time too",
+        hint="lower `--context`, or use a `--device` with more memory",
+    )
+
+
+def _narrower(feed: Feed, windows: int) -> Feed:
+    return replace(
+        feed,
+        calibration=_split(feed.calibration, windows),
+        evaluation=_split(feed.evaluation, windows),
+    )
+
+
+def _split(batches: Sequence[Batch], windows: int) -> tuple[Batch, ...]:
+    return tuple(
+        batch.part(slice(k, k + windows))
+        for batch in batches
+        for k in range(0, len(batch.windows), windows)
+    )
+
+
+@dataclass(frozen=True)
+class StoredStream:
+    """The tensors of a subject."""
+
+    elements: Mapping[str, int]
+    nbytes: Mapping[str, int]  # empty: of pickled tensors only the sum is known
+    total_nbytes: int
+    unread_nbytes: int = 0  # of files that are not downloaded
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.elements.values())
+
+    @property
+    def whole_nbytes(self) -> int:
+        return self.total_nbytes + self.unread_nbytes
+
+    def quantized_nbytes(self, tally: Tally) -> int | None:
+        """Return the bytes of all tensors with the linears of a tally quantized.
+
+        None where it is not known what the linears take as they are stored.
+        """
+        linears = self._nbytes_of(tally)
+        return None if linears is None else self.whole_nbytes - linears + -(-tally.bits // 8)
+
+    def _nbytes_of(self, tally: Tally) -> int | None:
+        """Return the bytes of a tally's linears, by name or by their one dtype."""
+        if not self.nbytes:
+            return round(self.total_nbytes * tally.weights / self.parameters)
+        ends = tuple(
+            end for linear in tally.linears for end in (f".{linear}.weight", *_joined(linear))
+        )
+        names = [name for name in self.elements if name.endswith(ends)]
+        if sum(self.elements[name] for name in names) == tally.weights:
+            return sum(self.nbytes[name] for name in names)
+        # The checkpoint has other names than the library's modules.
+        sizes = {self.nbytes[name] / count for name, count in self.elements.items() if count > 1}
+        return round(tally.weights * sizes.pop()) if len(sizes) == 1 else None
+
+
+def _joined(linear: str) -> tuple[str, ...]:
+    """Return the ends of names under which the experts of a linear are stored in one tensor."""
+    match = re.fullmatch(r"(.*experts)\.\d+\.(gate|up|down)_proj", linear)
+    if match is None:
+        return ()
+    role = "down_proj" if match[2] == "down" else "gate_up_proj"
+    return (f".{match[1]}.{role}", f".{match[1]}.{role}.weight")
+
+
+def stored(task: Task, weights: Weights) -> StoredStream:
+    """Read the sizes of a subject's tensors; of a soup those of its first member."""
+    elements = {name: math.prod(weights.shape(name)) for name in weights.names()}
+    first = task.subject.first
+    if isinstance(weights, QuantizedFolder):
+        nbytes = {name: weights.nbytes_of(name) for name in elements}
+        return StoredStream(elements, nbytes, weights.nbytes)
+    try:
+        whole = first.base if first.base is not None and first.is_adapter else first
+        folder = task.folder(whole)
+        tensors = headers(folder, unread_tensors([folder], [whole]))
+    except SourceError:  # pickled: what the files take is near enough
+        return StoredStream(elements, {}, first.nbytes)
+    nbytes = {name: tensors[name].nbytes for name in elements}
+    unread_nbytes = sum(file.nbytes for file in first.unread)
+    return StoredStream(elements, nbytes, sum(nbytes.values()), unread_nbytes)
+
 
 WEIGHTS = "weights"
 """The folder in `evidence/` for quantized weights between rounds of items."""

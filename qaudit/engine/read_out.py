@@ -20,7 +20,7 @@ from torch import Tensor
 from qaudit.core.fidelity import ComparedRows, Reference, losses, output_error
 from qaudit.core.rows import row_parts
 from qaudit.engine.batches import Batch
-from qaudit.engine.reference import ReferenceStream
+from qaudit.engine.shipped import ReferenceStream
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Tokens

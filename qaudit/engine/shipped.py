@@ -4,6 +4,11 @@ Everything of it is run as the file has it: embeddings, norms and head too, whic
 is the base's architecture and vocabulary, which is checked, and it has its own configuration.
 What its linears are read from is one block at a time; parameters outside blocks that equal those
 of the base take no memory of their own.
+
+The stream of the reference: another subject, as it is, that every stream is compared with.
+
+It runs block by block beside the subject, so that no logits are stored. Its own losses and tasks
+are measured in its own pass.
 """
 
 from __future__ import annotations
@@ -25,12 +30,11 @@ from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
-from qaudit.errors import SourceError, UsageError
+from qaudit.errors import ModelError, SourceError, UsageError
 from qaudit.formats.activations import Rounding
 from qaudit.formats.reading import QuantizedWeights
 from qaudit.formats.repository import must_match, open_quantized
-from qaudit.model.blocks import BlockModel
-from qaudit.model.groups import Block
+from qaudit.model.blocks import Block, BlockModel, Weights
 from qaudit.model.structure import weight_of
 
 _TIMES, _LEAST = 3.0, 0.3
@@ -273,3 +277,61 @@ class ShippedStream(Stream):
         self._tokens.drop_embedded(self._model.num_blocks)
         self._tokens.states.drop(f"evaluation/{self.name}")
         self._tokens.states.drop(f"items/{self.name}")
+
+
+BESIDE = "reference"
+
+
+def reference_opener(
+    label: str, folder: Path, weights: Callable[[], Weights], *, trust_remote_code: bool
+) -> Callable[[BlockModel], BlockModel]:
+    def opened(base: BlockModel) -> BlockModel:
+        model = BlockModel(
+            folder,
+            weights(),
+            dtype=base.dtype,
+            device=base.device,
+            trust_remote_code=trust_remote_code,
+        )
+        kinds = [(each.model_type, each.num_blocks) for each in (model, base)]
+        if kinds[0] != kinds[1]:
+            raise ModelError(
+                f"the reference `{label}` is a `{kinds[0][0]}` of {kinds[0][1]} blocks, and the "
+                f"subject a `{kinds[1][0]}` of {kinds[1][1]}: they do not run side by side",
+                hint="name a reference of the same architecture and depth",
+            )
+        model.share_with(base)
+        return model
+
+    return opened
+
+
+class ReferenceStream(Stream):
+    """A stream of another model, which is measured only to compare with it."""
+
+    evaluated = True
+
+    def __init__(self, model: BlockModel, feed: Feed, states: HiddenStates) -> None:
+        """Take no items: their losses are those of its own pass."""
+        self.name = self.label = BESIDE
+        self.tally = Tally()
+        self._model = model
+        routes = RoutingWatch(())  # its experts are not compared
+        items = ItemStream(model, (), states, routes, embedded=f"items/{BESIDE}/first")
+        self._tokens = Tokens(model, feed, states, items, routes, embedded=f"{BESIDE}/first")
+        self._block: Block | None = None
+
+    def tokens(self, shared: Tokens) -> Tokens:
+        return self._tokens
+
+    def enter(self, block: Block, tokens: Tokens) -> Block:
+        if block.index == 0:
+            self._tokens.embed(calibration=False)
+        self._block = self._model.load(block.index, block.groups)
+        return self._block
+
+    def leave(self, block: Block) -> None:
+        if self._block is not None:
+            self._block.release()
+            self._block = None
+        self._tokens.drop_embedded(block.index)

@@ -21,7 +21,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.kept_weights import kept_groups
 from qaudit.engine.measure import quantize_only, send
-from qaudit.engine.opening import open_weights
+from qaudit.engine.route import open_weights
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import NotShipping, UsageError
 from qaudit.executors.ready import Ready, make_ready

@@ -23,9 +23,8 @@ from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.items import ItemStream
-from qaudit.engine.opening import open_weights, opened_states
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.route import Route
+from qaudit.engine.route import Route, open_weights, opened_states
 from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens

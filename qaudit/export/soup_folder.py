@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.shards import grouped, shard_name, write_index
-from qaudit.engine.opening import open_weights
+from qaudit.engine.route import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import copy_settings

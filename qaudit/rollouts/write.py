@@ -141,7 +141,7 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
         yield lambda rows: client.complete(rows, [drawing(row.prompt) for row in rows])
         return
     from qaudit.engine.machine import open_device
-    from qaudit.engine.opening import open_weights
+    from qaudit.engine.route import open_weights
     from qaudit.model.device import fits_whole
     from qaudit.model.skeleton import load_whole
     from qaudit.rollouts.generate import generate

@@ -17,10 +17,10 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics.sensitivity import Variant
 from qaudit.diagnostics.sensitivity_measure import run_partly
-from qaudit.engine import true_sequential
+from qaudit.engine import streams
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.surroundings import Surroundings
+from qaudit.engine.streams import Surroundings
 from qaudit.engine.tokens import Tokens
 from qaudit.model.beside import GIVEN
 from qaudit.model.blocks import Block, BlockModel, Group
@@ -98,7 +98,7 @@ def test_entering_a_block_for_each_group_changes_no_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Tokens, "fit_inside", lambda *_: False)
-    monkeypatch.setattr(true_sequential, "groups_in_passing", None)
+    monkeypatch.setattr(streams, "groups_in_passing", None)
     returning = run(folder, SCHEMES, tmp_path)[0]
     assert all(
         np.array_equal(returning[name], values) for name, values in filled(in_memory.items())

@@ -14,9 +14,8 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.gathering import capture_inputs
+from qaudit.engine.gathering import capture_inputs, groups_by_returning, groups_in_passing
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.filled import filled

@@ -14,8 +14,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.less_memory import ON_HOST, attempts
-from qaudit.engine.measure import measure
+from qaudit.engine.measure import ON_HOST, attempts, measure
 from qaudit.engine.tasks import Task
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError

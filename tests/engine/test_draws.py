@@ -16,8 +16,8 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
-from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tasks import Machine, Task
+from qaudit.engine.tokens import perturbed, perturbed_inputs
 from qaudit.planning.passes import Pricing, passes_of, price_otherwise
 from qaudit.planning.price import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize

@@ -19,10 +19,15 @@ from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_merge, parse_scheme, parse_schemes
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.gathering import Captured, capture_inputs, enough
+from qaudit.engine.gathering import (
+    Captured,
+    capture_inputs,
+    enough,
+    groups_by_returning,
+    groups_in_passing,
+)
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
-from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
 from qaudit.model.merged import MergedWeights
 from qaudit.saved.arrays import arrays_of

@@ -15,10 +15,9 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.evidence import evidence_of
+from qaudit.engine.evidence import evidence_of, position_edges
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.rollout_evidence import position_edges
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel

@@ -18,8 +18,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine import measure as measuring
 from qaudit.engine import rounds
 from qaudit.engine.measure import measure
-from qaudit.engine.rounds import in_rounds
-from qaudit.engine.stored_weights import Restoring, Storing
+from qaudit.engine.rounds import Restoring, Storing, in_rounds
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import ResultFile, ResultStore, read_measurement
 from qaudit.settings import Recipe

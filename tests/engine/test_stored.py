@@ -11,8 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.measure import measure
-from qaudit.engine.stored import StoredStream
+from qaudit.engine.measure import StoredStream, measure
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import ResultStore

@@ -83,7 +83,7 @@ def test_keys_of_earlier_blocks_are_in_mini_batches(tmp_path, monkeypatch, limit
 
 
 def must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit, blocks=3):
-    monkeypatch.setattr("qaudit.engine.whole_block.STEP_TOKENS", 100)
+    monkeypatch.setattr("qaudit.engine.tokens.STEP_TOKENS", 100)
     scheme = watched(checkpoint, tmp_path, feed(), limit)
     assert not list(tmp_path.glob("*"))  # nothing that was spilled is left
     assert len(scheme.seen) == blocks

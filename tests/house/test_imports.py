@@ -105,7 +105,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.joined",
         "qaudit.model.skeleton",
         "qaudit.model.unfusing",
-        "qaudit.engine.device_check",  # makes a model of one block
+        "qaudit.engine.doctor",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.text.tokenizer",
@@ -121,7 +121,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.export.soup_folder",
         "qaudit.export.parts",
-        "qaudit.engine.stored_weights",
+        "qaudit.engine.rounds",
         "qaudit.engine.kept_weights",
     ),
     "gguf": ("qaudit.formats.gguf.reading",),
