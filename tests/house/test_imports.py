@@ -105,7 +105,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.joined",
         "qaudit.model.skeleton",
         "qaudit.model.unfusing",
-        "qaudit.engine.doctor",  # makes a model of one block
+        "qaudit.engine.device_check",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.text.tokenizer",
