@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from qaudit.engine import device_check
-from qaudit.engine.device_check import DeviceCheck, _one_block, check_device
+from qaudit.engine.device_check import DeviceCheck, check_device
+from qaudit.engine.doctor import _one_block
 from qaudit.planning import price
 from tests.support.pretended_device import pretended
 
