@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from qaudit.errors import MachineError
-from qaudit.report.format import pixels_of, printable, shortened, wrapped
+from qaudit.report.format import pixels_of, printable, shortened, width_of, wrapped
 from qaudit.types import Interval
 
 if TYPE_CHECKING:
@@ -275,8 +275,9 @@ def name_of(text: str, width: int = LONGEST_NAME) -> str:
 
 def fitted(text: str, room: float) -> str:
     """Return a name cut in its middle so that it fits into so many pixels."""
-    widths = range(len(text), 4, -1)
-    return next((s for w in widths if pixels_of(s := name_of(text, w)) <= room), text[:2])
+    whole = printable(text)
+    names = (shortened(whole, width) for width in range(width_of(whole), 3, -1))
+    return next((name for name in names if pixels_of(name) <= room), whole[:3])
 
 
 def bounds(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:

@@ -25,6 +25,7 @@ from qaudit.report.chart import (
     PALETTE,
     Chart,
     drawing,
+    fitted,
     looks,
     on_page,
     spread_out,
@@ -515,6 +516,16 @@ def test_of_parallel_ingredients_the_longest_is_the_main_line() -> None:
     labels = [s.label for s in trunk(View(sample.audit()))]
     assert "stage2-ingredient1-step1000" in labels
     assert not any("ingredient2" in label or "ingredient3" in label for label in labels)
+
+
+def test_a_name_is_cut_in_its_middle_where_it_has_no_room_and_only_there() -> None:
+    assert [fitted(name, 200) for name in ("awq", "a\x04", "gptq-4bit")] == [
+        "awq",
+        "a?",
+        "gptq-4bit",
+    ]
+    assert fitted("a-very-long-name-of-4bit", 60) == "a-v..4bit"
+    assert fitted("\x04" * 9, 5) == "???"
 
 
 def test_heights_are_spread_out_in_order() -> None:
