@@ -390,11 +390,8 @@ def _panel(
         soup = {"color": INK, "marker": "*", "ms": 10 * POINT}
         chart.marks(axes, series, marks, **(soup if kind is None else look))
     all_marks = [point[:2] for marks in kinds.values() for point in marks]
-    if not all_marks:
-        return [], []
-    return [min(side) for side in zip(*all_marks, strict=True)], [
-        max(side) for side in zip(*all_marks, strict=True)
-    ]
+    sides = list(zip(*all_marks, strict=True))
+    return [min(side) for side in sides], [max(side) for side in sides]
 
 
 # ------------------------------------------------------------------ rows

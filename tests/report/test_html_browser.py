@@ -290,7 +290,7 @@ def test_marks_are_reached_by_the_keyboard(page: Desk) -> None:
     page.run("document.querySelector('#figure-trajectory .legend li:last-child button').focus()")
     ActionChains(page.driver).send_keys(Keys.TAB).perform()
     assert page.run("return document.activeElement.className") == "plot"
-    assert tip(page)[:2] == ["stage1-step500", "rtn-4bit: 0.344 % [0.275, 0.434]"]
+    assert tip(page)[:2] == ["stage1-step500", "rtn-4bit: 0.344 % [0.275, 0.433]"]
     assert page.one("#figure-trajectory .tip").get_attribute("role") == "status"
     steps = (
         (Keys.ARROW_RIGHT, "stage1-step1000", "rtn-4bit"),
