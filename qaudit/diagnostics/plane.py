@@ -212,7 +212,7 @@ def _draw_grid(chart: Chart, points: list[PlaneRow]) -> None:
     axes.set_ylim(0, len(upwards))
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_xlabel("towards the quantized model (square); up: the checkpoint before (triangle)")
+    axes.set_xlabel("towards the quantized model (square)\nup: the checkpoint before (triangle)")
     for p in points:
         x, y = across.index(p.b), upwards.index(p.a)
         strength = 0.06 + 0.8 * order.index(p.ce.estimate) / max(1, len(order) - 1)
