@@ -89,10 +89,10 @@ def _write(shard: Sequence[_Source], path: Path) -> None:
         for source in ordered:
             with open_regular(source.path) as file:
                 file.seek(source.info.start)
-                left = source.info.nbytes
-                while left:
-                    piece = file.read(min(left, _PIECE))
+                remaining = source.info.nbytes
+                while remaining:
+                    piece = file.read(min(remaining, _PIECE))
                     if not piece:
-                        raise cut_short(source.path, expected=source.info.nbytes, found=left)
-                    left -= len(piece)
+                        raise cut_short(source.path, expected=source.info.nbytes, found=remaining)
+                    remaining -= len(piece)
                     out.write(piece)

@@ -112,15 +112,15 @@ def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | N
     """
     if subject.merge is not None:
         return None
-    own, before = subject.first, list[Checkpoint]()
+    last, before = subject.first, list[Checkpoint]()
     for candidate in subjects:
         if candidate.label == subject.label:
             break
-        if candidate.merge is None and _series(candidate.first) == _series(own):
+        if candidate.merge is None and _series(candidate.first) == _series(last):
             before.append(candidate.first)
-    branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
+    branch = [c for c in before if (c.stage, c.ingredient) == (last.stage, last.ingredient)]
     trunk = [c for c in before if c.ingredient is None]
-    earlier = (c for c in reversed(branch or trunk) if not c.files or c.files != own.files)
+    earlier = (c for c in reversed(branch or trunk) if not c.files or c.files != last.files)
     return next(earlier, None)
 
 

@@ -68,8 +68,8 @@ def drop(tasks: Sequence[Marked], confidence: float, *, normalized: bool) -> Int
     Normalized, it is divided by what full precision gets wrong; None where that is nothing.
     """
     lost = [task.full_N.astype(float) - task.right_N for task in tasks]
-    left = [1 - task.full_N.astype(float) for task in tasks]
-    below = sum(float(left_N.mean()) for left_N in left) if normalized else float(len(tasks))
+    errors = [1 - task.full_N.astype(float) for task in tasks]
+    below = sum(float(left_N.mean()) for left_N in errors) if normalized else float(len(tasks))
     if below == 0:
         return None
     estimate = sum(float(lost_N.mean()) for lost_N in lost) / below

@@ -113,7 +113,7 @@ def fused(linears: Linears) -> Rotated:
     norm_C = linears.norm_C
     if norm_C is not None:
         norm_C = torch.where(norm_C == 0, 1.0, norm_C.float())  # weights there multiply zeros
-    rows = {name: one for name, one in (linears.rows or {}).items() if name in linears.weights}
+    rows = {name: axis for name, axis in (linears.rows or {}).items() if name in linears.weights}
     weights = {}
     for name, weight in linears.weights.items():
         wide_RC = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, own_folder
-from qaudit.downloads.schedule import Schedule, Step
+from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import HubError, MachineError, SourceError, UnreachableError, not_written
 from qaudit.host import shared_file_system
 from qaudit.types import Checkpoint, Ref, Subject
@@ -58,7 +58,7 @@ class Downloads:
         self._subjects = tuple(subjects)
         record = record if disk_budget_nbytes is not None else None
         self._contents = Contents(hub, (*subjects, *others), record) if hub else None
-        self._schedule = Schedule(tuple(() for _ in subjects), {})
+        self._schedule = DownloadSchedule(tuple(() for _ in subjects), {})
         if self._contents is not None:
             self._schedule = self._contents.schedule(subjects, disk_budget_nbytes)
         self._order = self._schedule.order
@@ -235,9 +235,9 @@ class Contents:
         self.on_disk = {key: self.checkpoints[key][0] for key in whole}
         self._failed_before = False  # whether the content before could not be had
 
-    def schedule(self, subjects: Sequence[Subject], budget: int | None) -> Schedule:
+    def schedule(self, subjects: Sequence[Subject], budget: int | None) -> DownloadSchedule:
         """Return the schedule that a plan prices and that `Downloads` follows."""
-        return Schedule(
+        return DownloadSchedule(
             needs=tuple(tuple(dict.fromkeys(c.content for c in _remote(s))) for s in subjects),
             nbytes=self.nbytes,
             cached=self.cached,

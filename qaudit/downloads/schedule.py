@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class DownloadSchedule:
     """The contents that subjects need, their sizes, and what is on the disk at the beginning."""
 
     needs: tuple[tuple[str, ...], ...]
@@ -100,7 +100,7 @@ class Schedule:
 class _Walk:
     """One pass through the subjects at these positions; each fits the budget by itself."""
 
-    def __init__(self, schedule: Schedule, positions: Sequence[int]) -> None:
+    def __init__(self, schedule: DownloadSchedule, positions: Sequence[int]) -> None:
         self._schedule, self._positions = schedule, positions
         self._needs = [schedule.needs[position] for position in positions]
         self._nbytes, self._cached = schedule.nbytes, schedule.cached

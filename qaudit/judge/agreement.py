@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.judge.choose import Choice, choices, pick_of
+from qaudit.judge.choose import ClassChoice, choices, pick_of
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
@@ -167,7 +167,7 @@ def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
         raise AuditError(f"the audit picks {saved}, and its evidence {names[0]}", hint=EDITED)
 
 
-def _options(choice: Choice | None) -> list[str]:
+def _options(choice: ClassChoice | None) -> list[str]:
     if choice is None or choice.leader is None:
         return ["nothing"]
     return [_name(m.subject, m.scheme) for m in (*choice.preferred, choice.leader)]

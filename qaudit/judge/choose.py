@@ -44,7 +44,7 @@ NO_SEARCH: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ClassChoice:
     """The candidates of a class, and in which order they may ship."""
 
     bit_class: str
@@ -90,7 +90,7 @@ def choices(
     objective: Objective = LOSS,
     classes: Sequence[str] = (),
     searched: Mapping[str, int] = NO_SEARCH,
-) -> tuple[Choice, ...]:
+) -> tuple[ClassChoice, ...]:
     """Choose in each bit class, by default in all that were measured.
 
     An objective that compares classes chooses once. `searched` has how many means a search tried
@@ -117,17 +117,17 @@ def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) 
 
 def _choice(
     table: Measurements, objective: Objective, name: str, searched: Mapping[str, int]
-) -> Choice:
+) -> ClassChoice:
     ranked = candidates(table, name, objective.scheme)
     title = _title(objective, name)
     if not ranked:
-        return Choice(name, title)
+        return ClassChoice(name, title)
     every, by_divergence = len(ranked), objective.kind == "kl"
     if by_divergence:
         same = [m for m in ranked if m.subject == ranked[0].subject and m.evidence.fidelity]
         ranked = _ranked(table, same, divergences)
         if not ranked:
-            return Choice(name, title)
+            return ClassChoice(name, title)
     leader, *rivals = ranked
     few = table.documents < statistics.MINIMUM_DOCUMENTS
     level = statistics.simultaneous(table.confidence, len(rivals))
@@ -142,7 +142,7 @@ def _choice(
     same_subject = [m for m in contenders if m.subject == leader.subject]
     preferred = sorted((leader, *same_subject), key=lambda m: _price(table, m))
     at_once = every if few or not of_loss else 1 + len(contenders)
-    return Choice(
+    return ClassChoice(
         bit_class=name,
         title=title,
         ranked=tuple(ranked),
@@ -230,7 +230,7 @@ def _below(table: Measurements, measured: Measurement) -> bool:
 
 def _cheapest(
     table: Measurements, margin: float, classes: Sequence[str], searched: Mapping[str, int]
-) -> Choice | None:
+) -> ClassChoice | None:
     """Choose the fewest bits whose loss stays within a margin; None where nothing does."""
     full = candidates(table, UNQUANTIZED)
     if not full:
@@ -251,7 +251,7 @@ def _cheapest(
             f"within {100 * excess[id(nearest)].high:.2g} % it would be `{nearest.subject}` at "
             f"{nearest.scheme} ({nearest.bits_per_weight:.2f} bits)"
         )
-    return Choice(
+    return ClassChoice(
         bit_class=within[0].bit_class or UNQUANTIZED,
         title=f"fewest bits per weight within {100 * margin:g} % of the loss of "
         f"`{reference.subject}` in full precision",
@@ -311,7 +311,7 @@ def _nearest_cheaper(
 
 
 def class_verdict(
-    table: Measurements, choice: Choice, measured: Measurement | None, confidence: float
+    table: Measurements, choice: ClassChoice, measured: Measurement | None, confidence: float
 ) -> ClassVerdict:
     """Return a class with what ships of it, before a policy is applied."""
     plain = ClassVerdict(choice.bit_class, "off", "undecided", None, None, choice.title)
@@ -351,11 +351,11 @@ def class_verdict(
     )
 
 
-def _may_be(choice: Choice, other: Measurement, measured: Measurement) -> bool:
+def _may_be(choice: ClassChoice, other: Measurement, measured: Measurement) -> bool:
     return other is not measured and (other is choice.leader or other in choice.contenders)
 
 
-def _changes(table: Measurements, choice: Choice, best: Measurement) -> Iterator[str]:
+def _changes(table: Measurements, choice: ClassChoice, best: Measurement) -> Iterator[str]:
     """Yield what the choice would be if something were left out."""
     if choice.by_divergence or choice.reference is not None:
         return
@@ -387,7 +387,7 @@ def choose(
     return pick_of([preferred_verdict(table, choice) for choice in made])
 
 
-def preferred_verdict(table: Measurements, choice: Choice) -> ClassVerdict:
+def preferred_verdict(table: Measurements, choice: ClassChoice) -> ClassVerdict:
     first = next(iter(choice.preferred), None)
     return class_verdict(table, choice, first, table.confidence)
 

@@ -24,7 +24,7 @@ from qaudit.core.rows import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration
 from qaudit.core.shipped import Shipped
 from qaudit.downloads.downloads import Contents, refuse_shared_cache
-from qaudit.downloads.schedule import Schedule, Step
+from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import MachineError
 from qaudit.formats.registry import has_embeddings
 from qaudit.planning.price import ROUND_TOKENS, Load
@@ -65,7 +65,7 @@ class PlannedDownloads:
     """What the subjects of a plan need from the Hub, and what of it is on the disk."""
 
     subjects: tuple[Subject, ...]
-    schedule: Schedule  # without a budget
+    schedule: DownloadSchedule  # without a budget
     on_disk_nbytes: int
     evictable_nbytes: int  # of these, what an earlier run of this scan downloaded
     begun_nbytes: int  # of these, what belongs to weights that are not whole yet
@@ -100,11 +100,11 @@ class PlannedDownloads:
         keys = self.schedule.needs[self.subjects.index(subject)]
         return tuple(self.schedule.weight(key) for key in keys)
 
-    def peak_nbytes(self, steps: Sequence[Step], schedule: Schedule) -> int:
+    def peak_nbytes(self, steps: Sequence[Step], schedule: DownloadSchedule) -> int:
         """Return the most bytes that are added to the disk, texts included."""
         return schedule.peak_nbytes(steps) + self.texts_missing_nbytes
 
-    def within(self, budget_nbytes: int) -> Schedule:
+    def within(self, budget_nbytes: int) -> DownloadSchedule:
         budget = budget_nbytes - self.texts_missing_nbytes
         return replace(self.schedule, budget=budget)
 

@@ -155,13 +155,13 @@ def _loader() -> Any:
     class Loader(base):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             # Texts that differ may be one key, as `04` and `4`; merged keys may be there again.
-            own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-            keys = [self.construct_object(key, deep=True) for key in own]
+            node_keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            keys = [self.construct_object(key, deep=True) for key in node_keys]
             for place, key in enumerate(keys):
                 if isinstance(key, Hashable) and key in keys[:place]:
                     sentence = f"key `{_short(str(key))}` is there twice"
                     raise yaml.constructor.ConstructorError(
-                        None, None, sentence, own[place].start_mark
+                        None, None, sentence, node_keys[place].start_mark
                     )
             return super().construct_mapping(node, deep)
 

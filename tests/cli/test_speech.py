@@ -501,9 +501,7 @@ def test_a_terminal_of_ascii_alone_gets_every_command(tmp_path: Path) -> None:
     assert done.stdout.decode("ascii")
 
 
-@pytest.mark.parametrize(
-    "kind", ["schemes", "sets", "rules", "policies", "experiments", "diagnostics"]
-)
+@pytest.mark.parametrize("kind", ["schemes", "sets", "rules", "policies", "diagnostics"])
 def test_lists_come_as_lines_names_and_json(
     qaudit: Run, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.downloads.schedule import Schedule, Step
+from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import MachineError
 from tests.support.downloads import total
 
@@ -19,7 +19,7 @@ Needs = list[list[str]]
 
 
 @st.composite
-def schedules(draw: st.DrawFn, subjects: int = 7, one_size: bool = False) -> Schedule:
+def schedules(draw: st.DrawFn, subjects: int = 7, one_size: bool = False) -> DownloadSchedule:
     """Draw a schedule whose budget holds each subject alone, or that has no budget."""
     keys = st.lists(st.sampled_from(KEYS), max_size=3, unique=True)
     needs = tuple(tuple(k) for k in draw(st.lists(keys, max_size=subjects)))
@@ -30,10 +30,10 @@ def schedules(draw: st.DrawFn, subjects: int = 7, one_size: bool = False) -> Sch
     least = max((sum(nbytes[k] for k in n if k not in cached) for n in needs), default=0)
     more = draw(st.none() | st.integers(0, 12))
     budget = None if more is None else least + more
-    return Schedule(needs, nbytes, cached, present, budget)
+    return DownloadSchedule(needs, nbytes, cached, present, budget)
 
 
-def walked(schedule: Schedule, steps: Sequence[Step]) -> list[set[str]]:
+def walked(schedule: DownloadSchedule, steps: Sequence[Step]) -> list[set[str]]:
     """Walk the steps and return what is there after each; fail on a step that is useless."""
     there, checked, states = set(schedule.present), set(), []
     for step in steps:
@@ -56,7 +56,7 @@ def walked(schedule: Schedule, steps: Sequence[Step]) -> list[set[str]]:
     return states
 
 
-def cheapest(schedule: Schedule, order: Sequence[int]) -> int:
+def cheapest(schedule: DownloadSchedule, order: Sequence[int]) -> int:
     """Try every choice of what stays behind each subject: the fewest bytes there can be."""
 
     @cache
@@ -93,7 +93,7 @@ def itinerary(
     budget: int | None,
     labels: Sequence[str] = (),
 ) -> tuple[Step, ...]:
-    return Schedule(
+    return DownloadSchedule(
         tuple(map(tuple, needs)), nbytes, frozenset(cached), frozenset(), budget, tuple(labels)
     ).steps()
 
@@ -111,13 +111,13 @@ def words(steps: Sequence[Step]) -> str:
 
 @given(schedules())
 def test_everything_is_there_when_it_is_measured_and_no_step_is_useless(
-    schedule: Schedule,
+    schedule: DownloadSchedule,
 ) -> None:
     walked(schedule, schedule.steps(schedule.order))
 
 
 @given(schedules())
-def test_every_subject_is_measured_once(schedule: Schedule) -> None:
+def test_every_subject_is_measured_once(schedule: DownloadSchedule) -> None:
     steps = schedule.steps(schedule.order)
     measured = [s.position for s in steps if s.kind == "measure"]
     assert sorted(measured) == list(range(len(schedule.needs)))
@@ -125,7 +125,7 @@ def test_every_subject_is_measured_once(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_the_budget_holds_at_every_step(schedule: Schedule) -> None:
+def test_the_budget_holds_at_every_step(schedule: DownloadSchedule) -> None:
     steps = schedule.steps(schedule.order)
     states = walked(schedule, steps)
     if schedule.budget is not None:
@@ -138,7 +138,7 @@ def test_the_budget_holds_at_every_step(schedule: Schedule) -> None:
 
 @given(schedules())
 def test_no_less_is_fetched_than_is_missing_and_no_more_without_a_budget(
-    schedule: Schedule,
+    schedule: DownloadSchedule,
 ) -> None:
     steps = schedule.steps(schedule.order)
     missing = {key for keys in schedule.needs for key in keys} - schedule.cached - schedule.present
@@ -149,7 +149,7 @@ def test_no_less_is_fetched_than_is_missing_and_no_more_without_a_budget(
 
 
 @given(schedules())
-def test_what_is_never_needed_again_goes_at_once(schedule: Schedule) -> None:
+def test_what_is_never_needed_again_goes_at_once(schedule: DownloadSchedule) -> None:
     steps = schedule.steps(schedule.order)
     if schedule.budget is None:
         return
@@ -168,11 +168,11 @@ def test_what_is_never_needed_again_goes_at_once(schedule: Schedule) -> None:
 
 @given(schedules(subjects=5))
 def test_a_larger_budget_never_costs_more_for_contents_of_one_size(
-    schedule: Schedule,
+    schedule: DownloadSchedule,
 ) -> None:
     one = dict.fromkeys(KEYS, 1)
     larger = [
-        Schedule(schedule.needs, one, schedule.cached, schedule.present, budget)
+        DownloadSchedule(schedule.needs, one, schedule.cached, schedule.present, budget)
         for budget in range(3, 7)
     ]
     costs = [t.fetched_nbytes(t.steps()) for t in larger]
@@ -183,13 +183,13 @@ def test_a_larger_budget_never_costs_more_for_contents_of_one_size(
 
 
 @given(schedules(subjects=6, one_size=True))
-def test_for_contents_of_one_size_nothing_fetches_less(schedule: Schedule) -> None:
+def test_for_contents_of_one_size_nothing_fetches_less(schedule: DownloadSchedule) -> None:
     order = tuple(range(len(schedule.needs)))
     assert schedule.fetched_nbytes(schedule.steps(order)) == cheapest(schedule, order)
 
 
 @given(schedules(subjects=6))
-def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(schedule: Schedule) -> None:
+def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(schedule: DownloadSchedule) -> None:
     order = tuple(range(len(schedule.needs)))
     best = cheapest(schedule, order)
     assert best <= schedule.fetched_nbytes(schedule.steps(order)) <= 2 * best
@@ -241,7 +241,7 @@ def test_what_is_cached_is_checked_ahead_and_never_goes() -> None:
 
 
 def test_what_an_earlier_trip_left_counts_and_goes_when_it_is_done() -> None:
-    schedule = Schedule(
+    schedule = DownloadSchedule(
         (("a",), ("b",)), dict.fromkeys("abz", 1), present=frozenset("az"), budget=1
     )
     assert words(schedule.steps((0, 1))) == "-z ?a 0 -a +b 1 -b"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
-from qaudit.judge.choose import Choice, choices, classes_of, preferred_verdict
+from qaudit.judge.choose import ClassChoice, choices, classes_of, preferred_verdict
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective, parse_objective
 from qaudit.judge.table import Measurements
@@ -189,7 +189,7 @@ def of_first(evidence: Evidence, count: int) -> Evidence:
     return replace(evidence, **{name: getattr(evidence, name)[:count] for name in columns})
 
 
-def only_choice(rows: list[Measurement], objective: Objective = LOSS) -> Choice:
+def only_choice(rows: list[Measurement], objective: Objective = LOSS) -> ClassChoice:
     (choice,) = choices(table_of(rows), objective)
     return choice
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.schedule import Schedule
+from qaudit.downloads.schedule import DownloadSchedule
 from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 
@@ -111,5 +111,5 @@ def measure(downloads: Downloads) -> list[str]:
     return seen
 
 
-def total(schedule: Schedule, keys: set[str]) -> int:
+def total(schedule: DownloadSchedule, keys: set[str]) -> int:
     return sum(schedule.nbytes[key] for key in keys)

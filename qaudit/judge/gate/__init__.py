@@ -22,7 +22,7 @@ from datetime import MAXYEAR, date
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.choose import Choice, cell_of
+from qaudit.judge.choose import ClassChoice, cell_of
 from qaudit.judge.gate.answers import Levels, answer, least_documents
 from qaudit.judge.gate.audits import (
     PICK,
@@ -105,7 +105,7 @@ def _settled(policy: Policy, audit: GateInput, pair: Pair | None) -> GateInput:
 
 
 def _breaks(
-    policy: Policy, audit: GateInput, pair: Pair | None, choice: Choice, measured: Measurement
+    policy: Policy, audit: GateInput, pair: Pair | None, choice: ClassChoice, measured: Measurement
 ) -> bool:
     """Return whether a candidate breaks a rule at level `error` about what ships."""
     asking = Asking(audit, pair, policy.classes)

@@ -22,7 +22,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
 from qaudit.judge.choose import (
     MAIN,
-    Choice,
+    ClassChoice,
     cell_of,
     choices,
     class_verdict,
@@ -96,11 +96,11 @@ class GateInput:
         return tuple(s for s in every.values() if s.label in by_label or s.label in self.skipped)
 
     @cached_property
-    def made(self) -> tuple[Choice, ...]:
+    def made(self) -> tuple[ClassChoice, ...]:
         """The candidates of each bit class."""
         return choices(self.table, self.objective, self.bits, self.searched)
 
-    def ships(self, choice: Choice) -> Measurement | None:
+    def ships(self, choice: ClassChoice) -> Measurement | None:
         """Return what ships of a class: by a policy, or what is preferred without one."""
         return self.picked.get(choice.bit_class) or next(iter(choice.preferred), None)
 
