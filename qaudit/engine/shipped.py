@@ -33,7 +33,7 @@ from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, SourceError, UsageError
 from qaudit.formats.activations import Rounding
 from qaudit.formats.reading import QuantizedWeights
-from qaudit.formats.repository import must_match, open_quantized
+from qaudit.formats.weights import must_match, open_quantized
 from qaudit.model.blocks import Block, BlockModel, Weights
 from qaudit.model.structure import weight_of
 

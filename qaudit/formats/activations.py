@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from qaudit.support.lazy import Tensor, torch
 
@@ -46,39 +46,31 @@ class Rounding:
     def __call__(self, x: Tensor) -> Tensor:
         from qaudit.core.activations import in_parts
 
-        if self.kind == "int8 but outliers":  # of any token of a batch
-            assert self.number is not None
-            return _but_outliers(x, self.number)
-        return in_parts(x, self._round)
+        whole_batch = self.kind == "int8 but outliers"  # of any token of a batch
+        return self._round(x) if whole_batch else in_parts(x, self._round)
 
     def _round(self, x: Tensor) -> Tensor:
         from qaudit.core import activations, floats
 
+        number = self.number or 0.0
         match self.kind:
             case "fp8":
-                return activations.fp8_tokens(
-                    x if self.number is None else x.clamp(-self.number, self.number)
-                )
+                bounded = x if self.number is None else x.clamp(-number, number)
+                return activations.fp8_tokens(bounded)
             case "fp8 by 128":
                 return activations.fp8_token_groups(x)
             case "int8":
                 return activations.int8_tokens(x)
             case "mxfp4":
                 return activations.mxfp4_groups(x, "even")
-        assert self.number is not None
-        match self.kind:
             case "nvfp4":
-                return activations.nvfp4_groups(x, x.new_tensor(self.number, dtype=_float32()))
+                return activations.nvfp4_groups(x, x.new_tensor(number, dtype=torch.float32))
             case "fp8 fixed":
-                codes = floats.e4m3(x.float() / self.number)
-                return (codes.float() * self.number).to(x.dtype)
-            case _:
-                whole = (x.float() / self.number).round().clamp(-128, 127)
-                return (whole * self.number).to(x.dtype)
-
-
-def _float32() -> Any:
-    return torch.float32
+                return (floats.e4m3(x.float() / number).float() * number).to(x.dtype)
+            case "int8 fixed":
+                return ((x.float() / number).round().clamp(-128, 127) * number).to(x.dtype)
+            case "int8 but outliers":
+                return _but_outliers(x, number)
 
 
 def _but_outliers(x: Tensor, threshold: float) -> Tensor:
@@ -89,8 +81,3 @@ def _but_outliers(x: Tensor, threshold: float) -> Tensor:
     scale = (rest.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
     whole_C = large.flatten(0, -2).any(0)
     return (rest / scale).round().mul(scale).where(~whole_C, wide).to(x.dtype)
-
-
-def act_bits(rounding: Rounding | str | None) -> int:
-    """Return the bits of activations that are run as they ship; 16 where they stay as they are."""
-    return (rounding.bits or 16) if isinstance(rounding, Rounding) else 16

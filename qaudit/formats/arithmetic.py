@@ -14,8 +14,6 @@ from qaudit.support.lazy import Tensor, torch
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of a 4-bit float (E2M1); the fourth bit is the sign."""
-
-
 WORD = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours is in nibble 0, 1, ... of a word
 
@@ -69,11 +67,15 @@ def unpack_padded(words_RW: Tensor, bits: int, count: int) -> Tensor:
     return codes_RN[:, :count].to(torch.uint8)
 
 
+def halves(packed_RB: Tensor) -> Tensor:
+    """Return the two codes of each byte, that of the low half first."""
+    packed_RB = packed_RB.view(torch.uint8)
+    return torch.stack((packed_RB & 15, packed_RB >> 4), dim=-1).flatten(-2)
+
+
 def unpack_fp4(packed_RB: Tensor) -> Tensor:
-    """Return the 4-bit floats of bytes, the low half of each first."""
-    table = torch.tensor((*FP4, *(-value for value in FP4)))
-    halves_RBK = torch.stack((packed_RB & 15, packed_RB >> 4), dim=-1).flatten(-2)
-    return table[halves_RBK.to(torch.int32)]
+    """Return the 4-bit floats of bytes."""
+    return torch.tensor((*FP4, *(-value for value in FP4)))[halves(packed_RB).to(torch.int32)]
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
@@ -91,6 +93,20 @@ def wide(scales: Tensor, name: str) -> Tensor:
     return scales
 
 
+def in_order(columns: int, size: int) -> Tensor:
+    """Return the group of each column where groups follow one another."""
+    return torch.arange(columns) // size
+
+
+def indexed(name: str, group_of_C: Tensor, groups: int) -> Tensor:
+    """Return stored groups of columns; refuse a group that does not exist."""
+    lowest, highest = (int(one) for one in torch.aminmax(group_of_C))
+    if lowest < 0 or highest >= groups:
+        wrong = lowest if lowest < 0 else highest
+        raise refused(name, f"has a column in group {wrong}, and {groups} groups")
+    return group_of_C.long()
+
+
 def scaled(name: str, centered_RC: Tensor, scales_RG: Tensor, group_of_C: Tensor) -> Tensor:
     """Multiply codes, less their zero points, by the scale of their group, in place.
 
@@ -104,24 +120,36 @@ def scaled(name: str, centered_RC: Tensor, scales_RG: Tensor, group_of_C: Tensor
     return centered_RC.mul_(scales_RG.index_select(1, group_of_C))
 
 
-def must_be_symmetric(name: str, key: str, zeros_RG: Tensor) -> None:
-    """Refuse zero points, counted from the middle, of a configuration that has none.
+def affine(
+    name: str,
+    codes_RC: Tensor,
+    scales_RG: Tensor,
+    group_of_C: Tensor,
+    zeros: tuple[Tensor | None, int, str],
+) -> Tensor:
+    """Return (code - zero point) * scale.
 
-    Some runtimes leave them out, and others subtract them.
+    `zeros` are the stored zero points (R, G), or None where each is in the middle; what the middle
+    is; and what of a configuration says that they are there, which is refused where they are not:
+    some runtimes leave zero points out, and others subtract them.
     """
-    if bool(zeros_RG.any()):
-        raise contradiction(f"the quantization configuration has {key}, and `{name}` zero points")
+    zeros_RG, middle, symmetric = zeros
+    centered_RC = codes_RC.float()
+    if zeros_RG is None:
+        return scaled(name, centered_RC.sub_(middle), scales_RG, group_of_C)
+    if symmetric and bool((zeros_RG != middle).any()):
+        raise contradiction(
+            f"the quantization configuration has {symmetric}, and `{name}` zero points"
+        )
+    centered_RC.sub_(zeros_RG.float().index_select(1, group_of_C))
+    return scaled(name, centered_RC, scales_RG, group_of_C)
 
 
-def in_order(columns: int, size: int) -> Tensor:
-    """Return the group of each column where groups follow one another."""
-    return torch.arange(columns) // size
-
-
-def indexed(name: str, group_of_C: Tensor, groups: int) -> Tensor:
-    """Return stored groups of columns; refuse a group that does not exist."""
-    lowest, highest = (int(one) for one in torch.aminmax(group_of_C))
-    if lowest < 0 or highest >= groups:
-        wrong = lowest if lowest < 0 else highest
-        raise refused(name, f"has a column in group {wrong}, and {groups} groups")
-    return group_of_C.long()
+def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """Multiply a weight by the scales of its blocks; those at the ends may be smaller."""
+    rows, columns = weight_RC.shape
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        scales = power_of_two(scales)
+    scales = scales.reshape(-(-rows // block[0]), -(-columns // block[1]))
+    scales_RG = scales.index_select(0, in_order(rows, block[0]))
+    return scaled(name, weight_RC.float(), scales_RG, in_order(columns, block[1]))

@@ -8,20 +8,10 @@ scales   fp16 (G, R)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar
 
 from qaudit.core.stored import StoredWeight
-from qaudit.errors import SchemeError
-from qaudit.formats.arithmetic import (
-    from_awq_order,
-    in_awq_order,
-    in_order,
-    must_be_symmetric,
-    pack,
-    scaled,
-    unpack,
-)
+from qaudit.formats.arithmetic import affine, from_awq_order, in_awq_order, in_order, pack, unpack
 from qaudit.formats.packing import (
     Document,
     Format,
@@ -29,71 +19,50 @@ from qaudit.formats.packing import (
     declared_group,
     half_scales,
     integer_codes,
+    unfit,
     zero_points,
 )
 from qaudit.formats.reading import (
+    INT32,
     SCALES,
     Layout,
     Reader,
     StoredLinear,
     contradiction,
-    group_size,
-    must_be_group,
     whole_number,
 )
 from qaudit.support.lazy import Tensor
 
-_AWQ_BITS, _AWQ_PER_WORD = 4, 8
+_BITS, _PER_WORD = 4, 8
 
 
 def _awq(parts: StoredLinear) -> Layout:
-    version = str(parts.config.get("version") or "gemm").lower()
+    name, config = parts.name, parts.config
+    version = str(config.get("version") or "gemm").lower()
     if version != "gemm":
         raise contradiction(f"AWQ's layout `{version[:40]}` is not read; it is `gemm` alone")
-    planned = whole_number(parts.config, "bits", "w_bit", low=2, high=8)
-    if planned not in (None, _AWQ_BITS):
+    planned = whole_number(config, "bits", "w_bit", low=2, high=8)
+    if planned not in (None, _BITS):
         raise contradiction(f"the quantization configuration has {planned} bits, and AWQ packs 4")
-    parts.must_hold(".qweight", "I32")
-    parts.must_hold(".scales", *SCALES)
-    columns, words = parts.shape(".qweight", 2)
-    rows = words * _AWQ_PER_WORD
-    groups = parts.shape(".scales", 2)[0]
-    parts.must_be(".scales", (groups, rows), "`qweight`")
-    if ".qzeros" in parts.infos:
-        parts.must_hold(".qzeros", "I32")
-        parts.must_be(".qzeros", (groups, words), "`scales`")
-    elif parts.config.get("zero_point", True):
+    columns, words = parts.sizes({".qweight": ("C W", INT32)}).values()
+    rows = words * _PER_WORD
+    stored = {".scales": ("G R", SCALES), ".qzeros?": ("G W", INT32)}
+    groups = parts.sizes(stored, "`qweight`", R=rows, W=words)["G"]
+    if ".qzeros" not in parts.infos and config.get("zero_point", True):
         raise parts.refused("has no `qzeros`, and the configuration has zero points")
-    size = group_size(parts, columns, groups)
-    must_be_group(parts, columns, size, parts.config)
-    symmetric = parts.config.get("zero_point") is False
-    decode = partial(_from_awq, parts.name, size, symmetric)
-    return Layout((rows, columns), _AWQ_BITS, decode, size)
+    size = parts.group(columns, groups, config)
+    symmetric = "`zero_point: false`" if config.get("zero_point") is False else ""
 
-
-def _from_awq(name: str, size: int, symmetric: bool, read: Mapping[str, Tensor]) -> Tensor:
     def codes(words_NW: Tensor) -> Tensor:
-        in_words = unpack(words_NW, _AWQ_BITS, words_NW.shape[1] * _AWQ_PER_WORD)
-        return from_awq_order(in_words).T.float()
+        return from_awq_order(unpack(words_NW, _BITS, rows)).T.contiguous()
 
-    centered_RC = codes(read[".qweight"]).sub_(2 ** (_AWQ_BITS - 1))
-    group_of_C = in_order(centered_RC.shape[1], size)
-    if ".qzeros" in read:
-        zeros_RG = codes(read[".qzeros"]).sub_(2 ** (_AWQ_BITS - 1))
-        if symmetric:
-            must_be_symmetric(name, "`zero_point: false`", zeros_RG)
-        centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
-    return scaled(name, centered_RC.contiguous(), read[".scales"].T, group_of_C)
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        zeros_RG = codes(read[".qzeros"]) if ".qzeros" in read else None
+        zeros = (zeros_RG, 2 ** (_BITS - 1), symmetric)
+        group_of_C = in_order(columns, size)
+        return affine(name, codes(read[".qweight"]), read[".scales"].T, group_of_C, zeros)
 
-
-AWQ = Reader(
-    "awq",
-    (".qweight",),
-    (".qweight", ".qzeros", ".scales"),
-    _awq,
-    older="quant_config.json",
-    bits=lambda config: _AWQ_BITS,
-)
+    return Layout((rows, columns), _BITS, decode, size)
 
 
 class AwqFiles(Format):
@@ -101,44 +70,45 @@ class AwqFiles(Format):
 
     name: ClassVar[str] = "awq"
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
-    reader = AWQ
-
-    @property
-    def runtimes(self) -> tuple[Runtime, ...]:
-        return (
-            Runtime("vLLM", "0.33"),
-            Runtime("SGLang", "0.5.23"),
-            Runtime("GPTQModel", "7.6", "backend awq_torch computes with these very weights"),
-            Runtime("transformers", "5.0", "with gptqmodel"),
-        )
+    reader = Reader(
+        "awq",
+        (".qweight",),
+        (".qweight", ".qzeros", ".scales"),
+        _awq,
+        older="quant_config.json",
+        bits=lambda config: _BITS,
+    )
+    runtimes = (
+        Runtime("vLLM", "0.33"),
+        Runtime("SGLang", "0.5.23"),
+        Runtime("GPTQModel", "7.6", "backend awq_torch computes with these very weights"),
+        Runtime("transformers", "5.0", "with gptqmodel"),
+    )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         codes = integer_codes(linear, stored, self.scheme, self.name)
         rows = len(codes.codes_RC)
-        if codes.bits != _AWQ_BITS:
-            raise SchemeError(
+        if codes.bits != _BITS:
+            raise unfit(
                 f"`awq` files have 4 bits, and `{self.scheme.short}` has {codes.bits}",
-                hint="export it as `compressed-tensors`, which has 2 to 8",
+                ", which has 2 to 8",
             )
-        if rows % _AWQ_PER_WORD:
-            raise SchemeError(
-                f"`{linear}` has {rows} rows, and `awq` files hold multiples of {_AWQ_PER_WORD}",
-                hint="export it as `compressed-tensors`",
-            )
+        if rows % _PER_WORD:
+            raise unfit(f"`{linear}` has {rows} rows, and `awq` files hold multiples of 8")
 
         def packed(values_RN: Tensor) -> Tensor:
-            return pack(in_awq_order(values_RN.T.contiguous()), _AWQ_BITS)
+            return pack(in_awq_order(values_RN.T.contiguous()), _BITS)
 
         return {
             f"{linear}.qweight": packed(codes.codes_RC.cpu()),
-            f"{linear}.qzeros": packed(zero_points(codes, 2 ** (_AWQ_BITS - 1))),
+            f"{linear}.qzeros": packed(zero_points(codes, 2 ** (_BITS - 1))),
             f"{linear}.scales": half_scales(linear, codes).T.contiguous(),
         }
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         return {
             "quant_method": "awq",
-            "bits": _AWQ_BITS,
+            "bits": _BITS,
             "group_size": declared_group(self.scheme),
             "zero_point": True,  # zero points are in the file, equal ones for symmetric codes
             "version": "gemm",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -64,25 +63,59 @@ def layout(parts: StoredLinear) -> Layout:
             f"`{parts.name}` is stored in {bits} bits, and the quantization configuration has no "
             f"`load_in_{bits}bit` alone, without which transformers reads codes as weights"
         )
-    if bits == 8:
-        parts.must_hold(".weight", "I8")
-        rows, columns = parts.shape(".weight", 2)
-        parts.must_hold(".SCB", "F32", "F16", "BF16")
-        if prod(parts.infos[".SCB"].shape) != rows:
-            raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
-        decode = partial(_eight, parts.name)
-        return Layout((rows, columns), 8, decode, rounding=rounding_of(parts.config))
-    parts.must_hold(".weight", "U8")
+    return _of_four_bits(parts) if bits == 4 else _of_eight_bits(parts)
+
+
+def _of_eight_bits(parts: StoredLinear) -> Layout:
+    rows, columns = parts.sizes({".weight": ("R C", ("I8",))}).values()
+    parts.dtype(".SCB", *SCALES)
+    if prod(parts.infos[".SCB"].shape) != rows:
+        raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
+
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        scales_R1 = wide(read[".SCB"], parts.name).reshape(-1, 1)
+        return read[".weight"].float() * scales_R1 * (1.0 / 127.0)
+
+    return Layout((rows, columns), 8, decode, rounding=rounding_of(parts.config))
+
+
+def _of_four_bits(parts: StoredLinear) -> Layout:
+    name = parts.name
+    parts.dtype(".weight", "U8")
     suffix = next((one for one in _STATES if one in parts.infos), "")
     if not suffix:
         raise parts.refused("has no `quant_state`")
-    state = _state(parts.name, suffix, parts.raw(suffix))
-    nested = parts.must_hold(".weight.absmax", "U8", *SCALES) == "U8"
-    for table, size in (("quant_map", 16), *((("nested_quant_map", 256),) if nested else ())):
-        parts.must_be(f".weight.{table}", (size,), "a table")
-    if nested:
-        parts.must_hold(".weight.nested_absmax", *SCALES)
-    return Layout(tuple(state["shape"]), 4, partial(_four, parts.name, state))
+    state = _state(name, suffix, parts.raw(suffix))
+    tables = {".weight.quant_map": ("M", ())}
+    if parts.dtype(".weight.absmax", "U8", *SCALES) == "U8":
+        tables[".weight.nested_quant_map"] = ("N", ())
+        parts.dtype(".weight.nested_absmax", *SCALES)
+    parts.sizes(tables, "a table", M=16, N=256)
+    (rows, columns), size = state["shape"], state["blocksize"]
+    count, kind = rows * columns, state["quant_type"]
+
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        packed, table = read[".weight"].flatten(), read[".weight.quant_map"]
+        scales = read[".weight.absmax"]
+        if packed.numel() * 2 != count:
+            raise refused(name, f"does not hold {count} codes of 4 bits")
+        if ".weight.nested_absmax" in read:
+            scales = _nested(name, scales.flatten(), state, read)
+        if scales.numel() != -(-count // size):
+            raise refused(name, f"has {scales.numel()} scales for {-(-count // size)} blocks")
+        usual = torch.tensor(_TABLES[kind])
+        if not torch.allclose(table.flatten().float(), usual, rtol=1e-5, atol=1e-7):
+            raise contradiction(
+                f"`{name}` has a `quant_map` that is not the one of `{kind}`, by which "
+                "bitsandbytes decodes"
+            )
+        codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()
+        of_block = wide(scales, name).repeat_interleave(size)[:count]
+        weight = wide(table, name)[codes.to(torch.int32)] * of_block
+        # The library's own product is rounded to its dtype.
+        return weight.reshape(rows, columns).to(getattr(torch, state["dtype"]))
+
+    return Layout((rows, columns), 4, decode)
 
 
 def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
@@ -101,41 +134,11 @@ def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
     return {**state}
 
 
-def _eight(name: str, read: Mapping[str, Tensor]) -> Tensor:
-    scales_R1 = wide(read[".SCB"], name).reshape(-1, 1)
-    return read[".weight"].float() * scales_R1 * (1.0 / 127.0)
-
-
-def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Tensor:
-    rows, columns = state["shape"]
-    packed, count, size = read[".weight"].flatten(), rows * columns, state["blocksize"]
-    table, scales = read[".weight.quant_map"], read[".weight.absmax"]
-    if packed.numel() * 2 != count:
-        raise refused(name, f"does not hold {count} codes of 4 bits")
-    if ".weight.nested_absmax" in read:
-        scales = _nested(name, scales, state, read)
-    if scales.numel() != -(-count // size):
-        raise refused(name, f"has {scales.numel()} scales for {-(-count // size)} blocks")
-    usual = torch.tensor(_TABLES[state["quant_type"]])
-    if not torch.allclose(table.flatten().float(), usual, rtol=1e-5, atol=1e-7):
-        raise contradiction(
-            f"`{name}` has a `quant_map` that is not the one of `{state['quant_type']}`, by which "
-            "bitsandbytes decodes"
-        )
-    codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()
-    values = wide(table, name)[codes.to(torch.int32)]
-    of_block = wide(scales, name).repeat_interleave(size)[:count]
-    dtype: torch.dtype = getattr(torch, state["dtype"])  # the library's own product is rounded
-    weight_RC: Tensor = (values * of_block).reshape(rows, columns)
-    return weight_RC.to(dtype)
-
-
 def _nested(
     name: str, codes: Tensor, state: Mapping[str, Any], read: Mapping[str, Tensor]
 ) -> Tensor:
     table, outer = read[".weight.nested_quant_map"], read[".weight.nested_absmax"]
     size = state.get("nested_blocksize") or 256
-    codes = codes.flatten()
     if codes.dtype != torch.uint8:
         raise refused(name, "has scales of scales, and scales that are no codes")
     if outer.numel() != -(-codes.numel() // size):
@@ -167,13 +170,10 @@ class Bitsandbytes(Format):
         "transformers": ("bitsandbytes", "accelerate")
     }
     reader = FORMAT
-
-    @property
-    def runtimes(self) -> tuple[Runtime, ...]:
-        return (
-            Runtime("transformers", "5.0", "with bitsandbytes 0.48"),
-            Runtime("SGLang", "0.5.23"),
-        )
+    runtimes = (
+        Runtime("transformers", "5.0", "with bitsandbytes 0.48"),
+        Runtime("SGLang", "0.5.23"),
+    )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         if isinstance(stored, Int8Codes):

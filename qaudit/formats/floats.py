@@ -6,12 +6,11 @@ And the experts of gpt-oss: 4-bit floats in blocks of 32 with an exponent each, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from qaudit.formats.activations import Rounding
-from qaudit.formats.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
-from qaudit.formats.reading import Config, Layout, Reader, StoredLinear, contradiction
-from qaudit.support.lazy import Tensor, torch
+from qaudit.formats.arithmetic import in_blocks, power_of_two, unpack_fp4, wide
+from qaudit.formats.reading import Config, Layout, Reader, StoredLinear, bound_of, pair_of
+from qaudit.support.lazy import Tensor
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
 _SCALES = (".weight_scale_inv", ".weight_scale")
@@ -19,24 +18,32 @@ _MX_BLOCK = 32
 
 
 def _fp8(parts: StoredLinear) -> Layout:
-    parts.must_hold(".weight", *FLOATS)
-    rows, columns = parts.shape(".weight", 2)
-    suffix = next((one for one in _SCALES if one in parts.infos), _SCALES[0])
-    if suffix not in parts.infos:
+    rows, columns = parts.sizes({".weight": ("R C", FLOATS)}).values()
+    suffix = next((one for one in _SCALES if one in parts.infos), "")
+    if not suffix:
         raise parts.refused("has no `weight_scale_inv` and no `weight_scale`")
-    parts.must_hold(suffix, "F32", "BF16", "F16", "F8_E8M0")
-    decode = partial(from_floats, parts.name, _block(parts, suffix), (".weight", suffix))
-    rounding = rounding_of(parts.config)
-    known = parts.scaled(rounding) if isinstance(rounding, Rounding) else None
-    return Layout((rows, columns), 8, decode, rounding=known)
+    dtypes = ("F32", "BF16", "F16", "F8_E8M0")
+    parts.dtype(suffix, *dtypes)
+    shape, block = tuple(parts.infos[suffix].shape), (1, columns)
+    if shape in ((), (1,)):
+        block = (rows, columns)
+    elif shape not in ((rows,), (rows, 1)):
+        block = pair_of(parts.config.get("weight_block_size") or (128, 128), "weight_block_size")
+        down, across = -(-rows // block[0]), -(-columns // block[1])
+        because = f"blocks of {block[0]} by {block[1]}"
+        parts.sizes({suffix: ("D A", dtypes)}, because, D=down, A=across)
+
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        return in_blocks(parts.name, read[".weight"], read[suffix], block)
+
+    rounding = parts.scaled(rounding_of(parts.config))
+    return Layout((rows, columns), 8, decode, rounding=rounding)
 
 
 def rounding_of(config: Config) -> Rounding | str | None:
     if config.get("quant_method") == "fbgemm_fp8":
         bound = config.get("activation_scale_ub", 1200.0)
-        if not isinstance(bound, int | float) or not 0 < bound < float("inf"):
-            raise contradiction(f"`activation_scale_ub` is `{str(bound)[:40]}`, which is no bound")
-        return Rounding("fp8", float(bound))
+        return Rounding("fp8", bound_of(bound, "`activation_scale_ub`"))
     scheme, blocks = config.get("activation_scheme"), config.get("weight_block_size")
     if not scheme:
         return None
@@ -49,56 +56,18 @@ def rounding_of(config: Config) -> Rounding | str | None:
     return f"fp8, {scheme} scales" + (f" in blocks of {blocks}" if blocks else "")
 
 
-def _block(parts: StoredLinear, suffix: str) -> tuple[int, int]:
-    rows, columns = parts.shape(".weight", 2)
-    shape = tuple(parts.infos[suffix].shape)
-    if shape in ((), (1,)):
-        return rows, columns
-    if shape in ((rows,), (rows, 1)):
-        return 1, columns
-    size = parts.config.get("weight_block_size") or (128, 128)
-    if (
-        not isinstance(size, list | tuple)
-        or len(size) != 2
-        or not all(isinstance(one, int) and one > 0 for one in size)
-    ):
-        raise contradiction(f"`weight_block_size` is `{str(size)[:40]}`, which is no pair of sizes")
-    needed = (-(-rows // size[0]), -(-columns // size[1]))
-    parts.must_be(suffix, needed, f"blocks of {size[0]} by {size[1]}")
-    return int(size[0]), int(size[1])
-
-
-def from_floats(
-    name: str, block: tuple[int, int], keys: tuple[str, str], read: Mapping[str, Tensor]
-) -> Tensor:
-    weight, scales = (read[key] for key in keys)
-    return in_blocks(name, weight.float(), scales, block)
-
-
-def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """Multiply a weight by the scales of its blocks; those at the ends may be smaller."""
-    rows, columns = weight_RC.shape
-    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
-        scales = power_of_two(scales)
-    scales = scales.reshape(-(-rows // block[0]), -(-columns // block[1]))
-    scales_RG = scales.index_select(0, in_order(rows, block[0]))
-    return scaled(name, weight_RC, scales_RG, in_order(columns, block[1]))
-
-
 def _experts(parts: StoredLinear) -> Layout:
     """Return the shape of a model's parameter: experts, columns, rows."""
-    parts.must_hold("_blocks", "U8")
-    parts.must_hold("_scales", "U8")
-    experts, rows, blocks, nbytes = parts.shape("_blocks", 4)
-    parts.must_be("_scales", (experts, rows, blocks), "`blocks`")
+    stored = {"_blocks": ("E R B N", ("U8",)), "_scales": ("E R B", ("U8",))}
+    experts, rows, blocks, nbytes = parts.sizes(stored).values()
     if nbytes != _MX_BLOCK // 2:
         raise parts.refused(f"has blocks of {nbytes} bytes, where 32 codes take 16")
-    return Layout((experts, blocks * _MX_BLOCK, rows), 4, partial(_decode_experts, parts.name))
 
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        scales = wide(power_of_two(read["_scales"]), parts.name)[..., None]
+        return (unpack_fp4(read["_blocks"]) * scales).flatten(2).transpose(1, 2).contiguous()
 
-def _decode_experts(name: str, read: Mapping[str, Tensor]) -> Tensor:
-    scales = wide(power_of_two(read["_scales"]), name)
-    return (unpack_fp4(read["_blocks"]) * scales[..., None]).flatten(2).transpose(1, 2).contiguous()
+    return Layout((experts, blocks * _MX_BLOCK, rows), 4, decode)
 
 
 FP8 = Reader(

@@ -11,11 +11,9 @@ float32, in which the product of a zero point and a scale is exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from qaudit.core.stored import StoredWeight
-from qaudit.errors import SchemeError
 from qaudit.formats.arithmetic import WORD, in_order, pack, unpack, wide
 from qaudit.formats.packing import (
     Document,
@@ -24,25 +22,20 @@ from qaudit.formats.packing import (
     declared_bits,
     declared_group,
     integer_codes,
+    unfit,
     zero_points,
 )
-from qaudit.formats.reading import (
-    SCALES,
-    Layout,
-    Reader,
-    StoredLinear,
-    contradiction,
-    group_size,
-    whole_number,
-)
+from qaudit.formats.reading import SCALES, Layout, Reader, StoredLinear, contradiction, whole_number
 from qaudit.support.lazy import Tensor, torch
+
+_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 
 def _mlx(parts: StoredLinear) -> Layout:
     """Take bits and group from the configuration of this linear, or of all."""
-    own = parts.config.get(parts.name.removesuffix(".weight"))
+    name, own = parts.name, parts.config.get(parts.name.removesuffix(".weight"))
     if own is False:
-        raise contradiction(f"`{parts.name}` is stored quantized, and the configuration denies it")
+        raise contradiction(f"`{name}` is stored quantized, and the configuration denies it")
     config = {**parts.config, **(own if isinstance(own, dict) else {})}
     mode = str(config.get("mode") or "affine")
     if mode != "affine":
@@ -50,35 +43,20 @@ def _mlx(parts: StoredLinear) -> Layout:
     bits = whole_number(config, "bits", low=2, high=8)
     if bits is None:
         raise contradiction("the quantization configuration of MLX has no `bits`")
-    parts.must_hold(".weight", "U32")
-    rows, words = parts.shape(".weight", 2)
-    groups = parts.shape(".scales", 2)[1]
-    for suffix in (".scales", ".biases"):
-        parts.must_hold(suffix, *SCALES)
-        parts.must_be(suffix, (rows, groups), "`weight`")
-    columns = words * 32 // bits
-    if words * 32 % bits:
+    stored = {".weight": ("R W", ("U32",)), ".scales": ("R G", SCALES), ".biases": ("R G", SCALES)}
+    rows, words, groups = parts.sizes(stored).values()
+    columns = words * WORD // bits
+    if words * WORD % bits:
         raise parts.refused(f"has rows of {words} words, which hold no whole number of {bits} bits")
-    size, planned = group_size(parts, columns, groups), whole_number(config, "group_size", low=1)
-    if planned is not None and planned != size:
-        raise contradiction(
-            f"the quantization configuration has {bits} bits in groups of {planned} columns, "
-            f"and `{parts.name}` is stored in groups of {size}"
-        )
-    return Layout((rows, columns), bits, partial(_from_mlx, parts.name, bits, size), size)
+    size = parts.group(columns, groups, config)
 
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        group_of_C = in_order(columns, size)
+        weight_RC = unpack(read[".weight"].view(torch.int32), bits, columns).float()
+        weight_RC.mul_(wide(read[".scales"], name).index_select(1, group_of_C))
+        return weight_RC.add_(wide(read[".biases"], name).index_select(1, group_of_C))
 
-def _from_mlx(name: str, bits: int, size: int, read: Mapping[str, Tensor]) -> Tensor:
-    words_RW = read[".weight"].view(torch.int32)
-    columns = words_RW.shape[1] * 32 // bits
-    group_of_C = in_order(columns, size)
-    scales_RG, biases_RG = wide(read[".scales"], name), wide(read[".biases"], name)
-    weight_RC = unpack(words_RW, bits, columns).float()
-    weight_RC.mul_(scales_RG.index_select(1, group_of_C))
-    return weight_RC.add_(biases_RG.index_select(1, group_of_C))
-
-
-MLX = Reader("mlx", (".scales",), (".weight", ".scales", ".biases"), _mlx, beside=(".biases",))
+    return Layout((rows, columns), bits, decode, size)
 
 
 class MlxFiles(Format):
@@ -86,28 +64,21 @@ class MlxFiles(Format):
 
     name: ClassVar[str] = "mlx"
     has_embeddings: ClassVar[bool] = True
-    reader = MLX
-    bits: ClassVar[tuple[int, ...]] = (2, 3, 4, 5, 6, 8)
-    groups: ClassVar[tuple[int, ...]] = (32, 64, 128)
-
-    @property
-    def runtimes(self) -> tuple[Runtime, ...]:
-        return (Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
+    suffixes = (".weight", ".scales", ".biases")
+    reader = Reader("mlx", (".scales",), suffixes, _mlx, beside=(".biases",))
+    runtimes = (Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         codes = integer_codes(linear, stored, self.scheme, self.name)
         group, columns = declared_group(self.scheme), codes.codes_RC.shape[1]
-        if codes.bits not in self.bits or group not in self.groups:
-            raise SchemeError(
-                f"`mlx` files have {', '.join(map(str, self.bits))} bits in groups of 32, 64 or "
+        if codes.bits not in _BITS or group not in _GROUPS:
+            raise unfit(
+                f"`mlx` files have {', '.join(map(str, _BITS))} bits in groups of 32, 64 or "
                 f"128, and `{self.scheme.short}` has {codes.bits} in groups of {group}",
-                hint="export it as `compressed-tensors`, or scan with group=64",
+                ", or scan with group=64",
             )
         if columns * codes.bits % WORD:
-            raise SchemeError(
-                f"`{linear}` has {columns} columns, whose codes do not fill words",
-                hint="export it as `compressed-tensors`",
-            )
+            raise unfit(f"`{linear}` has {columns} columns, whose codes do not fill words")
         scales_RG = codes.scales_RG.cpu().float()
         zeros_RG = zero_points(codes, 2 ** (codes.bits - 1)).float()
         dtype = torch.bfloat16 if codes.zeros_RG is None else torch.float32
@@ -118,11 +89,8 @@ class MlxFiles(Format):
         }
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
-        return {
-            "group_size": declared_group(self.scheme),
-            "bits": declared_bits(self.scheme),
-            "mode": "affine",
-        }
+        bits, group = declared_bits(self.scheme), declared_group(self.scheme)
+        return {"group_size": group, "bits": bits, "mode": "affine"}
 
     def settings(self, config: Mapping[str, Any]) -> Document:
         """mlx-lm looks here first, and for a base of rotations outside of `rope_parameters`."""

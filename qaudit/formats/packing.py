@@ -16,17 +16,12 @@ from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
-from qaudit.formats.reading import (
-    DenseWeights,
-    PackedWeights,
-    QuantizedWeights,
-    Reader,
-    read_linear,
-)
+from qaudit.formats.reading import DenseWeights, PackedWeights, QuantizedWeights, Reader
 from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.lazy import Tensor, torch
 
 Document = dict[str, Any]
+
 _HELD_BY: dict[Codes, str] = {}  # which each format says of itself
 
 
@@ -44,6 +39,7 @@ class Format:
 
     name: ClassVar[str]
     reader: ClassVar[Reader]
+    runtimes: Any = ()  # of `Runtime`; a property where the scheme decides
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
     has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
     leaves_out: ClassVar[tuple[str, ...]] = ()  # dense tensors that its files may lack
@@ -60,10 +56,6 @@ class Format:
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
-    @property
-    def runtimes(self) -> tuple[Runtime, ...]:
-        raise NotImplementedError
-
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         """Return the tensors of one linear, by their names in the file."""
         raise NotImplementedError
@@ -73,7 +65,7 @@ class Format:
         return measured
 
     def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
-        return read_linear(files, self.reader, config, linear)
+        return self.reader.read(files, config, linear)
 
     def as_compared(self, tensor: Tensor) -> Tensor:
         """Return a tensor that is not quantized as a reader of the files gives it."""
@@ -144,6 +136,7 @@ class FileFormat(Format):
 
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
+    """Return integer codes that a file can hold, or refuse them with what would work."""
     if scheme.kv != NO_CACHE:
         raise SchemeError(
             f"`{scheme.short}` rounds keys and values, and a file holds weights alone",
@@ -156,15 +149,37 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
             f"`{scheme.short}` does not store integer codes and zero points, which `{form}` holds",
             hint=_elsewhere(scheme),
         )
-    _must_have_file_scales(linear, stored, scheme)
+    if stored.scales_RG.dtype != torch.bfloat16:
+        raise SchemeError(
+            f"`{scheme.short}` has scales in float32, which a file would round: it would hold "
+            "other weights than were measured",
+            hint="scan and export with scale_dtype=bf16",
+        )
+    if not bool((torch.isfinite(stored.scales_RG) & (stored.scales_RG != 0)).all()):
+        raise SourceError(
+            f"`{linear}` has scales that are zero or not finite",
+            hint="the checkpoint diverged or is damaged; export another one",
+        )
     if stored.group_of_C is not None:
         raise SchemeError(
             f"`{scheme.short}` mixes the columns of its groups, and no current kernel for "
             f"`{form}` reads them so",
             hint="scan with static_groups=true, or with act_group_aware=true in place of act_order",
         )
-    _must_fill_groups(linear, stored, scheme, form)
+    columns, group = stored.codes_RC.shape[1], declared_group(scheme)
+    if group != -1 and (stored.group != group or columns % group):
+        fitting = [size for size in (128, 64, 32) if columns % size == 0]
+        raise SchemeError(
+            f"groups of {group} do not fill the {columns} columns of `{linear}`, "
+            f"and `{form}` holds full groups alone",
+            hint=f"scan with {' or '.join(f'group={size}' for size in (*fitting[:1], -1))}",
+        )
     return stored
+
+
+def unfit(sentence: str, more: str = "") -> SchemeError:
+    """Make the error for codes that compressed-tensors files hold, and those of a format do not."""
+    return SchemeError(sentence, hint=f"export it as `compressed-tensors`{more}")
 
 
 def changed_inputs(scheme: Scheme) -> SchemeError:
@@ -182,43 +197,14 @@ def _elsewhere(scheme: Scheme) -> str:
 
 
 def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
-    plain = [
-        kind for kind in schemes().built_in.values() if "bits" not in kind.__dataclass_fields__
-    ]
-    wanted = [
-        scheme.short
-        for scheme in (kind() for kind in plain)
-        if scheme.layout is not None
-        and scheme.layout.codes in codes
-        and rounds_inputs in (None, scheme.layout.rounds_inputs)
-    ]
-    return " or ".join(wanted)
-
-
-def _must_have_file_scales(linear: str, stored: IntegerCodes, scheme: Scheme) -> None:
-    if stored.scales_RG.dtype != torch.bfloat16:
-        raise SchemeError(
-            f"`{scheme.short}` has scales in float32, which a file would round: it would hold "
-            "other weights than were measured",
-            hint="scan and export with scale_dtype=bf16",
-        )
-    scales_RG = stored.scales_RG.float()
-    if not bool(torch.isfinite(scales_RG).all() & (scales_RG != 0).all()):
-        raise SourceError(
-            f"`{linear}` has scales that are zero or not finite",
-            hint="the checkpoint diverged or is damaged; export another one",
-        )
-
-
-def _must_fill_groups(linear: str, stored: IntegerCodes, scheme: Scheme, form: str) -> None:
-    columns, group = stored.codes_RC.shape[1], declared_group(scheme)
-    if group == -1 or (stored.group == group and columns % group == 0):
-        return
-    fitting = [size for size in (128, 64, 32) if columns % size == 0]
-    raise SchemeError(
-        f"groups of {group} do not fill the {columns} columns of `{linear}`, "
-        f"and `{form}` holds full groups alone",
-        hint=f"scan with {' or '.join(f'group={size}' for size in (*fitting[:1], -1))}",
+    built_in = schemes().built_in.values()
+    kinds = [kind() for kind in built_in if "bits" not in kind.__dataclass_fields__]
+    return " or ".join(
+        kind.short
+        for kind in kinds
+        if kind.layout is not None
+        and kind.layout.codes in codes
+        and rounds_inputs in (None, kind.layout.rounds_inputs)
     )
 
 

@@ -24,81 +24,15 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
 
-_NUMBERS = {"F32": "f", "F16": "e", "BF16": "h", "F64": "d"}
-SCALES = ("F16", "BF16", "F32")
-"""Types in which scales are stored."""
+Decode = Callable[[Mapping[str, Tensor]], Tensor]
+"""Make a dense weight of the stored tensors, by their suffixes."""
 
 DAMAGED = "download the repository again; its tensors and its configuration do not fit together"
-
-
-@dataclass(frozen=True)
-class StoredLinear:
-    """The stored tensors of one dense tensor, by their suffixes."""
-
-    name: str  # of the dense tensor
-    infos: Mapping[str, TensorInfo]
-    config: Config
-    raw: Callable[[str], bytes]  # of a small tensor, by its suffix
-
-    def shape(self, suffix: str, dimensions: int) -> tuple[int, ...]:
-        """Return the shape of a stored tensor, or refuse one that is missing or of another rank."""
-        info = self._info(suffix)
-        if len(info.shape) != dimensions or 0 in info.shape:
-            raise self.refused(
-                f"has a `{suffix.lstrip('._')}` of shape {list(info.shape)}, "
-                f"where {dimensions} dimensions are needed"
-            )
-        return info.shape
-
-    def must_be(self, suffix: str, shape: tuple[int, ...], because: str) -> None:
-        """Refuse a stored tensor that does not have the shape that others ask for."""
-        if (found := self.shape(suffix, len(shape))) != shape:
-            raise self.refused(
-                f"has a `{suffix.lstrip('._')}` of shape {list(found)} where {because} "
-                f"needs {list(shape)}"
-            )
-
-    def must_hold(self, suffix: str, *dtypes: str) -> str:
-        """Return the dtype of a stored tensor, or refuse one that the format does not have."""
-        info = self._info(suffix)
-        if info.dtype not in dtypes:
-            raise self.refused(
-                f"has a `{suffix.lstrip('._')}` stored as `{info.dtype}`, "
-                f"where the format has {' or '.join(dtypes)}"
-            )
-        return info.dtype
-
-    def _info(self, suffix: str) -> TensorInfo:
-        if suffix not in self.infos:
-            raise self.refused(f"has no `{suffix.lstrip('._')}`")
-        return self.infos[suffix]
-
-    def number(self, suffix: str) -> float:
-        """Return the one number that a small tensor holds."""
-        info, raw = self.infos[suffix], self.raw(suffix)
-        if info.dtype not in _NUMBERS or len(raw) != struct.calcsize(_NUMBERS[info.dtype]):
-            raise self.refused(f"has a `{suffix[1:]}` that is no single number")
-        if info.dtype == "BF16":  # the upper half of a float32
-            return float(struct.unpack("<f", b"\0\0" + raw)[0])
-        return float(struct.unpack(f"<{_NUMBERS[info.dtype]}", raw)[0])
-
-    def scaled(self, rounding: Rounding) -> Rounding:
-        """Return a rounding of activations with its scale, where that is fixed and stored."""
-        if not rounding.stored_scales:
-            return rounding
-        suffix = next((name for name in rounding.stored_scales if name in self.infos), "")
-        if not suffix:
-            raise self.refused(
-                f"has no `{rounding.stored_scales[0][1:]}`, and the configuration fixes the scale "
-                "of activations"
-            )
-        scale = self.number(suffix)
-        if not 0 < scale < float("inf"):
-            raise self.refused(f"has a `{suffix[1:]}` of {scale:g}, which is no scale")
-        return replace(rounding, number=scale)
-
-    def refused(self, why: str) -> SourceError:
-        return refused(self.name, why)
+SCALES, INT32 = ("F16", "BF16", "F32"), ("I32",)
+"""Types in which scales are stored, and words of codes."""
+_NUMBERS = {"F32": "f", "F16": "e", "BF16": "h", "F64": "d"}
+_LONGEST_NAME = 255
+_LEFT_DENSE = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers")
 
 
 def refused(name: str, why: str) -> SourceError:
@@ -110,24 +44,152 @@ def contradiction(what: str) -> ConfigurationError:
     return ConfigurationError(what, hint=DAMAGED)
 
 
+@dataclass(frozen=True)
+class StoredLinear:
+    """The stored tensors of one dense tensor, by their suffixes."""
+
+    name: str  # of the dense tensor
+    infos: Mapping[str, TensorInfo]
+    config: Config
+    raw: Callable[[str], bytes]  # of a small tensor, by its suffix
+
+    def refused(self, why: str) -> SourceError:
+        return refused(self.name, why)
+
+    def sizes(
+        self,
+        table: Mapping[str, tuple[str, Sequence[str]]],
+        because: str = "",
+        **known: int,
+    ) -> dict[str, int]:
+        """Return the sizes that shapes have names for; refuse tensors that do not fit together.
+
+        `{".scales": ("G R", SCALES)}` is a tensor of two sides and one of three types. A suffix
+        with `?` may be missing. `because` says what asks for the sizes that are known.
+        """
+        sizes, asked_by = dict(known), dict.fromkeys(known, because)
+        for key, (sides, dtypes) in table.items():
+            suffix, names = key.removesuffix("?"), sides.split()
+            if suffix not in self.infos and key != suffix:
+                continue
+            self.dtype(suffix, *dtypes)
+            shown, shape = suffix.lstrip("._"), self.infos[suffix].shape
+            if len(shape) != len(names) or 0 in shape:
+                raise self.refused(
+                    f"has a `{shown}` of shape {list(shape)}, "
+                    f"where {len(names)} dimensions are needed"
+                )
+            needed = [sizes.setdefault(n, size) for n, size in zip(names, shape, strict=True)]
+            for name, size, stored in zip(names, needed, shape, strict=True):
+                if stored != size:
+                    raise self.refused(
+                        f"has a `{shown}` of shape {list(shape)} where {asked_by[name]} "
+                        f"needs {needed}"
+                    )
+                asked_by.setdefault(name, f"`{shown}`")
+        return sizes
+
+    def dtype(self, suffix: str, *dtypes: str) -> str:
+        """Return the dtype of a stored tensor, or refuse one that the format does not have."""
+        if suffix not in self.infos:
+            raise self.refused(f"has no `{suffix.lstrip('._')}`")
+        dtype = self.infos[suffix].dtype
+        if dtypes and dtype not in dtypes:
+            raise self.refused(
+                f"has a `{suffix.lstrip('._')}` stored as `{dtype}`, "
+                f"where the format has {' or '.join(dtypes)}"
+            )
+        return dtype
+
+    def group(self, columns: int, groups: int, config: Config) -> int:
+        """Return the columns of a group; refuse groups that do not fit, or are not those named."""
+        size = -(-columns // groups)
+        if -(-columns // size) != groups:
+            raise self.refused(f"has {groups} groups for {columns} columns")
+        planned = whole_number(config, "group_size", "q_group_size")
+        if planned is not None and (columns if planned < 1 else min(planned, columns)) != size:
+            raise contradiction(
+                f"the quantization configuration has groups of {planned} columns, "
+                f"and `{self.name}` is stored in groups of {size}"
+            )
+        return size
+
+    def must_have(self, bits: int, planned: int | None) -> None:
+        """Refuse another number of bits than the configuration has."""
+        if planned not in (None, bits):
+            raise contradiction(
+                f"the quantization configuration has {planned} bits, and `{self.name}` is stored "
+                f"in {bits}"
+            )
+
+    def scaled(self, rounding: Rounding | str | None) -> Rounding | None:
+        """Return a rounding of activations with its scale, where that is fixed and stored."""
+        if rounding is None or isinstance(rounding, str) or not rounding.stored_scales:
+            return None if isinstance(rounding, str) else rounding
+        suffix = next((name for name in rounding.stored_scales if name in self.infos), "")
+        if not suffix:
+            raise self.refused(
+                f"has no `{rounding.stored_scales[0][1:]}`, and the configuration fixes the scale "
+                "of activations"
+            )
+        dtype, raw = self.infos[suffix].dtype, self.raw(suffix)
+        if dtype not in _NUMBERS or len(raw) != struct.calcsize(_NUMBERS[dtype]):
+            raise self.refused(f"has a `{suffix[1:]}` that is no single number")
+        if dtype == "BF16":  # the upper half of a float32
+            dtype, raw = "F32", b"\0\0" + raw
+        (scale,) = struct.unpack(f"<{_NUMBERS[dtype]}", raw)
+        if not 0 < scale < float("inf"):
+            raise self.refused(f"has a `{suffix[1:]}` of {scale:g}, which is no scale")
+        return replace(rounding, number=float(scale))
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """How the stored tensors of one linear become a dense weight."""
 
     shape: tuple[int, ...]
     bits: int  # of a code
-    decode: Callable[[Mapping[str, Tensor]], Tensor]
+    decode: Decode
     size: int = 0  # columns that share a scale; 0: scales are not by groups of columns
     rounding: Rounding | None = None  # of activations
     left: str = ""  # rounding of activations that is not run
 
 
-def most_bits(codes: Iterable[tuple[int, tuple[int, ...]]]) -> int:
-    """Return the bits of most codes, of the bits and the shape of each linear."""
-    counts: Counter[int] = Counter()
-    for bits, shape in codes:
-        counts[bits] += prod(shape)
-    return counts.most_common(1)[0][0]
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A way of storing quantized linears in safetensors files."""
+
+    name: str
+    roots: tuple[str, ...]  # a key that ends so begins a linear
+    suffixes: tuple[str, ...]  # of all tensors of a linear
+    layout: Callable[[StoredLinear], Layout]
+    dense: str = ".weight"  # what a dense tensor's name ends with
+    ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
+    beside: tuple[str, ...] = ()  # suffixes without which a root begins no linear
+    aliases: tuple[str, ...] = ()  # other names of it in configurations
+    older: str = ""  # a file of repositories that are older than `quantization_config`
+    bits: Callable[[Config], int | None] = lambda config: bits_in(config)
+    rounding: Callable[[Config], Rounding | str | None] = lambda config: None  # of activations
+    prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
+
+    def open(self, files: WeightFolder, config: Config, base: str) -> tuple[Layout, dict[str, str]]:
+        """Return how a linear is stored and where; refuse one that the configuration denies."""
+        for key in _LEFT_DENSE:
+            names = config.get(key)
+            for name in names if isinstance(names, list) else ():
+                if f".{base}".endswith(f".{name}") or base.startswith(f"{name}."):
+                    raise contradiction(
+                        f"`{key}` names `{str(name)[:60]}`, and `{base[:60]}` is stored quantized"
+                    )
+        keys = {one: base + one for one in self.suffixes if base + one in files.infos}
+        infos = {one: files.infos[key] for one, key in keys.items()}
+        stored = StoredLinear(base + self.dense, infos, config, lambda one: files.raw(keys[one]))
+        return self.layout(stored), keys
+
+    def read(self, files: WeightFolder, config: Config, base: str) -> Tensor:
+        """Return one linear's dense weight; refuse tensors that do not fit their configuration."""
+        layout, keys = self.open(files, config, base)
+        return layout.decode({suffix: files.read(key) for suffix, key in keys.items()})
 
 
 def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20) -> int | None:
@@ -149,8 +211,20 @@ def bits_in(config: Config) -> int | None:
     return whole_number(config, "num_bits", "bits", "w_bit", low=1, high=16)
 
 
-_LONGEST_NAME = 255
-_LEFT_DENSE = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers")
+def pair_of(value: object, what: str) -> tuple[int, int]:
+    """Return two sizes of a configuration."""
+    if isinstance(value, list | tuple) and len(value) == 2:
+        first, second = value
+        if type(first) is int and type(second) is int and first > 0 and second > 0:
+            return first, second
+    raise contradiction(f"`{what}` is `{str(value)[:40]}`, which is no pair of sizes")
+
+
+def bound_of(value: object, what: str) -> float:
+    """Return a bound of activations of a configuration."""
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise contradiction(f"{what} is `{str(value)[:40]}`, which is no bound")
+    return float(value)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -166,76 +240,19 @@ def matches(pattern: str, name: str) -> bool:
     )
 
 
-def must_be_converted(config: Config, base: str) -> None:
-    """Refuse a linear whose name is in a list of those that runtimes leave dense."""
-    for key in _LEFT_DENSE:
-        names = config.get(key)
-        for name in names if isinstance(names, list) else ():
-            if f".{base}".endswith(f".{name}") or base.startswith(f"{name}."):
-                raise contradiction(
-                    f"`{key}` names `{str(name)[:60]}`, and `{base[:60]}` is stored quantized"
-                )
-
-
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """A way of storing quantized linears in safetensors files."""
-
-    name: str
-    roots: tuple[str, ...]  # a key that ends so begins a linear
-    suffixes: tuple[str, ...]  # of all tensors of a linear
-    layout: Callable[[StoredLinear], Layout]
-    dense: str = ".weight"  # what a dense tensor's name ends with
-    ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
-    beside: tuple[str, ...] = ()  # suffixes without which a root begins no linear
-    aliases: tuple[str, ...] = ()  # other names of it in configurations
-    older: str = ""  # a file of repositories that are older than `quantization_config`
-    bits: Callable[[Config], int | None] = bits_in  # by the configuration alone
-    rounding: Callable[[Config], Rounding | str | None] = lambda config: None  # of activations
-    prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
-
-
-def group_size(parts: StoredLinear, columns: int, groups: int) -> int:
-    """Return the columns of a group, or refuse a number of groups that does not divide them."""
-    size = -(-columns // groups)
-    if -(-columns // size) != groups:
-        raise parts.refused(f"has {groups} groups for {columns} columns")
-    return size
-
-
-def must_be_group(parts: StoredLinear, columns: int, size: int, config: Config) -> None:
-    """Refuse groups of another size than the configuration has."""
-    planned = whole_number(config, "group_size", "q_group_size")
-    if planned is not None and (columns if planned < 1 else min(planned, columns)) != size:
-        raise contradiction(
-            f"the quantization configuration has groups of {planned} columns, "
-            f"and `{parts.name}` is stored in groups of {size}"
-        )
-
-
-def read_linear(files: WeightFolder, kind: Reader, config: Config, base: str) -> Tensor:
-    """Return one linear's dense weight; refuse tensors that do not fit their configuration."""
-    layout, keys = open_linear(files, kind, config, base)
-    return layout.decode({suffix: files.read(key) for suffix, key in keys.items()})
-
-
-def open_linear(
-    files: WeightFolder, kind: Reader, config: Config, base: str
-) -> tuple[Layout, dict[str, str]]:
-    keys = {one: base + one for one in kind.suffixes if base + one in files.infos}
-    infos = {one: files.infos[key] for one, key in keys.items()}
-    must_be_converted(config, base)
-    parts = StoredLinear(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
-    return kind.layout(parts), keys
+def most_bits(codes: Iterable[tuple[int, tuple[int, ...]]]) -> int:
+    """Return the bits of most codes, of the bits and the shape of each linear."""
+    counts: Counter[int] = Counter()
+    for bits, shape in codes:
+        counts[bits] += prod(shape)
+    return counts.most_common(1)[0][0]
 
 
 class DenseWeights(Protocol):
     """Weights under their dense names, whatever the files hold."""
 
     def names(self) -> Sequence[str]: ...
-
     def shape(self, name: str) -> tuple[int, ...]: ...
-
     def read(self, name: str) -> Tensor: ...
 
 
@@ -244,10 +261,8 @@ class QuantizedLinear(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
-
     @property
     def bits(self) -> int: ...
-
     @property
     def rounding(self) -> Rounding | None: ...
 
@@ -257,18 +272,13 @@ class QuantizedWeights(DenseWeights, Protocol):
 
     @property
     def notes(self) -> Sequence[str]: ...
-
     @property
     def linears(self) -> Mapping[str, QuantizedLinear]: ...
-
     @property
     def bits(self) -> int: ...
-
     @property
     def nbytes(self) -> int: ...
-
     def nbytes_of(self, name: str) -> int: ...
-
     def groups(self, name: str) -> Tensor | None: ...
 
 
@@ -283,11 +293,8 @@ class PackedWeights:
 
     def names(self) -> Sequence[str]:
         starts = tuple(f"{linear}." for linear in self._linears.values())
-        rest = (  # no format packs a bias, which is a tensor of its own
-            name
-            for name in self._files.names()
-            if name.endswith(".bias") or not name.startswith(starts)
-        )
+        # No format packs a bias, which is a tensor of its own.
+        rest = (n for n in self._files.names() if n.endswith(".bias") or not n.startswith(starts))
         return [*self._linears, *rest]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -296,4 +303,4 @@ class PackedWeights:
     def read(self, name: str) -> Tensor:
         if name not in self._linears:
             return self._files.read(name)
-        return read_linear(self._files, self._kind, self._config, self._linears[name])
+        return self._kind.read(self._files, self._config, self._linears[name])

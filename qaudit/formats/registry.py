@@ -2,7 +2,7 @@
 
 A format that is written is a `Format`, of this package or of another distribution by the entry
 point `qaudit.formats`. One that is read is a `Reader`: a constant of a module here, the `reader` of
-a format of another distribution, or what its entry point in `qaudit.readers` names.
+a format, or what the entry point of another distribution in `qaudit.readers` names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ def formats() -> Plugins[Format]:
 
 @cache
 def readers() -> Mapping[str, Reader]:
-    constants = [value for module in modules_in(qaudit.formats) for value in vars(module).values()]
-    return {value.name: value for value in constants if isinstance(value, Reader)}
+    values = [value for module in modules_in(qaudit.formats) for value in vars(module).values()]
+    kinds = [value for value in values if isinstance(value, type) and issubclass(value, Format)]
+    found = [*values, *(vars(kind).get("reader") for kind in kinds)]
+    return {reader.name: reader for reader in found if isinstance(reader, Reader)}
 
 
 def reader_named(name: str) -> Reader | None:

@@ -1,35 +1,86 @@
-"""The tensors of a quantized folder as a dense checkpoint has them, decoded one at a time."""
+"""Quantized folders and files: what they say of themselves, and their tensors as dense weights."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import Headers, WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import in_order
+from qaudit.formats.packing import Identity
 from qaudit.formats.reading import (
     Config,
     Layout,
+    QuantizedWeights,
     Reader,
     contradiction,
     most_bits,
-    open_linear,
     refused,
 )
-from qaudit.formats.registry import formats, further_readers, reader_named, readers
+from qaudit.formats.registry import (
+    file_format,
+    formats,
+    further_readers,
+    reader_named,
+    readers,
+)
+from qaudit.formats.tokenizers import differing_part, other_model, other_tokenizer, read_tokenizer
 from qaudit.support.lazy import Tensor
+
+IN_PLUGINS = {"torchao": "`pip install qaudit-torchao` reads it"}
+"""Formats that distributions beside this one read."""
 
 _DENSE = ("F64", "F32", "F16", "BF16")
 _OF_INPUTS = (".input", ".activation", "._weight_act")
 """How parts begin that may be beside a dense weight, too."""
 
-_WEIGHTS_ONLY = (
-    "weights only: the file also quantizes activations ({}), which stay as they are here"
-)
+_COMPARED = (
+    "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
+    "n_head", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "hidden_act",
+    "rope_theta",
+)  # fmt: skip
+_ALIASES = (
+    ("bits", "w_bit"), ("group_size", "q_group_size"), ("sym",), ("zero_point",), ("desc_act",),
+    ("checkpoint_format", "format"), ("version",),
+)  # fmt: skip
+"""Keys of GPTQ and AWQ that decide what weights are decoded to, under all their names."""
+
+
+def open_quantized(place: Path, *, base: Collection[str] = ()) -> QuantizedWeights:
+    form = file_format(place)
+    return form.open_file(place, base) if form else QuantizedFolder(place, base=base)
+
+
+def format_of(folder: Path) -> Identity:
+    """Return what a place says that it is, before any tensor is read. No torch."""
+    if form := file_format(folder):
+        return form.identify(folder)
+    name, reader, config = known_quantization(folder)
+    bits, rounding = reader.bits(config), reader.rounding(config)
+    if bits is None:
+        raise contradiction(f"the quantization configuration of `{name}` has no number of bits")
+    return name, bits, (rounding.bits or 16) if isinstance(rounding, Rounding) else 16
+
+
+def must_match(label: str, folder: Path, base: Path) -> None:
+    """Refuse a file of another architecture or another vocabulary than the base has."""
+    if form := file_format(folder):
+        form.must_match(label, folder, base)
+        return
+    if (folder / "config.json").is_file() and (base / "config.json").is_file():
+        own, theirs = read_configuration(folder), read_configuration(base)
+        for key in _COMPARED:
+            a, b = own.get(key), theirs.get(key)
+            if a is not None and b is not None and a != b:
+                raise other_model(label, key, a, b, base)
+    own_table, base_table = (read_tokenizer(place) for place in (folder, base))
+    part = differing_part(own_table, base_table) if own_table and base_table else ""
+    if part:
+        raise other_tokenizer(label, part, base)
 
 
 def quantization_of(folder: Path) -> tuple[str, Config] | None:
@@ -37,17 +88,21 @@ def quantization_of(folder: Path) -> tuple[str, Config] | None:
     config = read_configuration(folder) if (folder / "config.json").is_file() else {}
     for table in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):
-            quantization = table.get(key) if isinstance(table, dict) else None
-            if isinstance(quantization, dict) and quantization:
-                mlx_like = key == "quantization" or (
-                    "mode" in quantization and "quant_method" not in quantization
-                )
-                return _name(quantization, "mlx" if mlx_like else ""), quantization
+            own = table.get(key) if isinstance(table, dict) else None
+            if isinstance(own, dict) and own:
+                is_mlx = key == "quantization" or ("mode" in own and "quant_method" not in own)
+                return _name(own, "mlx" if is_mlx else ""), own
     for reader in readers().values():
         if reader.older and (folder / reader.older).is_file():
-            quantization = read_configuration(folder, reader.older)
-            return _name(quantization, reader.name), quantization
+            own = read_configuration(folder, reader.older)
+            return _name(own, reader.name), own
     return None
+
+
+def _name(config: Config, default: str) -> str:
+    method = str(config.get("quant_method") or default).lower()
+    aliased = (reader.name for reader in readers().values() if method in reader.aliases)
+    return next(aliased, method) or "unnamed"
 
 
 def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
@@ -75,39 +130,18 @@ def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
     return name, reader, config
 
 
-IN_PLUGINS = {"torchao": "`pip install qaudit-torchao` reads it"}
-"""Formats that distributions beside this one read."""
-
-_ALIASES = (
-    ("bits", "w_bit"),
-    ("group_size", "q_group_size"),
-    ("sym",),
-    ("zero_point",),
-    ("desc_act",),
-    ("checkpoint_format", "format"),
-    ("version",),
-)
-"""Keys of GPTQ and AWQ that decide what weights are decoded to, under all their names."""
-
-
 def _must_agree(config: Config, older: Config, file: str) -> None:
     """Refuse two configurations that differ: GPTQModel reads the older file, vLLM `config.json`."""
     for keys in _ALIASES:
         ours, theirs = (
-            next((table[key] for key in keys if table.get(key) is not None), None)
+            next((str(table[key]) for key in keys if table.get(key) is not None), None)
             for table in (config, older)
         )
-        if None not in (ours, theirs) and str(ours).lower() != str(theirs).lower():
+        if ours is not None and theirs is not None and ours.lower() != theirs.lower():
             raise contradiction(
-                f"`{file}` has `{keys[0]}: {str(theirs)[:40]}`, "
-                f"and `config.json` `{keys[0]}: {str(ours)[:40]}`"
+                f"`{file}` has `{keys[0]}: {theirs[:40]}`, "
+                f"and `config.json` `{keys[0]}: {ours[:40]}`"
             )
-
-
-def _name(config: Mapping[str, Any], default: str) -> str:
-    method = str(config.get("quant_method") or default).lower()
-    aliased = (reader.name for reader in readers().values() if method in reader.aliases)
-    return next(aliased, method) or "unnamed"
 
 
 class QuantizedFolder:
@@ -136,37 +170,45 @@ class QuantizedFolder:
         self._files = WeightFolder(folder) if infos is None else Headers(infos)
         if reader.prepare is not None:
             config = reader.prepare(self._files, config)
-        self._layouts: dict[str, Layout] = {}
+        self.linears: dict[str, Layout] = {}  # by dense name
         self._keys: dict[str, dict[str, str]] = {}  # dense name -> suffix -> key
-        self._find(reader, config)
-        if not self._layouts:
+        for key in (stored := self._files.infos):
+            root = next((one for one in reader.roots if key.endswith(one)), "")
+            linear = key.removesuffix(root)
+            if root and all(linear + suffix in stored for suffix in reader.beside):
+                name = linear + reader.dense
+                self.linears[name], self._keys[name] = reader.open(self._files, config, linear)
+        if not self.linears:
             raise ConfigurationError(
                 f"`{folder}` is said to be quantized by `{self.format}`, and holds no linear of it",
                 hint="its configuration and its weights do not belong together",
             )
         rounding = reader.rounding(config)
         if not isinstance(rounding, str):
-            rounding = next((layout.left for layout in self._layouts.values() if layout.left), "")
-        weights_only = _WEIGHTS_ONLY.format(rounding[:60]) if rounding else None
+            rounding = next((layout.left for layout in self.linears.values() if layout.left), "")
+        left = "the file also quantizes activations ({}), which stay as they are here"
+        weights_only = f"weights only: {left.format(rounding[:60])}" if rounding else None
         self.notes = tuple(note for note in (weights_only, unread_shards(folder)) if note)
         """What is not run as it ships."""
-        self._stored = self._as_stored(reader, frozenset(base))
+        parts = {key for keys in self._keys.values() for key in keys.values()}
+        self._stored = [
+            name
+            for name in self._files.names()
+            if name not in parts
+            and not name.endswith(reader.ignored or ("\0",))
+            and not (base and name not in base and self._is_zero_bias(name))
+        ]
         self._must_be_whole(reader, frozenset(base))
-
-    @property
-    def linears(self) -> Mapping[str, Layout]:
-        """What is quantized, by dense name."""
-        return self._layouts
 
     @property
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
-        return most_bits((layout.bits, layout.shape) for layout in self._layouts.values())
+        return most_bits((layout.bits, layout.shape) for layout in self.linears.values())
 
     @property
     def decoded_notes(self) -> tuple[str, ...]:
         """What is not run as it ships where weights alone are decoded."""
-        rounded = sum(layout.rounding is not None for layout in self._layouts.values())
+        rounded = sum(layout.rounding is not None for layout in self.linears.values())
         if not rounded:
             return self.notes
         runtime = f"the file's runtime rounds activations of {rounded} linears"
@@ -183,24 +225,23 @@ class QuantizedFolder:
         return sum(self._files.infos[key].nbytes for key in keys)
 
     def names(self) -> Sequence[str]:
-        return [*self._layouts, *self._stored]
+        return [*self.linears, *self._stored]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name in self._layouts:
-            return self._layouts[name].shape
-        return self._files.shape(name)
+        linear = self.linears.get(name)
+        return linear.shape if linear else self._files.shape(name)
 
     def read(self, name: str) -> Tensor:
-        if name not in self._layouts:
+        if name not in self.linears:
             return self._files.read(name)
-        layout = self._layouts[name]
+        layout = self.linears[name]
         weight = layout.decode({s: self._files.read(key) for s, key in self._keys[name].items()})
         if tuple(weight.shape) != layout.shape:
             raise refused(name, f"decodes to {list(weight.shape)}, not to {list(layout.shape)}")
         return weight
 
     def groups(self, name: str) -> Tensor | None:
-        layout = self._layouts.get(name)
+        layout = self.linears.get(name)
         if layout is None or not layout.size:
             return None
         for suffix in (".g_idx", ".weight_g_idx"):
@@ -208,18 +249,6 @@ class QuantizedFolder:
             if key is not None and int((order := self._files.read(key)).min()) >= 0:
                 return order.long()
         return in_order(layout.shape[1], layout.size)
-
-    def _find(self, kind: Reader, config: Config) -> None:
-        infos = self._files.infos
-        for key in infos:
-            root = next((one for one in kind.roots if key.endswith(one)), None)
-            if root is None:
-                continue
-            base = key.removesuffix(root)
-            if any(base + suffix not in infos for suffix in kind.beside):
-                continue
-            name = base + kind.dense
-            self._layouts[name], self._keys[name] = open_linear(self._files, kind, config, base)
 
     def _must_be_whole(self, kind: Reader, base: frozenset[str]) -> None:
         """Refuse codes without what decodes them, and parts of a linear without its codes."""
@@ -235,21 +264,10 @@ class QuantizedFolder:
                 needed = " or ".join(f"`{root.lstrip('._')}`" for root in kind.roots)
                 raise refused(key, f"is stored as `{info.dtype}` and has no {needed}")
 
-    def _as_stored(self, kind: Reader, base: frozenset[str]) -> tuple[str, ...]:
-        parts = {key for keys in self._keys.values() for key in keys.values()}
-        dense = []
-        for name in self._files.names():
-            if name in parts or name.endswith(kind.ignored or ("\0",)):
-                continue
-            if base and name not in base and self._is_zero_bias(name):
-                continue
-            dense.append(name)
-        return tuple(dense)
-
     def _is_zero_bias(self, name: str) -> bool:
         """Return whether a tensor is a bias of zeros, which AutoGPTQ wrote beside every linear."""
-        stem, dot, last = name.rpartition(".")
-        if f"{stem}.weight" not in self._layouts or last != "bias" or not dot:
+        stem, _, last = name.rpartition(".")
+        if f"{stem}.weight" not in self.linears or last != "bias":
             return False
         return not bool(self._files.read(name).any())
 

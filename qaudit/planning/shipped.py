@@ -21,8 +21,13 @@ from qaudit.core.shipped import Shipped, label_for
 from qaudit.errors import HubError, SourceError, UsageError
 from qaudit.formats.packing import FileFormat, Identity
 from qaudit.formats.registry import file_format
-from qaudit.formats.repository import format_of, must_match, open_quantized
-from qaudit.formats.weights import QuantizedFolder, quantization_of
+from qaudit.formats.weights import (
+    QuantizedFolder,
+    format_of,
+    must_match,
+    open_quantized,
+    quantization_of,
+)
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
 from qaudit.hub.weights import weights_on_hub

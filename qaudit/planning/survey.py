@@ -34,8 +34,7 @@ from qaudit.checkpoints.safetensors import ADAPTER, WeightFolder
 from qaudit.core.shipped import shipped_reference
 from qaudit.errors import SourceError, UsageError
 from qaudit.families.family import Need
-from qaudit.formats.repository import format_of
-from qaudit.formats.weights import QuantizedFolder, quantization_of
+from qaudit.formats.weights import QuantizedFolder, format_of, quantization_of
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.gates import left_as_gates
 from qaudit.model.proven import STREAMABLE, reads_trees

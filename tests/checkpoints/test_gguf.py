@@ -22,7 +22,7 @@ from qaudit.formats.gguf.header import GgufHeader, header_in, read_header
 from qaudit.formats.gguf.keys import differences
 from qaudit.formats.gguf.positions import rope_factors
 from qaudit.formats.gguf.reading import GgufFile, bits_in, bits_of
-from qaudit.formats.repository import format_of, must_match, open_quantized
+from qaudit.formats.weights import format_of, must_match, open_quantized
 from tests.support.filled import filled
 from tests.support.gguf import KINDS, write_gguf
 from tests.support.tiny import FOR_LLAMA_CPP, make

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qaudit.errors import UsageError
-from qaudit.formats.repository import must_match
+from qaudit.formats.weights import must_match
 
 BASE: dict[str, Any] = {
     "normalizer": {"type": "NFC"},

@@ -19,8 +19,7 @@ from qaudit.core.shipped import Shipped
 from qaudit.diagnostics import registry as diagnostics
 from qaudit.errors import ConfigurationError, MachineError, QauditError
 from qaudit.formats.registry import format_named
-from qaudit.formats.repository import format_of
-from qaudit.formats.weights import QuantizedFolder
+from qaudit.formats.weights import QuantizedFolder, format_of
 from qaudit.support.plugins import entries_of
 from tests.support.cli import Run, audit_of, refused
 

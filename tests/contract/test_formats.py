@@ -27,8 +27,7 @@ from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError, SchemeError
 from qaudit.formats.packing import Document, Format
 from qaudit.formats.registry import format_named, formats
-from qaudit.formats.repository import format_of
-from qaudit.formats.weights import QuantizedFolder
+from qaudit.formats.weights import QuantizedFolder, format_of
 from tests.support.filled import filled
 from tests.support.formats import example
 

@@ -24,9 +24,9 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats import compressed_tensors as groups
 from qaudit.formats import floats
 from qaudit.formats.activations import Rounding
-from qaudit.formats.compressed_tensors import groups
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import BlockModel
 from tests.support.passes import CPU, feed, losses

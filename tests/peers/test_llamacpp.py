@@ -37,7 +37,7 @@ from qaudit.errors import UsageError
 from qaudit.formats.gguf import base as gguf_base
 from qaudit.formats.gguf.header import read_header
 from qaudit.formats.gguf.reading import GgufFile
-from qaudit.formats.repository import must_match
+from qaudit.formats.weights import must_match
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE

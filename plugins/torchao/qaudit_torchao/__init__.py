@@ -10,29 +10,32 @@ Shapes: R output rows, C input columns, G groups of columns; blocks of rows and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import ConfigurationError
 from qaudit.formats.activations import Rounding
-from qaudit.formats.arithmetic import in_order, must_be_symmetric, scaled, wide
-from qaudit.formats.floats import FLOATS, from_floats, in_blocks
+from qaudit.formats.arithmetic import halves, in_blocks, in_order, scaled, wide
+from qaudit.formats.floats import FLOATS
 from qaudit.formats.reading import (
     SCALES,
     Config,
     Layout,
     Reader,
     StoredLinear,
+    bound_of,
     contradiction,
     refused,
 )
 from qaudit.support.lazy import Tensor, torch
-from qaudit_torchao import configuration
 
 if TYPE_CHECKING:
     from qaudit.checkpoints.safetensors import WeightFolder
+
+Table = Mapping[str, Any]
 
 _PREFIX = "._weight_"
 _QDATA, _SCALE, _ZERO = (_PREFIX + part for part in ("qdata", "scale", "zero_point"))
@@ -42,7 +45,149 @@ _SUFFIXES = (
     *(_PREFIX + part for part in (_PRE_SCALE, "act_quant_scale", "act_quant_zero_point")),
 )  # fmt: skip
 _TENSORS = "described tensors"  # key of what the headers add to a configuration
+_BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
+_INSTEAD = "save it as compressed-tensors, or dequantized, or with torchao 0.15 or later"
+_VERSION = 2  # of the configurations whose tensors are stored in safetensors files
+_BITS: Mapping[str, int | str] = {  # or the attribute that names a dtype
+    "Int8WeightOnlyConfig": 8,
+    "Int8DynamicActivationInt8WeightConfig": 8,
+    "Float8WeightOnlyConfig": 8,
+    "Float8DynamicActivationFloat8WeightConfig": 8,
+    "Int4WeightOnlyConfig": 4,
+    "IntxWeightOnlyConfig": "weight_dtype",
+    "Int8DynamicActivationIntxWeightConfig": "weight_dtype",
+}
+
 Block = tuple[int, int]
+
+
+def _value(value: Any) -> Any:
+    """Return a value that torchao writes under the name of its type."""
+    return value.get("_data") if isinstance(value, Mapping) and "_type" in value else value
+
+
+def _attributes(value: Any) -> Table:
+    inner = _value(value)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _type(value: Any) -> str:
+    return str(value.get("_type")) if isinstance(value, Mapping) else ""
+
+
+def _bits_of(dtype: Any) -> int | None:
+    """Return the bits of the name of a signed integer, such as `int4`."""
+    match = re.fullmatch("int([1-8])", str(_value(dtype)))
+    return int(match[1]) if match else None
+
+
+def _first(config: Config) -> Any:
+    kinds = config.get("quant_type")
+    return kinds.get("default") if isinstance(kinds, Mapping) else kinds
+
+
+def _is_mixed(config: Config) -> bool:
+    return _type(_first(config)) in _BY_NAME
+
+
+def _main(config: Config) -> Table:
+    """Return the configuration of most linears; refuse one that stores tensors of older kinds."""
+    table: Any = _first(config)
+    if _is_mixed(config):
+        tables = _attributes(table)
+        named = tables.get("fqn_to_config") or tables.get("module_fqn_to_config")
+        named = named if isinstance(named, Mapping) else {}
+        given = [named.get("_default"), *named.values()]
+        table = next((entry for entry in given if isinstance(entry, Mapping)), {})
+    if not isinstance(table, Mapping) or _type(table) not in _BITS:
+        kind = _type(table) or str(config.get("quant_type"))
+        raise ConfigurationError(
+            f"the configuration `{kind[:60]}` of torchao is not read",
+            hint=f"these are: {', '.join(_BITS)}, of version {_VERSION}; {_INSTEAD}",
+        )
+    version = table.get("_version")
+    if version != _VERSION:
+        raise ConfigurationError(
+            f"`{_type(table)}` is of version {str(version)[:20]}, which stores other tensors "
+            f"than version {_VERSION}",
+            hint=_INSTEAD,
+        )
+    return table
+
+
+def bits(config: Config) -> int:
+    table = _main(config)
+    key = _BITS[_type(table)]
+    if isinstance(key, int):
+        return key
+    dtype = _attributes(table).get(key)
+    number = _bits_of(dtype)
+    if number is None:
+        raise contradiction(
+            f"`{key}` of the quantization configuration is `{str(_value(dtype))[:40]}`, which is "
+            "not int1 to int8"
+        )
+    return number
+
+
+def _is_symmetric(config: Config) -> bool:
+    data = {} if _is_mixed(config) else _attributes(_main(config))
+    mapping = data.get("weight_mapping_type") or data.get("mapping_type")
+    return str(_value(mapping)).startswith("SYMMETRIC")
+
+
+def rounding_of(config: Config) -> Rounding | str | None:
+    """Return the rounding of most linears by the configuration."""
+    table = _main(config)
+    data, kind = _attributes(table), _type(table)
+    if kind.endswith("WeightOnlyConfig"):
+        return None
+    if kind == "Int8DynamicActivationInt8WeightConfig":
+        return _int8_rounding(data, data.get("act_mapping_type"))
+    if kind == "Float8DynamicActivationFloat8WeightConfig":
+        return _fp8_rounding(data, "activation_dtype", "activation_value")
+    return "8-bit int, asymmetric by token"
+
+
+def rounding_of_tensor(data: Table, parts: Collection[str]) -> Rounding | str | None:
+    if data.get("activation_quantization") is not None:
+        return f"{str(data['activation_quantization'])[:40]}"
+    if str(_value(data.get("activation_dtype"))).startswith("float8"):
+        return "8-bit float before 4-bit weights"
+    arguments = data.get("act_quant_kwargs")
+    if arguments is None:
+        return None
+    if "act_quant_scale" in parts:
+        return "fixed scales of torchao"
+    table, kind = _attributes(arguments), _type(arguments)
+    if kind == "QuantizeTensorToInt8Kwargs":
+        return _int8_rounding(table, table.get("mapping_type"))
+    if kind == "QuantizeTensorToFloat8Kwargs":
+        return _fp8_rounding(table, "float8_dtype", "hp_value")
+    return kind[:40] or "an unnamed kind"
+
+
+def _int8_rounding(data: Table, mapping: Any) -> Rounding | str:
+    by_token = _is_by_token(data)
+    if by_token and _value(mapping) == "SYMMETRIC" and not data.get("reduce_range"):
+        return Rounding("int8")
+    return "8-bit int, " + ("not symmetric, or of fewer codes" if by_token else "not by token")
+
+
+def _fp8_rounding(data: Table, dtype: str, bound: str) -> Rounding | str:
+    if not _is_by_token(data):
+        return "fp8, not by token"
+    if _value(data.get(dtype)) != "float8_e4m3fn" or data.get(f"{bound}_lb") is not None:
+        return "fp8, not E4M3, or with a lowest scale"
+    high = data.get(f"{bound}_ub")
+    return Rounding("fp8", None if high is None else bound_of(high, "the bound of activations"))
+
+
+def _is_by_token(data: Table) -> bool:
+    """Return whether scales are by row of activations; of a list the first is theirs."""
+    kind = data.get("granularity")
+    first = kind[0] if isinstance(kind, list) and kind else kind
+    return first is None or (_type(first) == "PerRow" and _attributes(first).get("dim", -1) == -1)
 
 
 @dataclass(frozen=True)
@@ -50,7 +195,7 @@ class _Description:
     """What a header says of one tensor."""
 
     type: str
-    data: Mapping[str, Any]
+    data: Table
     parts: frozenset[str]
 
 
@@ -62,27 +207,20 @@ def describe(files: WeightFolder, config: Config) -> Config:
         if description is not None and description.type != "Tensor":
             _must_be_read(files, config, name, description.type)
             tensors[name] = description
-    if not configuration.mixed(config):
-        planned = configuration.rounding_of(config)
-        for name, description in tensors.items():
-            _must_agree(
-                name,
-                planned,
-                configuration.rounding_of_tensor(description.data, description.parts),
+    planned = None if _is_mixed(config) else rounding_of(config)
+    for name, description in tensors.items():
+        found = rounding_of_tensor(description.data, description.parts)
+        both_left = isinstance(planned, str) and isinstance(found, str)
+        if not _is_mixed(config) and planned != found and not both_left:
+            ours, theirs = (
+                f"`{one.kind if isinstance(one, Rounding) else one or 'none'}`"
+                for one in (planned, found)
+            )
+            raise contradiction(
+                f"the quantization configuration rounds activations as {ours}, and the header of "
+                f"`{name}` as {theirs}"
             )
     return {**config, _TENSORS: tensors}
-
-
-def _must_agree(name: str, planned: Rounding | str | None, found: Rounding | str | None) -> None:
-    if planned != found and not (isinstance(planned, str) and isinstance(found, str)):
-        raise contradiction(
-            f"the quantization configuration rounds activations as {_words(planned)}, "
-            f"and the header of `{name}` as {_words(found)}"
-        )
-
-
-def _words(rounding: Rounding | str | None) -> str:
-    return f"`{rounding.kind if isinstance(rounding, Rounding) else rounding or 'none'}`"
 
 
 def _description(text: str) -> _Description | None:
@@ -96,27 +234,29 @@ def _description(text: str) -> _Description | None:
 
 
 def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> None:
-    if kind not in _TYPES:
-        raise ConfigurationError(
-            f"`{name}` is stored as `{kind[:60]}` of torchao, which is not read",
-            hint=f"these are: {', '.join(_TYPES)}; {configuration.INSTEAD}",
-        )
     base = name.removesuffix(".weight")
-    if base == name:
-        raise ConfigurationError(
-            f"`{name}` is quantized by torchao, and is no `.weight` of a linear",
-            hint="quantize linears alone",
+    if kind not in _LAYOUTS:
+        what, hint = (
+            f"is stored as `{kind[:60]}` of torchao, which is not read",
+            (f"these are: {', '.join(_LAYOUTS)}; {_INSTEAD}"),
         )
-    if base + _QDATA in files.infos:
+    elif base == name:
+        what, hint = (
+            "is quantized by torchao, and is no `.weight` of a linear",
+            ("quantize linears alone"),
+        )
+    elif base + _QDATA in files.infos:
         return
-    if f"{name}:qdata" in files.infos:
-        table = configuration.main(config)
-        raise ConfigurationError(
-            f"`{name}:qdata` is a name of torchao 0.14, whose layout is not read "
-            f"(`{configuration.type_of(table)}` of version {table['_version']})",
-            hint=configuration.INSTEAD,
+    elif f"{name}:qdata" in files.infos:
+        table = _main(config)
+        name, hint = f"{name}:qdata", _INSTEAD
+        what = (
+            "is a name of torchao 0.14, whose layout is not read "
+            f"(`{_type(table)}` of version {table['_version']})"
         )
-    raise refused(name, "has no `qdata`, which its description names")
+    else:
+        raise refused(name, "has no `qdata`, which its description names")
+    raise ConfigurationError(f"`{name}` {what}", hint=hint)
 
 
 def layout(parts: StoredLinear) -> Layout:
@@ -136,76 +276,81 @@ def layout(parts: StoredLinear) -> Layout:
             "read",
             hint="fold the scale into the norm before the linear, and quantize again",
         )
-    found = _TYPES[description.type](parts, description.data)
-    if not configuration.mixed(parts.config):
-        bits = configuration.bits(parts.config)
-        if bits != found.bits:
-            raise contradiction(
-                f"the quantization configuration has {bits} bits, and `{parts.name}` is stored "
-                f"in {found.bits}"
-            )
-    rounding = configuration.rounding_of_tensor(description.data, description.parts)
+    found = _LAYOUTS[description.type](parts, description.data)
+    if not _is_mixed(parts.config):
+        parts.must_have(found.bits, bits(parts.config))
+    rounding = rounding_of_tensor(description.data, description.parts)
     if isinstance(rounding, str):
         return replace(found, left=rounding)
     return replace(found, rounding=rounding)
 
 
-def _block(parts: StoredLinear, data: Mapping[str, Any], shape: tuple[int, ...]) -> Block:
+def _block(parts: StoredLinear, data: Table, shape: Block) -> Block:
     block = data.get("block_size") or list(shape)
-    if (
-        not isinstance(block, list)
-        or len(block) != 2
-        or not all(type(side) is int and side > 0 for side in block)
-    ):
+    pair = block if isinstance(block, list) and len(block) == 2 else (0, 0)
+    if not all(type(side) is int and side > 0 for side in pair):
         raise parts.refused(f"has a `block_size` of `{str(block)[:40]}`, which is no pair of sizes")
-    if shape[0] % block[0] or shape[1] % block[1]:
+    if shape[0] % pair[0] or shape[1] % pair[1]:
         raise parts.refused(
-            f"has blocks of {block[0]} by {block[1]}, which do not divide {list(shape)}"
+            f"has blocks of {pair[0]} by {pair[1]}, which do not divide {list(shape)}"
         )
-    return block[0], block[1]
+    return pair[0], pair[1]
 
 
-def _in_blocks(parts: StoredLinear, data: Mapping[str, Any], *suffixes: str) -> tuple[Block, Block]:
-    rows, columns = parts.shape(_QDATA, 2)
+def _blocks(parts: StoredLinear, data: Table, codes: str, **scales: str) -> tuple[Block, Block]:
+    rows, columns = parts.sizes({_QDATA: ("R C", codes.split())}).values()
     block = _block(parts, data, (rows, columns))
-    for suffix in suffixes:
-        needed = (rows // block[0], columns // block[1])
-        parts.must_be(suffix, needed, f"a block of {block[0]} by {block[1]}")
+    table = {_PREFIX + name: ("D A", dtypes.split()) for name, dtypes in scales.items()}
+    known = {"D": rows // block[0], "A": columns // block[1]}
+    parts.sizes(table, f"a block of {block[0]} by {block[1]}", **known)
     return (rows, columns), block
 
 
-def _float8(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
-    parts.must_hold(_QDATA, *FLOATS)
-    parts.must_hold(_SCALE, *SCALES)
-    shape, block = _in_blocks(parts, data, _SCALE)
-    return Layout(shape, 8, partial(from_floats, parts.name, block, (_QDATA, _SCALE)))
+def _float8(parts: StoredLinear, data: Table) -> Layout:
+    shape, block = _blocks(parts, data, " ".join(FLOATS), scale=" ".join(SCALES))
+
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        return in_blocks(parts.name, read[_QDATA], read[_SCALE], block)
+
+    return Layout(shape, 8, decode)
 
 
-def _intx(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
-    bits = configuration.bits_of(data.get("target_dtype"))
+def _integers(parts: StoredLinear, data: Table, bits: int) -> Layout:
+    scales = {"scale": " ".join(SCALES)} | ({"zero_point": "I8"} if _ZERO in parts.infos else {})
+    shape, block = _blocks(parts, data, "I8", **scales)
+    bound = 2 ** (bits - 1)
+
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        for code in map(int, torch.aminmax(read[_QDATA])):
+            if not -bound <= code < bound:
+                raise parts.refused(f"has a code of {code}, and {bits} bits")
+        weight_RC = read[_QDATA].float()
+        if _ZERO in read:
+            if _is_symmetric(parts.config) and bool(read[_ZERO].any()):
+                raise contradiction(
+                    "the quantization configuration has a mapping that is `SYMMETRIC`, and "
+                    f"`{parts.name}` zero points"
+                )
+            down, across = read[_ZERO].shape
+            blocks = weight_RC.view(down, block[0], across, block[1])
+            blocks -= read[_ZERO].float()[:, None, :, None]
+        return in_blocks(parts.name, weight_RC, read[_SCALE], block)
+
+    return Layout(shape, bits, decode, size=block[1] if block[0] == 1 else 0)
+
+
+def _intx(parts: StoredLinear, data: Table) -> Layout:
+    bits = _bits_of(data.get("target_dtype"))
     if bits is None:
-        kind = str(configuration.value_of(data.get("target_dtype")))
+        kind = str(_value(data.get("target_dtype")))
         raise parts.refused(f"has codes of `{kind[:40]}`, which is not int1 to int8")
-    parts.shape(_ZERO, 2)
+    parts.sizes({_ZERO: ("D A", ())})
     return _integers(parts, data, bits)
 
 
-def _integers(parts: StoredLinear, data: Mapping[str, Any], bits: int) -> Layout:
-    parts.must_hold(_QDATA, "I8")
-    parts.must_hold(_SCALE, *SCALES)
-    zeros = (_ZERO,) if _ZERO in parts.infos else ()
-    for suffix in zeros:
-        parts.must_hold(suffix, "I8")
-    shape, block = _in_blocks(parts, data, _SCALE, *zeros)
-    size = block[1] if block[0] == 1 else 0
-    symmetric = configuration.is_symmetric(parts.config)
-    return Layout(shape, bits, partial(_affine, parts.name, block, bits, symmetric), size=size)
-
-
-def _int4(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
-    """Return the layout of packed codes; a scale and a zero point of a group are of columns."""
-    parts.must_hold(_QDATA, "I8", "U8")
-    rows, nbytes = parts.shape(_QDATA, 2)
+def _int4(parts: StoredLinear, data: Table) -> Layout:
+    """Return the layout of packed codes: code * scale + zero point, both of a group of columns."""
+    rows, nbytes = parts.sizes({_QDATA: ("R B", ("I8", "U8"))}).values()
     shape = (rows, nbytes * 2)
     if data.get("shape") != list(shape):
         raise parts.refused(
@@ -215,54 +360,32 @@ def _int4(parts: StoredLinear, data: Mapping[str, Any]) -> Layout:
     block = _block(parts, data, shape)
     if block[0] != 1:
         raise parts.refused(f"has blocks of {block[0]} rows, where the format has one")
-    for suffix in (_SCALE, _ZERO):
-        parts.must_hold(suffix, *SCALES)
-        parts.must_be(suffix, (shape[1] // block[1], rows), f"a group of {block[1]} columns")
-    return Layout(shape, 4, partial(_packed, parts.name, block[1]), size=block[1])
+    size, because = block[1], f"a group of {block[1]} columns"
+    known = {"G": shape[1] // size, "R": rows}
+    parts.sizes({_SCALE: ("G R", SCALES), _ZERO: ("G R", SCALES)}, because, **known)
+
+    def decode(read: Mapping[str, Tensor]) -> Tensor:
+        codes_RC = (halves(read[_QDATA]) ^ 8).float() - 8  # two's complement
+        group_of_C = in_order(shape[1], size)
+        zeros_RG = wide(read[_ZERO], parts.name).T
+        weight_RC = scaled(parts.name, codes_RC, read[_SCALE].T, group_of_C)
+        return weight_RC.add_(zeros_RG.index_select(1, group_of_C))
+
+    return Layout(shape, 4, decode, size=size)
 
 
-def _affine(
-    name: str, block: Block, bits: int, symmetric: bool, read: Mapping[str, Tensor]
-) -> Tensor:
-    lowest, highest = (int(bound) for bound in torch.aminmax(read[_QDATA]))
-    bound = 2 ** (bits - 1)
-    if lowest < -bound or highest >= bound:
-        wrong = lowest if lowest < -bound else highest
-        raise refused(name, f"has a code of {wrong}, and {bits} bits")
-    centered_RC = read[_QDATA].float()
-    if _ZERO in read:
-        if symmetric:
-            must_be_symmetric(name, "a mapping that is `SYMMETRIC`", read[_ZERO])
-        down, across = read[_ZERO].shape
-        blocks = centered_RC.view(down, block[0], across, block[1])
-        blocks -= read[_ZERO].float()[:, None, :, None]
-    return in_blocks(name, centered_RC, read[_SCALE], block)
-
-
-def _packed(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
-    """Unpack two codes of a byte, the first column in the low half: code * scale + zero point."""
-    raw = read[_QDATA].view(torch.uint8)
-    halves_RC = torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
-    codes_RC = (halves_RC ^ 8).float() - 8  # two's complement
-    group_of_C = in_order(codes_RC.shape[1], size)
-    zeros_RG = wide(read[_ZERO], name).T
-    weight_RC = scaled(name, codes_RC, read[_SCALE].T, group_of_C)
-    return weight_RC.add_(zeros_RG.index_select(1, group_of_C))
-
-
-_TYPES: Mapping[str, Callable[[StoredLinear, Mapping[str, Any]], Layout]] = {
+_LAYOUTS: Mapping[str, Callable[[StoredLinear, Table], Layout]] = {
     "Float8Tensor": _float8,
     "Int8Tensor": partial(_integers, bits=8),
     "Int4Tensor": _int4,
     "IntxUnpackedToInt8Tensor": _intx,
 }
-
 FORMAT = Reader(
     "torchao",
     (_QDATA,),
     _SUFFIXES,
     layout,
-    bits=configuration.bits,
-    rounding=configuration.rounding_of,
+    bits=bits,
+    rounding=rounding_of,
     prepare=describe,
 )

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from qaudit.errors import ConfigurationError, QauditError, SourceError
 from qaudit.formats.activations import Rounding
-from qaudit.formats.repository import format_of
-from qaudit.formats.weights import QuantizedFolder
+from qaudit.formats.weights import QuantizedFolder, format_of
 from tests.support.quantized import Affine, write
 from tests.support.torchao import INSTALLED, KINDS, config, description, named, tensors
 

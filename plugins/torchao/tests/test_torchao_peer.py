@@ -132,7 +132,7 @@ def test_activations_are_rounded_as_torchao_does(tmp_path: Path, kind, bound):
         tensor = Int8Tensor.from_hp(weight, PerRow(), act_quant_kwargs=own)
         config = "Int8DynamicActivationInt8WeightConfig"
     description = ours._description(_text(tensor))
-    rounding = ours.configuration.rounding_of_tensor(description.data, description.parts)
+    rounding = ours.rounding_of_tensor(description.data, description.parts)
     assert rounding == Rounding(kind, bound)
     theirs = quantized(x, own)
     # torchao multiplies by the rounded reciprocal of an int8 scale: up to 127 times two units in
