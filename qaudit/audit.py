@@ -162,7 +162,7 @@ def gate(
         today=datetime.now(UTC).date(),
         targets=opened.plan.recipe.targets,
     )
-    return replace(answer, next_step=next_step(opened.record, answer.classes))
+    return replace(answer, next_step=next_step(opened.record, answer.classes, policy))
 
 
 def pick(
@@ -194,10 +194,11 @@ def decide(
 
     wanted = parse_objective(objective)
     rules = policy_named(policy) if isinstance(policy, str) else policy
+    named = policy if isinstance(policy, str) else rules.path or rules.name
     held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
     judgement = judged(rules, held, today=today or datetime.now(UTC).date())
     verdict = verdict_of(judgement, str(wanted))
-    return replace(verdict, next_step=next_step(saved.audit, verdict.classes))
+    return replace(verdict, next_step=next_step(saved.audit, verdict.classes, named))
 
 
 def _opened(audit: Audit | str | Path) -> Audit:

@@ -192,10 +192,11 @@ def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
 def _of_verdict(verdict: Verdict) -> str:
     from qaudit.report import document as doc
     from qaudit.report import markdown
-    from qaudit.report.verdict import answer, banner
+    from qaudit.report.screen import table
+    from qaudit.report.verdict import answer
 
     head = doc.paragraph(tuple(doc.strong(answer(verdict).replace("`", ""))))
-    return markdown.render_blocks((head, *banner(verdict)))
+    return markdown.render_blocks((head, table(verdict)))
 
 
 def _of_gate(gate: Gate) -> str:

@@ -14,6 +14,7 @@ import typer.main
 from typer.exceptions import TyperException
 
 from qaudit.cli.doctor import doctor
+from qaudit.cli.explain import explain
 from qaudit.cli.export import export, soup
 from qaudit.cli.gallery import gallery
 from qaudit.cli.gate import gate
@@ -59,7 +60,7 @@ def root(
 
 _COMMANDS = (
     scan, plan, fetch, part, collect, status, series, pick, gate, diff, soup, export, verify,
-    report, publish, gallery, rollouts, doctor,
+    report, publish, gallery, rollouts, explain, doctor,
 )  # fmt: skip
 for command in _COMMANDS:
     app.command()(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,15 @@ def report(
     audit: Annotated[
         str, typer.Argument(help="An output folder, its audit.json, or `org/name@rev` on the Hub.")
     ],
-    form: Annotated[str, option(OUTPUT, "md, html, terminal or json.", "--format")] = "md",
+    form: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "md, html, terminal or json.",
+            "--format",
+            show_default="terminal, and md into a pipe",
+        ),
+    ] = None,
     into: Annotated[
         Path | None,
         option(OUTPUT, "Put the card between its markers in this README; print nothing."),
@@ -43,13 +52,16 @@ def report(
 
     Of a scan that is not finished it prints what is measured so far, and exits with 3.
 
-    Example: qaudit report qaudit-out/demo --format terminal
+    Example: qaudit report qaudit-out/demo
     """
     from qaudit.cli.options import audit_at
     from qaudit.report.card import PICTURES
     from qaudit.report.card import render as render_card
     from qaudit.report.folder import render, write, write_block
 
+    if form is None:
+        about_card = into is not None or sparklines or plots is not None
+        form = "terminal" if sys.stdout.isatty() and not about_card else "md"
     path = audit_at(audit)
     saved, unfinished = _read(path)
     if form != "md" and (into is not None or sparklines):
@@ -66,7 +78,8 @@ def report(
     if form != "md":
         if form == "html" and find_spec("matplotlib") is None:
             say(f"matplotlib is not installed: the pictures are those in {folder / PICTURES}")
-        print_result(render(saved, form, folder / PICTURES if unfinished is None else None))
+        plots_at = folder / PICTURES if unfinished is None else None
+        print_result(render(saved, form, plots_at, shown_at=str(folder)))
         return code
     card = render_card(
         saved,

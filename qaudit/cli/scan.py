@@ -107,7 +107,11 @@ def show_audit(audit: Audit, *, as_json: bool, quiet: bool) -> int:
     from qaudit.saved.audits import to_json
 
     undiagnosed = audit.record.diagnostics.skipped
-    print_result(to_json(audit.record) if as_json else render_terminal(audit.record))
+    print_result(
+        to_json(audit.record)
+        if as_json
+        else render_terminal(audit.record, folder=str(audit.folder))
+    )
     if not quiet:
         for row in audit.skipped:
             under = f" under {row.scheme}" if row.scheme else ""

@@ -48,8 +48,9 @@ from qaudit.report.chart import dark
 from qaudit.report.folder import figures
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.markdown import put_block, render_blocks
+from qaudit.report.screen import table
 from qaudit.report.series import pictures
-from qaudit.report.verdict import banner, headline
+from qaudit.report.verdict import headline
 from qaudit.report.views import View
 from qaudit.saved.evidence import read_saved
 from qaudit.types import AuditRecord, MeasurementRow, TaskRow
@@ -355,7 +356,7 @@ def description_of(folder: Folder) -> str:
     sha256 = hashlib.sha256(folder.files[AUDIT]).hexdigest()
     blocks: list[doc.Block] = [
         doc.paragraph(headline(view)),
-        *(banner(view.verdict) if view.verdict else ()),
+        *([table(view.verdict)] if view.verdict else ()),
         doc.paragraph(
             f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
             f"Written by qaudit {folder.audit.qaudit}.",

@@ -28,6 +28,7 @@ from qaudit.report.protocol import (
     reproduce_section,
     skipped_section,
 )
+from qaudit.report.screen import measured, screen, table
 from qaudit.report.sections import (
     accuracies_section,
     codes,
@@ -38,7 +39,7 @@ from qaudit.report.sections import (
     tasks_section,
 )
 from qaudit.report.series import picture, series_picture, series_section, soup_section
-from qaudit.report.verdict import banner, coverage, evidence, headline, rare_damage
+from qaudit.report.verdict import evidence
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
 
@@ -77,13 +78,13 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     blocks: list[doc.Block] = []
     if view.verdict:
         shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES], others=())
-        blocks += banner(shown)
+        blocks.append(table(shown))
     pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
     links = [doc.TextRun(name, href=f"{folder}/{file}") for name, file in pages]
     joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
     more = (*doc.words("The whole report: "), *joined, *doc.words("."))
-    blocks.append(doc.paragraph(coverage(view), more))
-    text = markdown.render(doc.Page(title(view), doc.prose(headline(view)), tuple(blocks)))
+    blocks.append(doc.paragraph(more))
+    text = markdown.render(doc.Page(title(view), doc.prose(measured(view)), tuple(blocks)))
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
@@ -99,15 +100,15 @@ def render_notebook(audit: AuditRecord, figures: Mapping[str, str] = html.NO_FIG
     return html.frame(render_page(audit, figures))
 
 
-def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
+def render_terminal(audit: AuditRecord, width: int | None = None, folder: str | None = None) -> str:
     """Render the first screen, the accuracies of what ships, and what is missing."""
     view = View(audit)
     sections = (
         doc.Section("Tasks", accuracies_section(view)),
         doc.Section("Not measured", skipped_section(view)),
     )
-    blocks = (*first_screen(view), *sections)
-    return terminal.render(doc.Page(title(view), doc.prose(headline(view)), blocks), width)
+    blocks = (*first_screen(view, folder), *sections)
+    return terminal.render(doc.Page(title(view), doc.prose(measured(view)), blocks), width)
 
 
 def card(view: View) -> doc.Page:
@@ -122,7 +123,7 @@ def card(view: View) -> doc.Page:
     blocks: list[doc.Block] = [*first_screen(view), *again]
     blocks.append(doc.paragraph((*page, *doc.words("."))))
     blocks += (section for section in sections if section.blocks)
-    return doc.Page(title(view), doc.prose(headline(view)), tuple(blocks), is_folded=True)
+    return doc.Page(title(view), doc.prose(measured(view)), tuple(blocks), is_folded=True)
 
 
 def document(view: View) -> doc.Page:
@@ -148,12 +149,11 @@ def document(view: View) -> doc.Page:
         doc.Section("Reproduce", reproduce_section(view), 0),
     )
     blocks = (*first_screen(view), *(section for section in sections if section.blocks))
-    return doc.Page(title(view), doc.prose(headline(view)), blocks, is_folded=True)
+    return doc.Page(title(view), doc.prose(measured(view)), blocks, is_folded=True)
 
 
-def first_screen(view: View) -> tuple[doc.Block, ...]:
-    blocks = list(banner(view.verdict) if view.verdict else ())
-    blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
+def first_screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
+    blocks = screen(view, folder)
     picture_of_all = series_picture(view) or picture(view, "pareto") or picture(view, "shipped")
     return (*blocks, *picture_of_all)
 

@@ -88,8 +88,15 @@ def _is_checkpoint(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(any(folder.glob(each)) for each in weights)
 
 
-def render(audit: AuditRecord, form: str, plots: Path | None = None) -> str:
-    """Render an audit; the page with the pictures that were saved, or that can be drawn."""
+def render(
+    audit: AuditRecord, form: str, plots: Path | None = None, shown_at: str | None = None
+) -> str:
+    """Render an audit; the page with the pictures that were saved, or that can be drawn.
+
+    Commands of the first screen name the folder that it is `shown_at`.
+    """
+    if form == "terminal":
+        return render_terminal(audit, folder=shown_at)
     if form == "html":
         return render_page(audit, figures(audit, plots))
     return renderer_of(form, FORMATS)(audit)

@@ -14,10 +14,13 @@ from qaudit.types import AuditRecord, ClassVerdict, NextStep
 AVAILABLE = "evaluation_documents_available"  # of the protocol
 
 
-def next_step(audit: AuditRecord, classes: Sequence[ClassVerdict]) -> NextStep | None:
+def next_step(
+    audit: AuditRecord, classes: Sequence[ClassVerdict], policy: str | None = None
+) -> NextStep | None:
     """Return the command that measures what is undecided, and nothing else, on more documents.
 
-    None where nothing is undecided, or where more documents would not decide it.
+    It has the `policy` that judged. Where the text has fewer documents, another is to be named:
+    `--evaluation FILE`. None where nothing is undecided, or more documents would not decide it.
     """
     undecided = {
         decision.bit_class: decision
@@ -33,14 +36,23 @@ def next_step(audit: AuditRecord, classes: Sequence[ClassVerdict]) -> NextStep |
         "bits": tuple(undecided),
         "evaluation_documents": documents,
     }
-    command = f"{rescan(audit, **changed)} --out {shlex.quote(_folder(audit, [*undecided]))}"
     available = audit.protocol.get(AVAILABLE)
+    if available is not None and available < documents:
+        changed["evaluation"] = "FILE"
+    if policy is not None:
+        changed["policy"] = policy
+    command = f"{rescan(audit, **changed)} --out {shlex.quote(_folder(audit, [*undecided]))}"
     return NextStep(tuple(undecided), command, documents, available)
 
 
 def _folder(audit: AuditRecord, bits: Sequence[str]) -> str:
     """Return a folder of its own: what is decided stays where it is."""
+    classes = (f"{text}bit" if text.isdecimal() else text for text in bits)
+    return f"{default_folder(audit)}-{'-'.join(classes)}"
+
+
+def default_folder(audit: AuditRecord) -> str:
+    """Return the folder that a scan of an audit's targets writes into where none is named."""
     targets = audit.plan.recipe.targets
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(targets[0]).name if targets else "audit")
-    classes = (f"{text}bit" if text.isdecimal() else text for text in bits)
-    return f"qaudit-out/{name}-{'-'.join(classes)}"
+    return f"qaudit-out/{name}"

@@ -8,7 +8,7 @@ from qaudit.report import document as doc
 from qaudit.report import terminal
 from qaudit.report.format import listing, loss, or_dash, size, spread
 from qaudit.report.series import picture
-from qaudit.report.verdict import banner, evidence, headline, what
+from qaudit.report.verdict import evidence, headline, what
 from qaudit.report.views import View
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import FULL_PRECISION, AuditRecord, Interval, Pick, Row
@@ -98,7 +98,6 @@ def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
         return terminal.render(
             doc.Page("", doc.prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
         )
-    blocks = [*banner(view.verdict), *blocks]
     return terminal.render(doc.Page("", doc.prose(headline(view)), tuple(blocks)))
 
 

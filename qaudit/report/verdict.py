@@ -65,13 +65,7 @@ def what(one: ClassVerdict) -> str:
     return f"`{one.subject}` at {one.scheme}"
 
 
-def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
-    bullets = (doc.bullets(*verdict.others),) if verdict.others else ()
-    notices = tuple(_notice(decision) for decision in verdict.classes)
-    return (doc.Banner(notices), *bullets, *_next_step(verdict.next_step))
-
-
-def _next_step(step: NextStep | None) -> Iterator[doc.Block]:
+def next_blocks(step: NextStep | None) -> Iterator[doc.Block]:
     """Yield the command that decides, and whether the text has as many documents."""
     if step is None:
         return
@@ -87,21 +81,6 @@ def _next_step(step: NextStep | None) -> Iterator[doc.Block]:
     yield doc.CodeBlock(step.command, "sh")
 
 
-def _notice(one: ClassVerdict) -> doc.Notice:
-    details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one), *_advice(one))
-    return doc.Notice(one.status, label(one), doc.prose(what(one)), tuple(map(doc.inline, details)))
-
-
-def _cost(one: ClassVerdict) -> Iterator[str]:
-    if one.relative_error is None:
-        return
-    text = f"{effect(one.relative_error)} its loss"
-    bounds_loss = one.metric in (None, "relative_error")
-    if one.margin is not None and one.unit == "fraction" and bounds_loss:
-        text += f"; the margin is {100 * one.margin:g} %"
-    yield text
-
-
 def effect(error: Interval) -> str:
     """Return the direction of a change in loss; an interval around zero has none."""
     if error.low > 0:
@@ -112,29 +91,6 @@ def effect(error: Interval) -> str:
     if error.low == error.high == 0:
         return "changes nothing in"
     return f"no detectable change ({percent(error, unit=' %')}) to"
-
-
-def _certainty(one: ClassVerdict) -> Iterator[str]:
-    parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
-    if parts:
-        yield "; ".join(parts)
-
-
-def _rivalry(one: ClassVerdict) -> str:
-    """Return whether it leads its runner-up by more than noise."""
-    assert one.lead is not None
-    same = one.runner_up_scheme == one.scheme
-    rival = f"`{one.runner_up}`" + ("" if same else f" at {one.runner_up_scheme}")
-    if one.lead.high < 0:
-        return f"ahead of {rival}"
-    return f"no detectable difference from {rival}"
-
-
-def _advice(one: ClassVerdict) -> Iterator[str]:
-    if one.warnings and one.subject is not None:
-        yield f"{plural(len(one.warnings), 'warning')}, see the evidence"
-    if one.level in ADVICE:
-        yield ADVICE[one.level]
 
 
 def coverage(view: View) -> str:
@@ -173,17 +129,6 @@ def _without_arithmetic(view: View) -> str:
     return " Arithmetic is not included." if row and row.calibrates and not is_measured else ""
 
 
-def rare_damage(view: View) -> tuple[str, ...]:
-    """Return where one document carries much of what is added to what the verdict names."""
-    classes = view.verdict.classes if view.verdict else ()
-    cells = {(decision.subject, decision.scheme) for decision in classes}
-    return tuple(
-        f"{finding.message}."
-        for finding in view.audit.findings
-        if finding.rule == "QA029" and (finding.subject, finding.scheme) in cells
-    )
-
-
 def evidence(view: View) -> tuple[doc.Section, ...]:
     classes = view.verdict.classes if view.verdict else ()
     return tuple(
@@ -209,7 +154,10 @@ def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
     best = one.objective.removesuffix(f" at {one.scheme}")
-    yield f"{what(one)} has the {best}, {loss}."
+    if one.lead is not None and one.reference is None and one.lead.estimate > 0:
+        yield f"{what(one)} may have the {best}, as others do, and has the fewest bits: {loss}."
+    else:
+        yield f"{what(one)} has the {best}, {loss}."
     if one.lead is not None and one.reference is not None:
         yield f"Its loss is {percent(one.lead, unit=' %')} above that of `{one.reference}`."
     elif one.lead is not None and one.runner_up is not None:

@@ -62,7 +62,9 @@ def test_no_name_breaks_a_table(words: list[str]) -> None:
 def test_no_name_moves_a_cursor_or_leaves_the_columns(words: list[str]) -> None:
     text = render_terminal(named(words))
     assert all(c.isprintable() or c == "\n" for c in text)
-    assert all(width_of(line) <= 80 for line in text.splitlines())
+    commands = ("next  ", "why   ", "page  ")  # whole, to be copied
+    lines = [line for line in text.splitlines() if not line.startswith(commands)]
+    assert all(width_of(line) <= 80 for line in lines)
     assert in_ascii(text).splitlines()
 
 

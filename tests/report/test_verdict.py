@@ -10,12 +10,13 @@ import pytest
 
 from qaudit.report.card import render, render_block, render_page, render_terminal
 from qaudit.report.markdown import BEGIN, put_block
-from qaudit.report.verdict import answer, headline, label
+from qaudit.report.screen import added, measured
+from qaudit.report.verdict import answer, label
 from qaudit.report.views import NEEDS, View
 from qaudit.types import Finding, Interval
 from tests.support import sample
 from tests.support.cards import SOUP, WHY, screen, section, titles, whole
-from tests.support.verdicts import RIVAL, class_verdict, three, verdict, with_verdict
+from tests.support.verdicts import class_verdict, three, verdict, with_verdict
 
 
 def notice(**more: Any) -> str:
@@ -62,43 +63,32 @@ def test_a_class_is_named_with_its_cache(name: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "margin", "words"),
     [
-        (Interval(0.0130, 0.0107, 0.0156), "adds 1.30 % [1.07, 1.56] to its loss"),
-        (Interval(-0.0130, -0.0156, -0.0107), "takes 1.30 % [1.07, 1.56] off its loss"),
-        (Interval(0.001, -0.002, 0.004), "no detectable change (0.10 % [-0.20, 0.40]) to its loss"),
-        (Interval(0.0, 0.0, 0.0), "changes nothing in its loss"),
+        (Interval(0.0141, 0.0118, 0.0168), 2.0, "1.4 % [1.2, 1.7]"),
+        (Interval(-0.0130, -0.0156, -0.0107), 2.0, "-1.3 % [-1.6, -1.1]"),
+        (Interval(0.00011, -0.00013, 0.00037), 0.5, "0.01 % [-0.01, 0.04]"),
+        (Interval(0.0684, 0.0605, 0.0779), 8.0, "6.8 % [6.0, 7.8]"),
+        (Interval(0.0, 0.0, 0.0), 2.0, "0 %"),
+        # Rounding never puts an end on the other side of the margin.
+        (Interval(0.0171, 0.0140, 0.0203), 2.0, "1.71 % [1.40, 2.03]"),
     ],
 )
-def test_a_cost_has_a_direction_where_its_interval_has_one(error: Interval, words: str) -> None:
-    assert f"| {words}; the margin is 2 %<br>" in notice(relative_error=error)
+def test_what_is_added_is_printed_on_its_side_of_the_margin(
+    error: Interval, margin: float, words: str
+) -> None:
+    assert added(error, margin) == words
 
 
 def test_a_margin_of_another_metric_is_not_set_beside_the_added_loss() -> None:
-    assert "the margin is 2 %" in notice(metric="relative_error")
-    assert "the margin" not in notice(metric="top1_agreement")
+    assert "| 2 % |" in notice(metric="relative_error")
+    assert "| - |" in notice(metric="top1_agreement")
 
 
-@pytest.mark.parametrize(
-    ("lead", "words"),
-    [
-        (Interval(-0.05, -0.07, -0.03), f"ahead of `{RIVAL}`"),
-        (Interval(-0.01, -0.07, 0.03), f"no detectable difference from `{RIVAL}`"),
-    ],
-)
-def test_a_lead_that_noise_explains_is_none(lead: Interval, words: str) -> None:
-    assert f"<br>{words}" in notice(lead=lead)
-
-
-def test_a_rival_at_another_scheme_is_named_with_it() -> None:
-    assert f"ahead of `{RIVAL}` at awq-4bit" in notice(runner_up_scheme="awq-4bit")
-
-
-def test_a_breach_and_what_would_decide_are_in_the_banner() -> None:
+def test_what_would_decide_is_under_the_table() -> None:
     text = screen(whole(with_verdict()))
-    assert "<br>gptq-3bit raises the loss of `soup` by 6.5 % and the margin is 5 %<br>" in text
-    assert "<br>about 322 documents, where 64 were measured<br>" in text
-    assert "<br>the policy only warns about it |" in text
+    assert "4 bits: about 322 documents, where 64 were measured." in text
+    assert "| HOLD (warns) |" in text
 
 
 def test_nothing_of_a_class_measured_is_said() -> None:
@@ -106,7 +96,7 @@ def test_nothing_of_a_class_measured_is_said() -> None:
         status="undecided", subject=None, scheme=None, relative_error=None, lead=None,
         needs=("a scheme of 4 bits",),
     )  # fmt: skip
-    assert row == "| 4 bits: **UNDECIDED**<br>not measured | a scheme of 4 bits |"
+    assert row == "| 4 bits | not measured |  |  | - | 2 % | UNDECIDED |"
 
 
 def test_divergence_is_not_a_rank_near_zero() -> None:
@@ -124,7 +114,7 @@ def test_losing_least_and_being_best_are_told_apart() -> None:
 
 def test_every_surface_has_the_same_headline_and_statuses() -> None:
     audit = with_verdict()
-    bare = headline(View(audit)).replace("`", "")
+    bare = measured(View(audit))
     texts = [render(audit), render_terminal(audit, 200), render_block(audit, "q", has_page=True)]
     texts.append(re.sub(r"<[^>]*>", "", render_page(audit)))
     for text in texts:
@@ -138,8 +128,8 @@ def test_an_audit_without_a_verdict_shows_its_pick_undecided() -> None:
     assert audit.verdict is None
     assert audit.pick is not None
     text = screen(whole(audit))
-    assert f"| {audit.pick.scheme}: **UNDECIDED**<br>`{audit.pick.subject}` at" in text
-    assert NEEDS in text
+    assert f"| {audit.pick.scheme} | {audit.pick.subject} {audit.pick.scheme} |" in text
+    assert "UNDECIDED" in text and NEEDS in text
 
 
 def test_nothing_quantized_has_no_verdict() -> None:
@@ -207,8 +197,7 @@ def test_damage_that_one_document_carries_is_on_the_first_screen() -> None:
     audit = with_verdict()
     shown = replace(audit, findings=(rare, replace(rare, scheme="rtn-4bit", message="elsewhere")))
     text = screen(whole(shown))
-    assert "1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`." in text
-    assert "elsewhere" not in text
+    assert "1 warning: QA029 (`qaudit explain QA029`)." in text
 
 
 def test_the_noise_section_says_what_the_documents_detect() -> None:

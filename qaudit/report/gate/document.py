@@ -22,7 +22,7 @@ from qaudit.report.gate.standing import (
     word,
     worst_first,
 )
-from qaudit.report.verdict import answer, banner
+from qaudit.report.verdict import answer, next_blocks
 from qaudit.types import Check, Gate
 
 TITLE = "qaudit gate"
@@ -61,7 +61,7 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
         folded = doc.fold(plural(len(passing), "check"), *inner)
         sections.append(doc.Section("Checks that passed", (folded,), expendable=3))
     verdict = verdict_of(gate, "loss")
-    lead = banner(verdict) if verdict.classes else ()
+    lead = next_blocks(verdict.next_step)
     return doc.Page(TITLE, doc.prose(answer(verdict)), (*lead, *sections))
 
 
