@@ -120,15 +120,15 @@ def _crosses(values: list[float], margin: float, digits: int) -> bool:
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
     """Yield why a class does not ship, where the table does not show it."""
-    for one in verdict.classes:
-        if one.status in ("undecided", "incomplete") and one.needs:
-            yield f"{label(one)}: {one.needs[0]}."
-        elif one.status == "hold" and one.metric != "relative_error" and one.breaches:
-            yield f"{label(one)}: {one.breaches[0]}."
+    for row in verdict.classes:
+        if row.status in ("undecided", "incomplete") and row.needs:
+            yield f"{label(row)}: {row.needs[0]}."
+        elif row.status == "hold" and row.metric != "relative_error" and row.breaches:
+            yield f"{label(row)}: {row.breaches[0]}."
     yield from (f"{other}." for other in verdict.others[:MOST_NAMES])
     step = verdict.next_step
     if step is not None and step.available is not None and step.available < step.documents:
-        yield f"The text at hand has {plural(step.available, 'document')}: name a longer one."
+        yield f"The text at hand has {plural(step.available, 'document')}: name a longer row."
 
 
 def _beside(view: View) -> Iterator[str]:
@@ -152,8 +152,8 @@ def _beside(view: View) -> Iterator[str]:
 
 def _warnings(view: View, verdict: Verdict) -> Iterator[str]:
     """Name rules that warn and findings about what ships."""
-    cells = {(one.subject, one.scheme) for one in verdict.classes}
-    names = [m[1] for one in verdict.classes for text in one.warnings if (m := _RULE.search(text))]
+    cells = {(row.subject, row.scheme) for row in verdict.classes}
+    names = [m[1] for row in verdict.classes for text in row.warnings if (m := _RULE.search(text))]
     names += [
         finding.rule
         for finding in view.audit.findings

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import NEAR_BASELINE, ClassVerdict, Interval, NextStep, Status, Verdict
+from qaudit.types import NEAR_BASELINE, ClassVerdict, NextStep, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided", "incomplete")
 """Of the classes in the headline: those that the policy does not ask for are not in it."""
@@ -20,7 +20,6 @@ NOT_A_RANK = (
     "not whether for the worse."
 )
 SHOWN = 3  # of what may be as good, before it is counted
-ADVICE = {"warn": "the policy only warns about it", "off": "the policy does not ask for it"}
 
 
 def headline(view: View) -> str:
@@ -79,54 +78,6 @@ def next_blocks(step: NextStep | None) -> Iterator[doc.Block]:
         )
     yield doc.paragraph(*sentences)
     yield doc.CodeBlock(step.command, "sh")
-
-
-def effect(error: Interval) -> str:
-    """Return the direction of a change in loss; an interval around zero has none."""
-    if error.low > 0:
-        return f"adds {percent(error, unit=' %')} to"
-    if error.high < 0:
-        lower = Interval(-error.estimate, -error.high, -error.low)
-        return f"takes {percent(lower, unit=' %')} off"
-    if error.low == error.high == 0:
-        return "changes nothing in"
-    return f"no detectable change ({percent(error, unit=' %')}) to"
-
-
-def coverage(view: View) -> str:
-    """Return how much was measured, and how much of the plan was not."""
-    if not view.audit.measurements:
-        return ""
-    tokens = max(score.tokens for score in view.audit.measurements)
-    text = f"Measured: {plural(len(view.subjects), 'subject')} under "
-    text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "
-    text += f"{plural(tokens, 'token')} of {text_name(view)}."
-    text += _without_arithmetic(view)
-    if missing := len(view.audit.skipped):
-        text += f" Planned and not measured: {missing}."
-    main = view.main
-    if main is None or main.subject is None or main.scheme is None or main.relative_error is None:
-        return text
-    return text
-
-
-DEFAULT_TEXT = "Python's documentation"
-
-
-def text_name(view: View) -> str:
-    """Name the evaluation text, and whether it was chosen."""
-    chosen = view.audit.plan.recipe.evaluation
-    if chosen is None:
-        return f"{DEFAULT_TEXT} (no `--evaluation` was named)"
-    return f"`{chosen}`"
-
-
-def _without_arithmetic(view: View) -> str:
-    """Return that nothing shows what arithmetic moves, where codes depend on it."""
-    pick, rows = view.audit.pick, view.audit.diagnostics.noise
-    row = pick and view.score(pick.subject, pick.scheme)
-    is_measured = any(noise.numerical_nats is not None for noise in rows)
-    return " Arithmetic is not included." if row and row.calibrates and not is_measured else ""
 
 
 def evidence(view: View) -> tuple[doc.Section, ...]:

@@ -92,7 +92,7 @@ class Shipped:
 
 @pytest.fixture(scope="module")
 def ships(scanned: tuple[str, str]) -> Shipped:
-    match = re.search(r"^SHIP 4 bits +(\S+) at (\S+)$", scanned[0], re.M)
+    match = re.search(r"^4 bits +(\S+) (\S+) .*SHIP$", scanned[0], re.M)
     assert match, scanned[0]
     return Shipped(*match.groups())
 

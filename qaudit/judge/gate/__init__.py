@@ -98,9 +98,9 @@ def _settled(policy: Policy, audit: GateInput, pair: Pair | None) -> GateInput:
         whole = (m for m in choice.preferred if cell_of(m) not in broken)
         picked[choice.bit_class] = next(whole, choice.leader)
         if cell_of(picked[choice.bit_class]) in broken:
-            others = (m for m in choice.others if not _breaks(policy, audit, pair, choice, m))
-            if (other := next(others, None)) is not None:
-                instead[choice.bit_class] = other
+            rivals = (m for m in choice.others if not _breaks(policy, audit, pair, choice, m))
+            if (rival := next(rivals, None)) is not None:
+                instead[choice.bit_class] = rival
     return replace(audit, picked=picked, instead=instead)
 
 
