@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from qaudit.core.stored import CodeLayout
@@ -284,3 +285,35 @@ def check_scale_dtype(scale_dtype: str) -> None:
 
 def _print(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn(Scheme):
+    """Another scheme by its name, its version and its remark.
+
+    Code that records what a scheme does, or replaces a part of it, wraps it: its measurements then
+    have the identity of the scheme itself.
+    """
+
+    inner: Scheme
+
+    def __post_init__(self) -> None:
+        for name in ("name", "version", "kv"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def quantize(self, linears: Linears) -> Quantized:
+        return self.made(linears, self.inner.quantize(linears))
+
+    def train(self, block: WholeBlock) -> Quantize:
+        quantize = self.inner.train(block)
+        return lambda linears: self.made(linears, quantize(linears))
+
+    def made(self, linears: Linears, quantized: Quantized) -> Quantized:
+        raise NotImplementedError
+
+
+for _name in (
+    "short", "spec", "remark", "calibrates", "class_at", "compares_modules", "experts_see_all",
+    "rotates_outputs", "rotates_heads", "cache_clip",
+):  # fmt: skip
+    setattr(StandIn, _name, property(attrgetter(f"inner.{_name}")))

@@ -28,13 +28,12 @@ from torch import Tensor
 from qaudit.checkpoints.stamps import unchanged_files
 from qaudit.core import statistics
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.scheme import Calibration, Scheme, StandIn
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import document_sums
-from qaudit.engine.rounds import StandIn
 from qaudit.engine.route import opened_states, route_of
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError

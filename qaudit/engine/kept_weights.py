@@ -1,12 +1,17 @@
-"""Quantized weights that a scan keeps (`--keep`), so that `export` writes what was judged.
+"""Quantized weights on the disk: for `export` (`--keep`), and for later rounds of items.
 
     evidence/kept/KEY/BLOCK-GROUP.safetensors   codes and scales of a group of linears
+    evidence/kept/KEY/whole                     how many groups, where later rounds read them
     evidence/kept/CONTENT/rest-N.safetensors    the other tensors of a subject
     evidence/kept/CONTENT/shapes.json           of all its tensors
 
 A group is written as soon as it is quantized: a pass that goes on at a block finds the blocks
-before it. Nothing marks a folder as whole. The hashes in the audit decide whether all linears and
-all other tensors are there, as they were judged. Codes take a byte each, as schemes hold them.
+before it. For `export` the hashes in the audit decide whether all linears and all other tensors
+are there, as they were judged. Codes take a byte each, as schemes hold them.
+
+What a scheme makes depends on the weights and on the calibration text, not on the evaluated text:
+a later round reads it, and has the same numbers to the bit. A scheme with forwards or inputs of its
+own, or without stored weights, quantizes in each round.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +30,43 @@ from torch import Tensor
 
 from qaudit.core.bnb_codes import NestedMaxima
 from qaudit.core.linears import FoldSource, Linears, Quantized
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import Calibration, Scheme, StandIn
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError, SourceError, not_written
 from qaudit.model.blocks import Weights
-from qaudit.saved.exports import SHAPES, kept_folder
+from qaudit.saved.exports import SHAPES
 from qaudit.whole import read_regular, write_whole
 
+REUSED = "went on from kept quantized weights"
+"""The note of a measurement that reused the quantized weights of another."""
+
+_WHOLE = "whole"
 _LARGEST_NBYTES = 2**28  # of a file of shapes, and of one of tensors that are not quantized
 
 
 class WeightKeeper:
     """Writes what some schemes make of a subject, group by group."""
 
-    def __init__(self, evidence: Path, content: str, keys: Mapping[str, str]) -> None:
-        """`keys` has the key of the results of each scheme to keep, by canonical form."""
-        self._folders = {spec: kept_folder(evidence, key) for spec, key in keys.items()}
-        self._rest = kept_folder(evidence, content)
+    def __init__(self, folders: Mapping[str, Path], rest: Path | None) -> None:
+        """`folders` has one for each scheme, by canonical form; `rest` is for other tensors."""
+        self._folders, self._rest = folders, rest
         self._groups = Counter[tuple[str, int]]()  # of a scheme in a block, so far
+        self._left_out: set[str] = set()  # schemes with groups that cannot be read back
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         folder = self._folders.get(scheme.spec)
-        if folder is None or not quantized.stored:
+        if folder is None:
+            return
+        if quantized.forwards or quantized.inputs or not quantized.stored:
+            self._left_out.add(scheme.spec)
+        if not quantized.stored:
             return
         place = scheme.spec, linears.block
         tensors: dict[str, Tensor] = {}
         about = {
             "block": linears.block,
             "bits": quantized.bits,
+            "notes": quantized.notes,
             "stored": {n: _taken(stored, n, tensors) for n, stored in quantized.stored.items()},
             "dtypes": {n: _name(weight.dtype) for n, weight in quantized.weights.items()},
             "fold_source": linears.fold_source and asdict(linears.fold_source),
@@ -61,10 +75,18 @@ class WeightKeeper:
         tensors |= {
             name: scale.detach().cpu() for name, scale in scales.items() if scale is not None
         }
-        _save(tensors, folder / f"{place[1]:05}-{self._groups[place]:05}.safetensors", about)
+        _save(tensors, _group_file(folder, linears.block, self._groups[place]), about)
         self._groups[place] += 1
 
+    def mark_whole(self) -> None:
+        """Let later rounds read what this one wrote."""
+        for spec in {spec for spec, _ in self._groups} - self._left_out:
+            count = sum(groups for (of, _), groups in self._groups.items() if of == spec)
+            write_whole(self._folders[spec] / _WHOLE, str(count))
+
     def keep_rest(self, weights: Weights, names: Sequence[str]) -> None:
+        if self._rest is None:
+            return
         tensors: dict[str, Tensor] = {}
         number = 0
         for name in names:
@@ -122,13 +144,62 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def kept_groups(folder: Path) -> Iterator[tuple[Linears, Quantized]]:
     """Yield every group of linears that is kept, block by block, in the order of the pass."""
     for path in _files(folder, "*.safetensors"):
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["about"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            yield _group(about, tensors)
-        except _DAMAGED as error:
-            raise _damaged(path, error) from error
+        yield _read_group(path, torch.device("cpu"))
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a later round can read all quantized weights of a model in a folder."""
+    try:
+        return int((folder / _WHOLE).read_text(encoding="ascii")) == len(
+            _files(folder, "*.safetensors")
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def restored(schemes: Sequence[Scheme], folders: Mapping[str, Path]) -> tuple[Scheme, ...]:
+    """Return schemes that read what an earlier round wrote, where one did."""
+    return tuple(
+        Restored(inner=scheme, folder=folders[scheme.spec])
+        if scheme.calibration is not Calibration.NONE and is_whole(folders[scheme.spec])
+        else scheme
+        for scheme in schemes
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored(StandIn):
+    """A scheme whose quantized weights are read, without calibration."""
+
+    folder: Path
+    groups: Counter[int] = field(default_factory=Counter, compare=False)  # of a block, so far
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "calibration", Calibration.NONE)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        device = next(iter(linears.weights.values())).device
+        path = _group_file(self.folder, linears.block, self.groups[linears.block])
+        self.groups[linears.block] += 1
+        _, quantized = _read_group(path, device)
+        if quantized.weights.keys() != linears.weights.keys():
+            raise _damaged(path, ValueError("it is of other linears"))
+        return replace(quantized, notes=(*quantized.notes, REUSED))
+
+
+def _group_file(folder: Path, block: int, group: int) -> Path:
+    return folder / f"{block:05}-{group:05}.safetensors"
+
+
+def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            about = json.loads((file.metadata() or {})["about"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return _group(about, tensors)
+    except _DAMAGED as error:
+        raise _damaged(path, error) from error
 
 
 def _group(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Linears, Quantized]:
@@ -144,7 +215,8 @@ def _group(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Linear
     linears = Linears(
         weights, block=about["block"], fold_C=tensors.get("fold_C"), fold_source=source
     )
-    quantized = Quantized(weights, about["bits"], stored=stored, column_scale_C=scale_C)
+    notes = tuple(about["notes"])
+    quantized = Quantized(weights, about["bits"], notes, stored=stored, column_scale_C=scale_C)
     return linears, quantized
 
 
@@ -213,5 +285,5 @@ def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, Any]) -> None
 def _damaged(path: Path, error: Exception) -> SourceError:
     return SourceError(
         f"the kept weights in `{path}` cannot be read: {error}",
-        hint="remove them: `export` then makes the weights again",
+        hint="remove them and run the same command again",
     )

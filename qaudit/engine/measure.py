@@ -23,8 +23,11 @@ from __future__ import annotations
 import gc
 import math
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,15 +38,14 @@ from qaudit.checkpoints.safetensors import headers, unread_tensors
 from qaudit.checkpoints.stamps import unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped, shipped_reference
 from qaudit.engine.batches import Batch, make_batches
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
-from qaudit.engine.kept_weights import WeightKeeper
+from qaudit.engine.kept_weights import WeightKeeper, is_whole, restored
 from qaudit.engine.linear_hashes import LinearHashes, rest_names, rest_sha256
-from qaudit.engine.rounds import StoredWeights, finish, in_rounds
 from qaudit.engine.route import (
     feed_of,
     open_weights,
@@ -67,13 +69,16 @@ from qaudit.engine.tasks import (
 from qaudit.engine.tokens import REFERENCE, Feed
 from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.formats.weights import QuantizedFolder
+from qaudit.items.tokens import ItemText
 from qaudit.model.blocks import Weights
 from qaudit.model.proven import reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.stored_names import names_of, skeleton_of_names
+from qaudit.planning.price import ROUND_TOKENS
 from qaudit.planning.shipped import with_shipped
+from qaudit.saved.exports import kept_folder
 from qaudit.saved.results import ResultFile, ResultStore
-from qaudit.types import FULL_PRECISION, Evidence, Measurement, TaskEvidence
+from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, TaskEvidence
 
 ON_HOST = "the GPU ran out of memory: hidden states waited on the host"
 
@@ -224,20 +229,24 @@ def measure(
     task_filed = {spec: dict(some) for spec, some in there.task_filed.items()}
     remaining = _left(task, there)
     rounds = in_rounds(remaining.corpus, trees=_reads_trees(task)) if remaining.streams else ()
-    weights = StoredWeights(folder.folder / WEIGHTS, there.keys)
+    weights, keeper = _kept_weights(remaining, machine, there, folder.folder, len(rounds))
     for number, corpus in enumerate(rounds):
-        round_task = replace(remaining, corpus=corpus, compared=remaining.compared and number == 0)
-        observed = number == 0 and watch is not None
-        if number == 0:
-            round_task = round_task.keeper_of(machine, there.keys, folder.folder)
-        reads = not observed and round_task.keeper is None
-        round_task = weights.used_by(round_task, read=reads, write=number + 1 < len(rounds))
-        if len(rounds) == 1 and not observed and machine.keeps_passes:
+        is_first = number == 0
+        observe = watch if is_first else None
+        round_task = replace(
+            remaining,
+            corpus=corpus,
+            schemes=remaining.schemes if observe else restored(remaining.schemes, weights),
+            compared=remaining.compared and is_first,
+            keeper=keeper if is_first else None,
+        )
+        if len(rounds) == 1 and observe is None and machine.keeps_passes:
             round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
-            on = machine if number == 0 else replace(machine, self_check=False)
-            measurements = send(round_task, on, progress, watch if number == 0 else None)
-        finish(round_task)
+            on = machine if is_first else replace(machine, self_check=False)
+            measurements = send(round_task, on, progress, observe)
+        if is_first and len(rounds) > 1:
+            keeper.mark_whole()
         for spec, measurement in measurements.items():
             hashed = replace(measurement, weights_sha256=hashes)
             for part in hashed.evidence.tasks:
@@ -245,12 +254,60 @@ def measure(
                     place, identity = place_of_task(folder, part.task), there.task_identities[spec]
                     result = _of_task(hashed, part), identity[part.task].key, identity[part.task]
                     task_filed[spec][part.task] = place.write(*result)
-            if number == 0 and there.lacks_documents(spec):
+            if is_first and there.lacks_documents(spec):
                 without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
                 filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
         remove(round_task)
-    weights.remove(task)
+    for kept in weights.values():
+        if kept.parent.name == WEIGHTS:
+            shutil.rmtree(kept, ignore_errors=True)
+    with suppress(OSError):  # other processes may keep theirs
+        (folder.folder / WEIGHTS).rmdir()
     return replace(there, filed=filed, task_filed=task_filed).results
+
+
+def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
+    """Return rounds of whole tasks, by what a model with or without trees feeds.
+
+    Between blocks every stream keeps the hidden states of all its tokens: twenty million tokens of
+    a 7B model would be 1.5 TB for nine streams. The first round has the documents. Tasks are
+    batched by themselves, so that losses do not depend on the tasks beside them, and stored as
+    their round ends: a process that is killed loses one round.
+    """
+    tokens = ItemText(corpus.items, corpus.item_windows).task_tokens(trees=trees)
+    rounds: list[list[str]] = [[]]
+    size = 0
+    for name, own in tokens.items():
+        if rounds[-1] and size + own > ROUND_TOKENS:
+            rounds.append([])
+            size = 0
+        rounds[-1].append(name)
+        size += own
+    corpora = [corpus.of_tasks(names) for names in rounds]
+    return (corpora[0], *(each.without_evaluation() for each in corpora[1:]))
+
+
+def _kept_weights(
+    task: Task, machine: Machine, there: StoredResults, evidence: Path, rounds: int
+) -> tuple[dict[str, Path], WeightKeeper]:
+    """Return folders of quantized weights, by canonical form, and what writes them.
+
+    `export` reads those of a plan's first draw, and later rounds those of schemes that calibrate.
+    """
+    exported = set() if task.pass_.draw or task.perturbed else {*machine.keeps_weights}
+    exported &= task.streams.keys()
+    folders = {
+        spec: kept_folder(evidence, there.keys[spec])
+        if spec in exported
+        else evidence / WEIGHTS / there.keys[spec][:32]
+        for spec in task.streams
+    }
+    calibrated = {s.spec for s in task.schemes if s.calibration is not Calibration.NONE}
+    written = exported | calibrated if rounds > 1 else exported
+    rest = kept_folder(evidence, task.subject.content) if exported else None
+    return folders, WeightKeeper(
+        {spec: folders[spec] for spec in written if not is_whole(folders[spec])}, rest
+    )
 
 
 def _of_task(measurement: Measurement, one: TaskEvidence) -> Measurement:

@@ -132,15 +132,6 @@ class Task:
             return ""
         return f",reference={self.pass_.reference.content}"
 
-    def keeper_of(self, machine: Machine, keys: Mapping[str, str], evidence: Path) -> Task:
-        """Return the task with what keeps weights: those of a plan's first draw alone."""
-        step, streams = self.pass_, self.streams
-        specs = [spec for spec in machine.keeps_weights if spec in streams]
-        if not specs or step.draw or step.perturbed:
-            return self
-        keeper = WeightKeeper(evidence, self.subject.content, {s: keys[s] for s in specs})
-        return replace(self, keeper=keeper)
-
     def identity(
         self, scheme: Scheme | None, machine: Machine, task: str | None = None
     ) -> Identity:

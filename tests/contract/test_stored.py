@@ -15,7 +15,6 @@ from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.stored import IntegerCodes
 from qaudit.engine.kept_weights import WeightKeeper, kept_groups
-from qaudit.saved.exports import kept_folder
 from tests.support.filled import filled
 from tests.support.schemes import every_plain_scheme, every_scheme, example, transform_nbits
 
@@ -179,8 +178,8 @@ def test_the_index_of_groups_says_where_each_column_is():
 def test_what_is_kept_of_a_scheme_is_read_as_the_weights_that_were_measured(scheme, tmp_path):
     linears = example(torch.bfloat16)
     quantized = scheme.quantize(linears)
-    WeightKeeper(tmp_path, "content", {scheme.spec: "key"}).observe(scheme, linears, quantized)
-    ((_, read),) = kept_groups(kept_folder(tmp_path, "key"))
+    WeightKeeper({scheme.spec: tmp_path}, None).observe(scheme, linears, quantized)
+    ((_, read),) = kept_groups(tmp_path)
     assert read.bits == quantized.bits
     for name, weight_RC in filled(quantized.weights.items()):
         assert torch.equal(read.weights[name], weight_RC)

@@ -6,19 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qaudit.checkpoints.folder import find_all
 from qaudit.core.registry import parse_schemes
+from qaudit.engine import kept_weights
 from qaudit.engine import measure as measuring
-from qaudit.engine import rounds
-from qaudit.engine.measure import measure
-from qaudit.engine.rounds import Restoring, Storing, in_rounds
+from qaudit.engine.measure import in_rounds, measure
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import ResultFile, ResultStore, read_measurement
 from qaudit.settings import Recipe
@@ -54,25 +56,21 @@ def subject(tmp_path: Path) -> Subject:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put one task into a round."""
-    monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
+    monkeypatch.setattr(measuring, "ROUND_TOKENS", 96)
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
-    """Count the groups of linears that are quantized and stored, and those that are read."""
-    counts = {Storing: 0, Restoring: 0}
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the groups of linears that are written, and those that are read."""
+    counts = Counter[str]()
 
-    def counted(kind: type[Storing | Restoring]) -> None:
-        quantize = kind.quantize
+    def count(name: str, call: Any, *arguments: Any) -> Any:
+        counts[name] += 1
+        return call(*arguments)
 
-        def count(self: Storing | Restoring, linears: object) -> object:
-            counts[kind] += 1
-            return quantize(self, linears)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(kind, "quantize", count)
-
-    counted(Storing)
-    counted(Restoring)
+    for name in ("_save", "_read_group"):
+        call = getattr(kept_weights, name)
+        monkeypatch.setattr(kept_weights, name, partial(count, name, call))
     return counts
 
 
@@ -104,14 +102,14 @@ def same(one: tuple[ResultFile, ...], other: tuple[ResultFile, ...]) -> bool:
 
 
 def test_rounds_change_no_loss_and_quantize_once(
-    subject: Subject, tmp_path: Path, calls: dict[type, int], monkeypatch: pytest.MonkeyPatch
+    subject: Subject, tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
+    monkeypatch.setattr(measuring, "ROUND_TOKENS", 96)
     parts = measured(subject, tmp_path / "parts")
     assert len(in_rounds(with_items(12), trees=True)) == 6
     # gptq and awq alone: rtn needs no calibration
-    assert calls[Restoring] == 5 * calls[Storing] > 0
+    assert calls["_read_group"] == 5 * calls["_save"] > 0
     assert len(whole) == len(parts) == 4
     for one, other in filled(zip(whole, parts, strict=True)):
         a, b = one.measurement.evidence, other.measurement.evidence
@@ -126,11 +124,11 @@ def test_a_stop_between_rounds_loses_nothing_that_was_measured(
     subject: Subject,
     tmp_path: Path,
     short: None,
-    calls: dict[type, int],
+    calls: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    quantized = calls[Storing]
+    quantized = calls["_save"]
     send, fed = measuring.send, list[tuple[int, int]]()
 
     def stopping(task: Task, *others: object, **more: object) -> object:
@@ -151,7 +149,7 @@ def test_a_stop_between_rounds_loses_nothing_that_was_measured(
     assert same(whole, again)
     assert sum(items for _, items in fed) == 12 - 2 * (6 - len(fed))  # each item once
     assert not any(documents for documents, _ in fed)
-    assert calls[Storing] == 2 * quantized  # of both runs: once each
+    assert calls["_save"] == 2 * quantized  # of both runs: once each
     left = files(store)
     assert all(left[path] == stamp for path, stamp in filled(before.items()) if path in left)
     assert not (store / "weights").exists()
@@ -161,12 +159,12 @@ _KILLED = """
 import os, signal
 from pathlib import Path
 from qaudit.checkpoints.folder import find_all
-from qaudit.engine import measure as measuring, rounds
+from qaudit.engine import measure as measuring
 from qaudit.settings import Recipe
 from qaudit.types import Subject
 from tests.engine.test_rounds import measured
 
-rounds.ROUND_TOKENS = 96
+measuring.ROUND_TOKENS = 96
 send, sent = measuring.send, []
 
 def killing(*arguments):
@@ -183,7 +181,7 @@ measured(Subject("model", ((checkpoint, 1.0),)), Path("store"))
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured(
-    subject: Subject, tmp_path: Path, short: None, calls: dict[type, int]
+    subject: Subject, tmp_path: Path, short: None, calls: Counter[str]
 ) -> None:
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED],
@@ -196,7 +194,7 @@ def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured
     before = files(tmp_path / "store")
     assert sum("tasks" in path.parts for path in before) == 2 * 4
     resumed = measured(subject, tmp_path / "store")
-    assert calls[Storing] == 0
+    assert calls["_save"] == 0
     assert same(measured(subject, tmp_path / "whole"), resumed)
 
 
@@ -236,7 +234,7 @@ def test_weights_that_changed_between_rounds_lose_that_round_alone(
 def test_a_round_has_at_least_a_task_and_the_documents_are_in_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "ROUND_TOKENS", 1)
+    monkeypatch.setattr(measuring, "ROUND_TOKENS", 1)
     parts = in_rounds(with_items(4), trees=True)
     assert [len(part.items) for part in parts] == [2, 2]
     assert [bool(part.evaluation) for part in parts] == [True, False]

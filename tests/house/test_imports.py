@@ -121,7 +121,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.export.soup_folder",
         "qaudit.export.parts",
-        "qaudit.engine.rounds",
         "qaudit.engine.kept_weights",
     ),
     "gguf": ("qaudit.formats.gguf.reading",),
