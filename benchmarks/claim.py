@@ -1,164 +1,169 @@
-"""How often the claim about a file holds, and how often another calibration changes the verdict.
+"""How often SHIP is wrong at the margin, how often it is right below it, and whether audits agree.
 
-    python -m benchmarks.claim [TRIALS]
+    python -m benchmarks.claim DEMO DOCSTRINGS [TRIALS]
 
-A verdict is about the weights that are written: draw 0 of one calibration, judged over documents.
+`DEMO` is the folder of `qaudit scan demo`; `DOCSTRINGS` of the soup and its ingredients on
+docstrings of numpy and scipy (benchmarks/README.md has the command). Documents of these audits are
+drawn with replacement, whose totals are then the truth; in the tied cases every subject has the
+same loss, and every scheme adds the same. The rule is that of `qaudit.judge.choose`, for many
+audits at once: contenders by paired differences, the first scheme of the leader's subject among
+them (fewest bits), an upper end at 2.5 %/K and at least the lower quartile of those of all
+contenders.
 
-- coverage at 95 % of the added loss of one file, by documents: generated (`benchmarks.coverage`),
-  and of each of the twelve files that were measured of the demo's soup (`evidence.npz`), whose
-  documents are drawn with replacement; the true value is that of all of its documents. Beside it
-  that of a studentized bootstrap, of 499 samples each, on skewed damage.
-- SHIP where the true added loss is exactly the margin, at the level of a policy with two rules; of
-  one candidate, and of the best of several schemes that are equally good, chosen by halves
-  (`qaudit.judge.candidates.cross_fitted`): where all documents judge, for all schemes at once.
-- two scans that differ in `--calibration-seed` alone: two of the twelve files on the same
-  documents, by the mean of their true added losses over the margin.
+- false SHIP: the margin is exactly what the pick adds. `bits`: any of all candidates within it, K
+  all of them, as `--objective bits@2%` chooses.
+- SHIP at 0.5 and 0.7 margins; the same verdict on two sets of documents at 0.7.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from benchmarks.coverage import GENERATORS, truth
-from benchmarks.deciding import LEVEL, outcome
-from benchmarks.evidence import SCHEMES, SOUP, recorded, share
-from qaudit.core import statistics
-from qaudit.types import Interval
+from qaudit.core.statistics import KURTOSIS_WEIGHT, SKEWNESS_WEIGHT
+from qaudit.saved.evidence import read_saved
+from qaudit.types import FULL_PRECISION
 
 Array = npt.NDArray[np.float64]
-DOCUMENTS = (32, 64, 100, 320, 1000)
-GENERATED = ("lognormal", "skewed", "heavy")
-CANDIDATES = (1, 2, 4, 8)
-PARTS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3)  # of the margin
+DOCUMENTS = (32, 64, 128, 256)
+FOUR, THREE = ("gptq-4bit", "awq-4bit", "bnb-nf4"), ("gptq-3bit",)
+ALPHA = 0.025
+ADDED = 0.014  # of the tied cases
 
 
-def added(quantized: Array, full: Array, level: float = 0.95) -> Interval:
-    """Return what a file adds to the loss, with its interval over documents."""
-    return statistics.relative_error(quantized, full, level)
+def sums_of(folder: Path, subjects: int, schemes: Sequence[str]) -> tuple[Array, Array]:
+    """Return losses in full precision (S, D), and what each scheme adds (S, C, D)."""
+    saved = read_saved(folder)
+    labels = [s.label for s in saved.audit.subjects]
+    labels = [*labels[-1:], *labels[-2::-1]][:subjects]  # the soup, then the last first
+    nll = {(m.subject, m.scheme): m.evidence.nll_sum for m in saved.measurements}
+    full = np.stack([nll[label, FULL_PRECISION] for label in labels]).astype(float)
+    added = np.stack([[nll[label, scheme] for scheme in schemes] for label in labels])
+    return full, added - full[:, None]
 
 
-def coverage_of_files(scheme: str, documents: int, trials: int, seed: int) -> int:
-    """Count intervals that hold the true value, each of a file and of documents by chance."""
-    draw, file = np.random.default_rng(seed), recorded()
-    full, files = file.full[SOUP], file.quantized[SOUP, scheme]
-    held = 0
-    for k in range(trials):
-        quantized = files[k % len(files)]
-        true = quantized.sum() / full.sum() - 1
-        sample = draw.integers(0, len(full), documents)
-        interval = added(quantized[sample], full[sample])
-        held += interval.low <= true <= interval.high
-    return held
+def tied(full_SD: Array, added_SCD: Array, subjects: int) -> tuple[Array, Array]:
+    """Let every total be the same; further subjects are the first with other documents' noise."""
+    draw = np.random.default_rng(5)
+    place = np.arange(subjects) % len(full_SD)
+    full_SD, added_SCD = full_SD[place].copy(), added_SCD[place].copy()
+    if subjects > len(set(place.tolist())):
+        full_SD *= np.exp(0.002 * draw.standard_normal(full_SD.shape))
+        added_SCD *= np.exp(0.3 * draw.standard_normal(added_SCD.shape))
+    full_SD *= (full_SD[0].sum() / full_SD.sum(1))[:, None]
+    rest = ADDED * full_SD.sum(1)[:, None] - added_SCD.sum(2)
+    return full_SD, added_SCD + rest[:, :, None] * (full_SD / full_SD.sum(1)[:, None])[:, None]
 
 
-def coverage_of_generated(name: str, documents: int, trials: int, seed: int) -> int:
-    """Count intervals that hold the true value of a generator."""
-    draw, true = np.random.default_rng(seed), truth(name)["relative error"]
-    intervals = (
-        added(columns[1], columns[0])
-        for columns in (GENERATORS[name](draw, documents) for _ in range(trials))
-    )
-    return sum(interval.low <= true <= interval.high for interval in intervals)
+def reaches(quantized: Array, full: Array, level: Array | float) -> tuple[Array, Array, Array]:
+    """Return added losses, and how far their intervals reach below and above, by the last axis."""
+    n = full.shape[-1]
+    total_q, total_f = quantized.sum(-1, keepdims=True), full.sum(-1, keepdims=True)
+    without = (total_q - quantized) / (total_f - full)
+    influence = (n - 1) * (without.mean(-1, keepdims=True) - without)
+    second = (influence**2).mean(-1)
+    scaled = influence / np.sqrt(np.where(second > 0, second, 1))[..., None]
+    skewness = (scaled**3).mean(-1) * np.sqrt(n * (n - 1)) / (n - 2)
+    excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * ((scaled**4).mean(-1) - 3) + 6)
+    freedom = np.maximum(2.0, (n - 1) / (1 + KURTOSIS_WEIGHT * np.maximum(0, excess) * (n - 1) / n))
+    error = np.sqrt(second / (n - 1))
+
+    def side(alpha: Array | float, sign: int) -> Array:
+        normal = special.ndtri(1 - alpha)
+        shift = SKEWNESS_WEIGHT * skewness * (1 + 2 * normal**2) / np.sqrt(n)
+        half = special.stdtrit(freedom, 1 - alpha) * (1 + 1 / n)
+        found: Array = error * (half + np.maximum(sign * shift, 0))
+        return found
+
+    return (total_q / total_f)[..., 0] - 1, side(ALPHA, -1), side(level, 1)
 
 
-def coverage_of_bootstrap(name: str, documents: int, trials: int, seed: int) -> int:
-    """Count intervals of a studentized bootstrap that hold the true value of a generator."""
-    draw, true = np.random.default_rng(seed), truth(name)["relative error"]
-    held = 0
-    for _ in range(trials):
-        full, quantized, *_ = GENERATORS[name](draw, documents)
-        estimate, error = _studentized(quantized, full)
-        again = draw.integers(0, documents, (499, documents))
-        estimates, errors = _studentized(quantized[again], full[again])
-        below, above = np.quantile((estimates - estimate) / errors, [0.025, 0.975])
-        held += bool(estimate - above * error <= true <= estimate - below * error)
-    return held
+def judged(
+    full_SD: Array, added_SCD: Array, documents: int, trials: int, seed: int
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return, of each audit, the pick, its added loss, both ends, and the least end of all."""
+    subjects, schemes, population = added_SCD.shape
+    count = subjects * schemes
+    subject_K = np.repeat(np.arange(subjects), schemes)
+    quantized_KD = (added_SCD + full_SD[:, None]).reshape(count, population)
+    draw, batch = np.random.default_rng(seed), max(2, int(1.5e7 / (count * documents * 8)))
+    rows = []
+    for begin in range(0, trials, batch):
+        sample = draw.integers(0, population, (min(batch, trials - begin), documents))
+        full, quantized = full_SD[:, sample], quantized_KD[:, sample]
+        audits = np.arange(len(sample))
+        leader = quantized.sum(2).argmin(0)
+        tokens = full[0]
+        apart = quantized - quantized[leader, audits]
+        mean = apart.sum(2) / tokens.sum(1)
+        residual = apart - mean[:, :, None] * tokens
+        error = np.sqrt((residual**2).sum(2) * documents / (documents - 1)) / tokens.sum(1)
+        cut = special.stdtrit(documents - 1.0, 1 - ALPHA / max(1, count - 1))
+        contends = mean <= cut * error
+        at_once = contends.sum(0)
+        same = contends & (subject_K[:, None] == subject_K[leader])
+        pick = same.argmax(0)  # the first scheme: the fewest bits
+        estimate, below, above = reaches(quantized, full[subject_K], ALPHA / at_once)
+        least = np.sort(np.where(contends, above, np.inf), axis=0)[(at_once - 1) // 4, audits]
+        reach = np.maximum(above[pick, audits], least)
+        every = (estimate + reaches(quantized, full[subject_K], ALPHA / count)[2]).min(0)
+        chosen = estimate[pick, audits]
+        rows.append(np.stack([pick, chosen, chosen - below[pick, audits], chosen + reach, every]))
+    pick, chosen, low, high, every = np.concatenate(rows, axis=1)
+    return pick.astype(int), chosen, low, high, every
 
 
-def _studentized(quantized: Array, full: Array) -> tuple[Array, Array]:
-    """Return the added loss of samples of documents, and its linearized standard error."""
-    ratio, documents = quantized.sum(-1) / full.sum(-1), full.shape[-1]
-    influence = (quantized - ratio[..., None] * full) / full.mean(-1, keepdims=True)
-    variance = (influence**2).sum(-1) / (documents * (documents - 1))
-    return ratio - 1, np.sqrt(variance)
+def false_ships(full_SD: Array, added_SCD: Array, documents: int, trials: int, seed: int) -> float:
+    truth = (added_SCD.sum(2) / full_SD.sum(1)[:, None]).ravel()
+    pick, _, _, high, _ = judged(full_SD, added_SCD, documents, trials, seed)
+    return float((high <= truth[pick] * (1 + 1e-12)).mean())
 
 
-def false_ships(candidates: int, documents: int, trials: int, seed: int) -> int:
-    """Count files that ship with a true added loss of exactly the margin.
-
-    Candidates are files of one checkpoint, so that the lowest loss is the lowest added loss.
-    """
-    draw, ships = np.random.default_rng(seed), 0
-    margin = 0.02
-    for _ in range(trials):
-        tokens = np.clip(np.exp(5.5 + 0.8 * draw.standard_normal(documents)), 20, 1024)
-        full = 3 * np.exp(0.25 * draw.standard_normal(documents)) * tokens
-        scatter = np.exp(0.4 * draw.standard_normal((candidates, documents)) - 0.08)
-        quantized = full * (1 + margin * scatter)
-        first = np.arange(documents) % 2 == 0
-        best, other = (int(quantized[:, half].sum(axis=1).argmin()) for half in (first, ~first))
-        judging, level = ~first, LEVEL
-        if best == other:
-            judging, level = first | ~first, statistics.simultaneous(LEVEL, candidates)
-        interval = added(quantized[best, judging], full[judging], level)
-        ships += outcome(interval, margin) is True
-    return ships
+def line(name: str, full_SD: Array, added_SCD: Array, documents: int, trials: int) -> str:
+    truth = (added_SCD.sum(2) / full_SD.sum(1)[:, None]).ravel()
+    pick, _, low, high, every = judged(full_SD, added_SCD, documents, trials, documents)
+    own, least = truth[pick], truth.min()
+    wrong = (high <= own * (1 + 1e-12)).mean()
+    ships = [(high <= own / part).mean() for part in (0.5, 0.7)]
+    verdict = (high <= own / 0.7).astype(int) - (low > own / 0.7)
+    agree = (verdict[::2][: len(verdict) // 2] == verdict[1::2][: len(verdict) // 2]).mean()
+    numbers = [wrong, (every <= least * (1 + 1e-12)).mean(), *ships, agree]
+    texts = "".join(f"{100 * number:9.1f}" for number in numbers)
+    return f"{name:<22}{documents:>5}{texts}"
 
 
-def disagreements(scheme: str, part: float, trials: int, seed: int) -> dict[str, int]:
-    """Count verdicts of two files on the same 64 documents, by how they differ."""
-    draw, file = np.random.default_rng(seed), recorded()
-    full, files = file.full[SOUP], file.quantized[SOUP, scheme]
-    pairs = list(combinations(range(len(files)), 2))
-    margin = (files.sum(axis=1).mean() / full.sum() - 1) / part
-    counts = {"ship/hold": 0, "ship/undecided": 0, "hold/undecided": 0}
-    words = {True: "ship", False: "hold", None: "undecided"}
-    for _ in range(trials):
-        pair = pairs[draw.integers(len(pairs))]
-        sample = draw.integers(0, len(full), 64)
-        both = [outcome(added(files[k, sample], full[sample], LEVEL), margin) for k in pair]
-        if both[0] is not both[1]:
-            names = {words[one] for one in both}
-            counts[next(key for key in counts if {*key.split("/")} == names)] += 1
-    return counts
-
-
-def table(trials: int) -> Iterator[str]:
-    """Yield the lines of the report."""
-    yield f"coverage of a file at 95 %, {trials} intervals each, in %"
-    yield f"{'documents':<16}" + "".join(f"{count:>36}" for count in DOCUMENTS)
-    for name in GENERATED:
-        counts = [coverage_of_generated(name, n, trials, n) for n in DOCUMENTS]
-        yield f"{name:<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
-    counts = [coverage_of_bootstrap("skewed", n, trials, n) for n in DOCUMENTS[:2]]
-    yield f"{'skewed, boot-t':<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
-    for scheme in SCHEMES:
-        counts = [coverage_of_files(scheme, n, trials, n) for n in DOCUMENTS]
-        yield f"{scheme:<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
-    yield ""
-    yield f"SHIP with a true added loss of the margin, {trials} audits each, in %"
-    for candidates in CANDIDATES:
-        counts = [false_ships(candidates, n, trials, n) for n in DOCUMENTS]
-        label = f"best of {candidates}"
-        yield f"{label:<16}" + "".join(f"{share(count, trials):>36}" for count in counts)
-    yield ""
-    yield f"two scans with another calibration seed, {trials} pairs each: other verdicts, in %"
-    for scheme in SCHEMES:
-        for part in PARTS:
-            found = disagreements(scheme, part, trials, 0)
-            cells = [f"{key} {100 * count / trials:5.1f}" for key, count in found.items()]
-            whole = share(sum(found.values()), trials)
-            yield f"{scheme:<12}{part:>5} of the margin   {'   '.join(cells)}   all {whole}"
+def cases(demo: Path, docstrings: Path) -> Iterator[tuple[str, Array, Array]]:
+    yield "demo, 4 bits", *sums_of(demo, 15, FOUR)
+    yield "demo, 3 bits", *sums_of(demo, 15, ("gptq-3bit", "awq-3bit", "rtn-3bit"))
+    yield "docstrings, 4 bits", *sums_of(docstrings, 4, FOUR)
+    yield "docstrings, 3 bits", *sums_of(docstrings, 4, THREE)
+    base = sums_of(demo, 15, FOUR)
+    for subjects in (4, 15, 64):
+        yield f"{subjects} x 3 tied", *tied(*base, subjects)
+    full, added = tied(*base, 4)
+    draw = np.random.default_rng(6)
+    heavy = added * np.exp(draw.standard_normal(added.shape) - 0.5)
+    yield "4 x 3 lognormal", full, heavy
+    place = np.arange(2048) % full.shape[1]
+    full, added = full[:, place], added[:, :, place]
+    yield "rare 5 % x 19", full, added * np.where(draw.random(added.shape) < 0.05, 19.0, 1.0)
 
 
 def main() -> None:
-    for line in table(int(sys.argv[1]) if len(sys.argv) > 1 else 4000):
-        print(line, flush=True)
+    if len(sys.argv) < 3:
+        sys.exit("usage: python -m benchmarks.claim DEMO DOCSTRINGS [TRIALS]")
+    trials = int(sys.argv[3]) if len(sys.argv) > 3 else 4000
+    print(f"{trials} audits each (fewer of 64 x 3), in %")
+    print(f"{'':<22}{'N':>5}{'false':>9}{'bits':>9}{'at 0.5':>9}{'at 0.7':>9}{'agree':>9}")
+    for name, full, added in cases(Path(sys.argv[1]), Path(sys.argv[2])):
+        for documents in DOCUMENTS:
+            many = trials // 4 if added.shape[0] > 15 else trials
+            print(line(name, full, added, documents, many), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,33 +32,33 @@ def explain(
 
 
 def _explained(name: str) -> tuple[str, ...]:
-    known = _known()
-    key = name if name in known else name.upper()
-    if key in known:
-        return known[key]
+    texts = _known()
+    key = name if name in texts else name.upper()
+    if key in texts:
+        return texts[key]
     described = _scheme(name)
     if described is None:
-        raise UsageError(f"nothing is called `{name}`", hint=nearest(name, tuple(known)))
+        raise UsageError(f"nothing is called `{name}`", hint=nearest(name, tuple(texts)))
     return described
 
 
 def _known() -> dict[str, tuple[str, ...]]:
     from qaudit.types import CODES, METRICS
 
-    known: dict[str, tuple[str, ...]] = {
+    texts: dict[str, tuple[str, ...]] = {
         code: (f"{code}: {entry.title}.", entry.help)
         for code, entry in CODES.items()
         if entry.title
     }
     for metric, record in METRICS.items():
-        known[metric] = (
+        texts[metric] = (
             f"{metric} ({record.code}): {record.title}.",
             record.reason,
             f"What to do: {record.hint}." if record.hint else "",
         )
     for name, lines in _rules():
-        known[name] = (*known.get(name, ()), *lines)
-    return {name: tuple(filter(None, lines)) for name, lines in known.items()}
+        texts[name] = (*texts.get(name, ()), *lines)
+    return {name: tuple(filter(None, lines)) for name, lines in texts.items()}
 
 
 def _rules() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -181,10 +181,10 @@ def candidates(table: Measurements, name: str, scheme: str | None = None) -> lis
     every = [
         measured
         for subject in table.subjects
-        for one in sorted((*table.quantized_schemes, FULL_PRECISION))
-        if (measured := table.find(subject.label, one)) is not None
+        for short in sorted((*table.quantized_schemes, FULL_PRECISION))
+        if (measured := table.find(subject.label, short)) is not None
         and measured.bit_class == name
-        and scheme in (None, one)
+        and scheme in (None, short)
         and is_finite(measured)
     ]
     return _ranked(table, every)
@@ -371,8 +371,8 @@ def _changes(table: Measurements, choice: ClassChoice, best: Measurement) -> Ite
             m for m in choice.ranked if best.subject in soups and m.subject not in soups
         ),
     }
-    for what, left in rivals.items():
-        if (other := next(left, None)) is not None:
+    for what, remaining in rivals.items():
+        if (other := next(remaining, None)) is not None:
             yield f"{what} it would be `{other.subject}` at {other.scheme}"
     full = candidates(table, UNQUANTIZED)
     if full and full[0].subject != best.subject:

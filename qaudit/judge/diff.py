@@ -123,7 +123,7 @@ def _common(a: Side, b: Side) -> _Common:
     shared = [sha for sha in a.places if sha in b.places]
     whole = len(shared) == len(a.places) == len(b.places)
     paired = whole or len(shared) >= MINIMUM_DOCUMENTS
-    left, right = (_rows(side, shared if paired else list(side.places)) for side in (a, b))
+    rows = tuple(_rows(side, shared if paired else list(side.places)) for side in (a, b))
     notes = []
     if not paired:
         notes.append(
@@ -133,14 +133,18 @@ def _common(a: Side, b: Side) -> _Common:
     elif not whole:
         notes.append(f"compared on the {len(shared)} documents that both have")
     alike = paired and all(
-        np.array_equal(getattr(a.evidence, column)[left], getattr(b.evidence, column)[right])
+        np.array_equal(getattr(a.evidence, column)[rows[0]], getattr(b.evidence, column)[rows[1]])
         for column in ("tokens", "nbytes")
     )
     if alike:
-        return _Common(paired, (left, right), "nats per token", True, tuple(notes), len(shared))
-    all_measured = all(s.evidence.nbytes[r].all() for s, r in ((a, left), (b, right)))
+        return _Common(
+            paired, (rows[0], rows[1]), "nats per token", True, tuple(notes), len(shared)
+        )
+    all_measured = all(s.evidence.nbytes[r].all() for s, r in zip((a, b), rows, strict=True))
     notes.append(_unlike(paired=paired, known=all_measured))
-    return _Common(paired, (left, right), "bits per byte", all_measured, tuple(notes), len(shared))
+    return _Common(
+        paired, (rows[0], rows[1]), "bits per byte", all_measured, tuple(notes), len(shared)
+    )
 
 
 def _rows(side: Side, documents: Sequence[str]) -> Rows:
@@ -218,8 +222,8 @@ def _between(
         return statistics.UNKNOWN
     if common.paired:
         return statistics.interval((*b, *a), statistics.excess_difference, level)
-    left, right = (statistics.interval(each, statistics.per_token, level) for each in (a, b))
-    return apart(right, left)
+    before, after = (statistics.interval(each, statistics.per_token, level) for each in (a, b))
+    return apart(after, before)
 
 
 def _reading(difference: Interval | None, documents: int, same: bool) -> Reading | None:

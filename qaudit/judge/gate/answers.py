@@ -308,7 +308,7 @@ def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
         count = items_to_detect(whole, items, rule.margin, max(levels))
         if count is None:
             return Deciding("more items may not decide it: the estimate is at the margin")
-        imported = [one for one in tasks_of(measured).values() if one.imported]
+        imported = [task for task in tasks_of(measured).values() if task.imported]
         more = "import more" if imported else "raise `--task-items`"
         return Deciding(f"needs about {count} items to decide; {items} were measured: {more}")
 
