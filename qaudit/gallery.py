@@ -28,6 +28,7 @@ from qaudit.report.folder import must_take_files
 from qaudit.report.format import loss, or_dash, percent, plural, spread
 from qaudit.report.html import render
 from qaudit.saved.evidence import read_saved
+from qaudit.support.extras import install
 from qaudit.tables import Audit
 from qaudit.types import AuditRecord, Diagnostics, Interval
 from qaudit.version import __version__
@@ -151,7 +152,7 @@ def _parquet(rows: Sequence[Row]) -> bytes:
     except ImportError as error:
         raise MachineError(
             "pyarrow is not installed, which writes the table",
-            hint="pip install 'qaudit-llm[parquet]'",
+            hint=install("pyarrow"),
         ) from error
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), buffer)

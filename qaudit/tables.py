@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import MachineError
 from qaudit.saved.codec import encode
 from qaudit.saved.evidence import SavedAudit, read_saved
+from qaudit.support.extras import install
 from qaudit.types import FULL_PRECISION, AuditRecord, Gate, Interval, Pick, Plan, Verdict
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Table(tuple[Any, ...]):
             import pandas
         except ImportError as error:
             raise MachineError(
-                "pandas is not installed", hint="pip install pandas, or use `.to_records()`"
+                "pandas is not installed", hint=f"{install('pandas')}, or use `.to_records()`"
             ) from error
         return pandas.DataFrame(self.to_records())
 

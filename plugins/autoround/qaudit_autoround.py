@@ -290,7 +290,7 @@ def _library() -> Any:
     except ImportError as error:
         raise MachineError(
             f"auto-round cannot be imported: {error}",
-            hint="pip install 'qaudit-llm[autoround]', or leave autoround out",
+            hint="pip install 'qaudit-autoround', or leave autoround out",
         ) from error
     return auto_round
 

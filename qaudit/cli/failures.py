@@ -13,11 +13,10 @@ from types import TracebackType
 
 from qaudit.cli.terminal import say
 from qaudit.errors import Interrupted, MachineError, QauditError, Stopped, UsageError
+from qaudit.support.extras import INSTALL
 
 AGAIN = "run the same command again"
 """A hint that ends so gets the command as it was typed."""
-
-INSTALL = "pip install qaudit-llm"
 
 
 def explained(error: BaseException) -> QauditError:

@@ -11,6 +11,7 @@ from typing import Any
 
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError
+from qaudit.support.extras import INSTALL
 from qaudit.support.lazy import Tensor, torch
 
 NESTED_BLOCK = 256
@@ -130,7 +131,7 @@ def library() -> Any:
     except ImportError as error:
         raise MachineError(
             f"bitsandbytes cannot be imported: {error}",
-            hint="pip install bitsandbytes, or leave the bnb schemes out",
+            hint=f"{INSTALL}, or leave the bnb schemes out",
         ) from error
     return bitsandbytes
 

@@ -10,7 +10,7 @@ import importlib
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,15 +19,17 @@ import psutil
 
 from qaudit.checkpoints.places import hub_cache, own_cache
 from qaudit.engine.machine import open_device
-from qaudit.errors import HubError, QauditError, UnreachableError
+from qaudit.errors import HubError, MachineError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
 from qaudit.planning.footprint import free_disk_nbytes
 from qaudit.planning.pin import libraries
 from qaudit.planning.price import choose_device, why_auto
 from qaudit.report.format import duration, size
+from qaudit.support.extras import INSTALL, install
 from qaudit.support.lazy import torch
 
 if TYPE_CHECKING:
+    from qaudit.core.linears import Linears
     from qaudit.hub.api import Client
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
@@ -35,11 +37,13 @@ FASTER = 1.5
 """A dtype is recommended from this ratio on: a run reads and waits, too."""
 
 _OPTIONAL = {
-    "accelerate": ("`verify` of bitsandbytes files", "pip install 'qaudit-llm[verify]'"),
-    "compressed-tensors": ("`verify` in transformers", "pip install 'qaudit-llm[verify]'"),
-    "gptqmodel": ("`verify` in GPTQModel", "pip install gptqmodel"),
-    "pyarrow": ("texts in parquet files", "pip install 'qaudit-llm[parquet]'"),
-    "triton": ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it"),
+    "accelerate": "`verify` of bitsandbytes files",
+    "compressed-tensors": "`verify` in transformers",
+    "gguf": "GGUF files",
+    "gptqmodel": "`verify` in GPTQModel",
+    "lm_eval": "`--tasks`",
+    "pandas": "tables as data frames",
+    "pyarrow": "texts in parquet files",
 }
 
 
@@ -111,7 +115,7 @@ def _torch_fault() -> Fact | None:
         importlib.import_module("torch")
     except ModuleNotFoundError as error:
         missing = error.name or "torch"
-        hint = "only `scan`, `soup` and `lab` need it: pip install qaudit-llm"
+        hint = f"only what measures needs it: {INSTALL}"
         return Fact("machine", "torch", f"`{missing}` is not installed", "fault", hint)
     except Exception as error:  # noqa: BLE001 - a broken library raises anything
         reason = " ".join(str(error).split())
@@ -140,7 +144,9 @@ def _libraries() -> Iterator[Fact]:
 
     for name, found in libraries().items():
         yield Fact("libraries", name, found)
-    for name, (use, how) in sorted((_of_schemes() | _OPTIONAL).items()):
+    optional = {name: (use, install(name)) for name, use in _OPTIONAL.items()}
+    optional["triton"] = ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it")
+    for name, (use, how) in sorted((_of_schemes() | optional).items()):
         try:
             yield Fact("libraries", name, f"{version(name)}, for {use}")
         except PackageNotFoundError:
@@ -163,25 +169,45 @@ def _of_schemes() -> dict[str, tuple[str, str]]:
 
 
 def _schemes() -> Iterator[Fact]:
-    """Quantize one small matrix with every default scheme that needs no text."""
+    """Quantize one small matrix with one scheme of each kind that is installed."""
     if _torch_fault():
         return
-    from qaudit.core.linears import Linears
-    from qaudit.core.registry import parse_scheme
-    from qaudit.core.scheme import Calibration
-    from qaudit.settings import DEFAULT_SCHEMES
+    from qaudit.core.registry import schemes
 
-    linears = Linears({"weight": torch.ones(2, 64)})
-    for text in DEFAULT_SCHEMES:
-        scheme = parse_scheme(text)
-        if scheme.calibration is not Calibration.NONE:
+    linears, names = _small_linears(), []
+    broken = schemes().broken()
+    for name in sorted(schemes().keys() - broken.keys()):
+        plugin = schemes()[name]
+        own = {field.name for field in fields(plugin)}
+        scheme = plugin(**{key: n for key, n in (("bits", 4), ("steps", 1)) if key in own})
+        try:
+            scheme.must_be_installed()
+        except MachineError:  # the library is listed above
             continue
         try:
             scheme.quantize(linears)
-        except (RuntimeError, ImportError, OSError, QauditError) as error:
-            yield Fact("schemes", text, str(error), "fault", "leave it out with `--schemes`")
+        except Exception as error:  # noqa: BLE001 - plug-ins raise anything
+            reason = " ".join(str(error).split())
+            yield Fact("schemes", name, reason, "fault", "leave it out with `--schemes`")
         else:
-            yield Fact("schemes", text, "quantizes")
+            names.append(name)
+    yield Fact("schemes", "quantize", ", ".join(names))
+
+
+def _small_linears() -> Linears:
+    """Return a linear behind a norm, and what schemes calibrate on."""
+    from qaudit.core.linears import FoldSource, Inputs, Linears
+
+    generator = torch.Generator().manual_seed(0)
+    weight_RC = torch.randn(8, 256, generator=generator)
+    x_TC = torch.randn(256, 256, generator=generator)
+    inputs = Inputs(
+        x_TC.T @ x_TC, x_TC.abs().mean(0), len(x_TC), x_TC.abs().amax(0), sample_TC=x_TC
+    )
+    return Linears(
+        {"weight": weight_RC}, inputs, torch.arange(256), fold_is_norm=True,
+        block_has_norm_folds=True, norm_C=torch.ones(256), fold_source=FoldSource("norm", True),
+    )  # fmt: skip
 
 
 def _hub() -> Iterator[Fact]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from qaudit.errors import ModelError
+from qaudit.support.extras import install
 
 
 class _Parameters(ctypes.Structure):
@@ -54,7 +55,7 @@ def library() -> ctypes.CDLL:
     spec = find_spec("xllamacpp")
     if spec is None or spec.origin is None or platform.machine() not in ("x86_64", "AMD64"):
         raise ModelError(
-            "llama.cpp runs through `xllamacpp`, on x86-64 alone", hint="pip install xllamacpp"
+            "llama.cpp runs through `xllamacpp`, on x86-64 alone", hint=install("xllamacpp")
         )
     (path,) = Path(spec.origin).parent.glob("xllamacpp*.so")
     loaded = ctypes.CDLL(str(path))
@@ -115,7 +116,7 @@ class LlamaCpp:
         if any(words[place] != value for place, value in _DEFAULTS.items()):
             raise ModelError(
                 "this version of `xllamacpp` has other parameters than are known here",
-                hint="pip install xllamacpp==2026.10.11549",
+                hint=f"{install('xllamacpp')} --force-reinstall",
             )
         words[_CONTEXT] = words[_BATCH] = words[_MICROBATCH] = length
         words[_FLASH_ATTENTION] = words[_KEYS] = words[_VALUES] = 0

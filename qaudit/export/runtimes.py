@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -56,11 +56,6 @@ class Program:
 
     def _needed(self, form: str) -> tuple[str, ...]:
         return (*self.packages, *formats()[form].loaded_by[self.name])
-
-    def install(self, missing: Sequence[str]) -> str:
-        if set(missing) <= {"accelerate", "compressed-tensors"}:
-            return "pip install 'qaudit-llm[verify]'"
-        return f"pip install {' '.join(missing)}"
 
     def tolerances(
         self, allowed: Tolerances, folder: Path, *, narrows: bool = False

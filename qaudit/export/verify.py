@@ -29,6 +29,7 @@ from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.saved.signature import VARIABLE, has_key, is_signed_export
+from qaudit.support.extras import install
 from qaudit.support.lazy import torch
 from qaudit.types import Evidence, Watch, digest
 
@@ -130,11 +131,11 @@ def verify(
         return Verification(record, (), why_not_run=why, trusted=trusted)
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
-        why, install = f"{' and '.join(missing)} is not installed", program.install(missing)
+        why, how = f"{' and '.join(missing)} is not installed", install(*missing)
         if runtime is not None:
-            raise MachineError(f"`{runtime}` cannot run it: {why}", hint=install)
+            raise MachineError(f"`{runtime}` cannot run it: {why}", hint=how)
         return Verification(
-            record, (), why_not_run=why, install=install, trusted=trusted, unhashed=unhashed
+            record, (), why_not_run=why, install=how, trusted=trusted, unhashed=unhashed
         )
     held_to = held_to or policy_named(choice.plan.recipe.policy)
     evidence = _evidence(record, audit)

@@ -19,6 +19,7 @@ from typing import Any
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.items.names import DEFAULT_SHOTS, KNOWN
 from qaudit.sandbox import Templates
+from qaudit.support.extras import install
 from qaudit.support.keys import nearest
 
 _SCORED = ("multiple_choice", "loglikelihood")
@@ -158,7 +159,7 @@ def _library() -> Any:
     except ImportError as error:
         raise MachineError(
             "tasks need lm-eval, which is not installed",
-            hint='pip install "qaudit-llm[tasks]"; `--choices FILE` needs nothing more',
+            hint=f"{install('lm_eval')}; `--choices FILE` needs nothing more",
         ) from error
     return lm_eval.tasks
 

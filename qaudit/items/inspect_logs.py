@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file, numbered
+from qaudit.support.extras import install
 from qaudit.support.foreign import json_of
 from qaudit.types import digest
 
@@ -65,7 +66,7 @@ def _member(archive: zipfile.ZipFile, content: bytes, part: zipfile.ZipInfo) -> 
         import zstandard
     except ImportError as error:
         raise ValueError(
-            "it is compressed with Zstandard: pip install zstandard, or write it as JSON with "
+            f"it is compressed with Zstandard: {install('zstandard')}, or write it as JSON with "
             "`inspect log convert --to json`"
         ) from error
     names = struct.unpack_from("<HH", content, part.header_offset + 26)

@@ -26,6 +26,7 @@ from xml.etree.ElementTree import Element
 
 from qaudit.errors import MachineError
 from qaudit.report.format import pixels_of, printable, shortened, width_of, wrapped
+from qaudit.support.extras import INSTALL
 from qaudit.types import Interval
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def drawing() -> Iterator[None]:
     except ImportError as error:
         raise MachineError(
             f"pictures need matplotlib, which cannot be imported: {error}",
-            hint="pip install qaudit-llm",
+            hint=INSTALL,
         ) from error
     finally:
         if backend is not None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import CorpusError, MachineError
+from qaudit.support.extras import install
 from qaudit.support.keys import nearest
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
 from qaudit.text.python_text import Part, calibration_text, python_part
@@ -277,7 +278,7 @@ def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
     except ImportError as error:
         raise MachineError(
             f"`{file}` is Parquet, and reading it needs pyarrow",
-            hint="install it with `pip install 'qaudit-llm[parquet]'`",
+            hint=install("pyarrow"),
         ) from error
     try:
         table = pyarrow.parquet.ParquetFile(file.path)

@@ -128,10 +128,10 @@ def test_without_its_runtime_the_files_are_compared_all_the_same(
     done = qaudit("verify", form, "--audit", "out")
     assert done.code == 0
     assert "not run: gptqmodel is not installed" in done.out
-    assert "to run it: pip install gptqmodel" in done.out
+    assert "to run it: pip install 'qaudit-llm[gptqmodel]'" in done.out
     assert "those that were audited; the model was not run." in done.out
     named = qaudit("verify", form, "--audit", "out", "--runtime", "gptqmodel")
-    refused(named, 4, "gptqmodel is not installed", "pip install gptqmodel")
+    refused(named, 4, "gptqmodel is not installed", "qaudit-llm[gptqmodel]")
 
 
 def test_only_the_runtime_holds_a_whole_model(
@@ -404,7 +404,7 @@ def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path
     other = qaudit("verify", "new", "--audit", "out", "--runtime", "gptqmodel")
     refused(other, 2, "`gptqmodel` is no runtime here that loads `compressed-tensors`", "transf")
     absent = qaudit("verify", "new", "--audit", "out", "--runtime", "vllm")
-    refused(absent, 4, "vllm is not installed", "pip install vllm")
+    refused(absent, 4, "vllm is not installed", "qaudit-llm[vllm]")
     audit = Path("out/audit.json")
     audit.write_text(audit.read_text() + "\n")
     refused(qaudit("verify", "new", "--audit", "out"), 2, "not the audit that was exported", "that")

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from qaudit.cli.app import app
+from qaudit.core.registry import schemes
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.doctor import EXAMPLE_REPO, Fact, examine
 from tests.support.hub import Hub
@@ -64,10 +65,16 @@ def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(
     answer = run.invoke(app, ["doctor", "--json"])
     assert answer.exit_code == 4
     facts = json.loads(answer.stdout)["facts"]
-    assert {f["name"] for f in facts if f["state"] == "fault"} == {"rtn-4bit", "rtn-3bit"}
+    assert {f["name"] for f in facts if f["state"] == "fault"} == {"rtn"}
     assert next(f for f in facts if f["name"] == "reached")["state"] == "without"  # offline here
 
 
 def test_what_is_not_installed_says_how_to_install_it() -> None:
     missing = [f for f in examine() if f.about == "libraries" and f.state == "without"]
     assert all("pip install" in f.hint or "torch" in f.hint for f in missing)
+
+
+def test_one_scheme_of_each_kind_quantizes() -> None:
+    (quantizes,) = (fact for fact in examine() if fact.about == "schemes")
+    assert quantizes.value.split(", ") == sorted(n for n, s in schemes().items() if not s.extra)
+    assert {"gptq", "awq", "smoothquant", "spinquant"} <= {*quantizes.value.split(", ")}

@@ -16,9 +16,14 @@ from pathlib import Path
 import pytest
 
 from qaudit.light import lock_file
+from qaudit.support.extras import EXTRAS
 from tests.house.source import ROOT, tracked_files
 
-NAME = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME = PROJECT["name"]
+OWN = re.compile(  # further ones repair torch, bring a plug-in, or are written by a function
+    r"'?qaudit-|--no-deps qaudit-llm|--force-reinstall torch|'\{distribution\}'|\{shlex"
+)
 LOCK = ROOT / "requirements" / "judge.lock"
 LIGHT = 'pip install --no-deps qaudit-llm && pip install --no-deps -r "$(python -m qaudit.light)"'
 
@@ -75,6 +80,23 @@ def test_the_pages_show_the_command_that_installs_without_torch() -> None:
     for file in ("action.yml", "docs/ci/gitlab.yml"):
         text = (ROOT / file).read_text(encoding="utf-8")
         assert "--no-deps" in text and "-m qaudit.light" in text, file
+
+
+def test_every_hint_to_install_names_an_extra_of_this_distribution() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        names = [re.split(r"[^\w-]", requirement)[0] for requirement in extras[extra]]
+        assert package.replace("_", "-") in names, package
+    assert {*EXTRAS.values(), "dev"} == extras.keys()
+    hints = [
+        (str(path.relative_to(ROOT)), hint)
+        for path in tracked_files()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("qaudit", "plugins")
+        for hint in re.findall(r"pip install ([^\n]*)", path.read_text(encoding="utf-8"))
+        if "tests" not in path.parts
+    ]
+    assert len(hints) > 3
+    assert [each for each in hints if not OWN.match(each[1])] == []
 
 
 def test_a_checkout_names_its_lock() -> None:

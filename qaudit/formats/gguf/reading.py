@@ -30,10 +30,9 @@ from qaudit.formats.gguf.base import (
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.formats.gguf.moves import BLOCK, made
 from qaudit.formats.reading import most_bits, refused
+from qaudit.support.extras import install
 from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular
-
-EXTRA = "pip install 'qaudit-llm[gguf]'"
 
 _PLAIN = ("F32", "F16", "BF16")
 OF_NO_CONSEQUENCE = (ROPE_FACTORS,)
@@ -44,7 +43,9 @@ def library() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise MachineError("GGUF files are read by the `gguf` package", hint=EXTRA) from error
+        raise MachineError(
+            "GGUF files are read by the `gguf` package", hint=install("gguf")
+        ) from error
     return gguf
 
 
@@ -279,7 +280,7 @@ def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
         if kind is None:
             raise SourceError(
                 f"`{info.name[:60]}` of `{path}` has type {info.kind}, which is not decoded",
-                hint="a newer `gguf` package may decode it: pip install -U gguf",
+                hint=f"a newer `gguf` package may decode it: {install('gguf')} --upgrade",
             )
         if info.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             raise refused(info.name[:60], f"has {info.shape[-1]} columns, which {kind} cannot hold")
