@@ -8,12 +8,16 @@ visible here.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 MOUNTS, CGROUPS = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+CPUINFO, FLAGS = Path("/proc/cpuinfo"), ("flags", "Features")  # of x86, and of ARM
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+BF16_ISA = re.compile("BF16|FP16|AMX")  # names of oneDNN for what has these instructions
 
 SHARED = frozenset({
     "afs", "beegfs", "ceph", "cifs", "fhgfs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
@@ -37,6 +41,24 @@ def available_nbytes() -> int:
 def default_stream_limit() -> int:
     """Return the memory hidden states may take before they are spilled: a quarter of the free."""
     return available_nbytes() // 4
+
+
+def has_bf16_units() -> bool:
+    """Return whether torch multiplies in bfloat16 here by instructions for it, as Linux lists them.
+
+    What `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` forbid torch, it has not.
+    """
+    if os.environ.get("ATEN_CPU_CAPABILITY", "").lower() in {"default", "avx2"}:
+        return False
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    if not most.startswith(("ALL", "DEFAULT", "AVX10")) and not BF16_ISA.search(most):
+        return False
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = (line.partition(":")[2].split() for line in lines if line.startswith(FLAGS))
+    return bool(BF16_FLAGS & {*next(flags, [])})
 
 
 def is_running(pid: int) -> bool:

@@ -183,8 +183,9 @@ class Recipe:
         COMPUTE,
         "auto",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto (bfloat16 on a GPU that supports it, else float32), float32, bfloat16 or float16.",
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = setting(
+        "auto (bfloat16 on a GPU that supports it, else float32), fast (bfloat16 on a processor "
+        "with instructions for it, too), float32, bfloat16 or float16.",
         COMPUTE,
         "auto",
     )
@@ -234,7 +235,7 @@ class Presets:
     """Several keys of a recipe at once, as `PRESETS` has them; an option beside one wins."""
 
     quick: bool = setting(
-        "Minutes on a CPU: bfloat16, 512 tokens of a document, a scheme for 8, 4 and 3 bits.",
+        "Minutes on a CPU: dtype `fast`, 512 tokens of a document, a scheme for 8, 4 and 3 bits.",
         MEASURE,
         False,
     )
@@ -246,7 +247,7 @@ class Presets:
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {
         "schemes": ("rtn-8bit", "gptq-4bit", "gptq-3bit"),
-        "dtype": "bfloat16",
+        "dtype": "fast",
         "document_tokens": 512,
         "evaluation_documents": 64,
         "calibration_documents": 64,
@@ -255,7 +256,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "thorough": {"evaluation_documents": 256, "calibration_documents": 128},
 }
-"""What each preset sets: the same on every machine."""
+"""What each preset sets. `fast` is decided with the plan, by the instructions of the processor."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from qaudit.core.whole_block import STEP_TOKENS
 from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import UsageError
+from qaudit.host import has_bf16_units
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.results import slug_of
 from qaudit.support.keys import first_of
@@ -278,7 +279,7 @@ def begins_again_notes(rounds: int, diagnoses: Iterable[DiagnosticWork]) -> tupl
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "fast", "float32", "bfloat16", "float16")
 _NODES = ("/dev/nvidiactl", "/dev/dxg")  # of the driver on Linux, and in WSL2
 _NO_MPS = "MPS has no float64, in which divergences and moments are summed"
 
@@ -290,8 +291,10 @@ def choose_device(device: str, dtype: str) -> tuple[str, str]:
         raise UsageError(f"there is no dtype `{dtype}`", hint=f"one of {', '.join(DTYPES)}")
     if device == "auto":
         device = why_auto()[0]
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") and _supports_bf16() else "float32"
+    if dtype in ("auto", "fast"):
+        on_gpu = device.startswith("cuda")
+        has_units = _supports_bf16() if on_gpu else dtype == "fast" and has_bf16_units()
+        dtype = "bfloat16" if has_units else "float32"
     return device, dtype
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from qaudit import host
 from qaudit.engine.machine import open_device
 from qaudit.errors import MachineError, UsageError
 from qaudit.planning import price
@@ -53,6 +54,51 @@ def test_a_machine_without_an_accelerator_says_nothing(monkeypatch):
     monkeypatch.setattr(price, "_torch_build", lambda: "cpu")
     monkeypatch.setattr(price, "_NODES", (str(Path("/nowhere")),))
     assert price.device_notes("auto") == ()
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "environment", "dtype"),
+    [
+        ("flags\t: fpu avx2 avx512f avx512_bf16", {}, "bfloat16"),
+        ("flags\t: fpu avx512f amx_bf16 amx_tile", {}, "bfloat16"),
+        ("Features\t: fp asimd i8mm bf16", {}, "bfloat16"),
+        ("flags\t: fpu avx2 avx512f avx512_vnni", {}, "float32"),
+        ("model name\t: bf16 by name alone\nflags\t: fpu", {}, "float32"),
+        ("", {}, "float32"),
+        (None, {}, "float32"),
+        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "float32"),
+        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, "float32"),
+        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, "bfloat16"),
+        ("flags: avx512_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, "float32"),
+    ],
+)
+def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
+    cpuinfo: str | None,
+    environment: dict[str, str],
+    dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    if cpuinfo is not None:
+        host.CPUINFO.write_text(f"processor: 0\n{cpuinfo}\n", encoding="utf-8")
+    assert price.choose_device("cpu", "fast") == ("cpu", dtype)
+    assert price.choose_device("cpu", "auto") == ("cpu", "float32")
+
+
+@pytest.mark.skipif(not host.CPUINFO.is_file(), reason="this system lists no instructions")
+def test_instructions_for_bfloat16_are_those_that_torch_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
+        monkeypatch.delenv(name, raising=False)
+    if "Features" not in host.CPUINFO.read_text(encoding="utf-8"):
+        units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        assert host.has_bf16_units() is units
 
 
 def test_mps_is_refused_when_an_audit_is_planned():
