@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -179,7 +179,8 @@ def _schemes() -> Iterator[Fact]:
     for name in sorted(schemes().keys() - broken.keys()):
         plugin = schemes()[name]
         own = {field.name for field in fields(plugin)}
-        scheme = plugin(**{key: n for key, n in (("bits", 4), ("steps", 1)) if key in own})
+        few: dict[str, Any] = {"bits": 4, "steps": 1}
+        scheme = plugin(**{key: number for key, number in few.items() if key in own})
         try:
             scheme.must_be_installed()
         except MachineError:  # the library is listed above
