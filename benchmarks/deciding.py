@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.coverage import GENERATORS, truth
 from qaudit.core import statistics
-from qaudit.core.power import documents_to_decide
+from qaudit.core.statistics import documents_to_decide
 from qaudit.types import Interval
 
 NAMES = ("lognormal", "skewed", "heavy", "demo-4bit", "demo-3bit")

@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from qaudit.checkpoints.folder import shipped_series
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core import statistics
+from qaudit.core.items import expected_score
 from qaudit.core.registry import parse_schemes
-from qaudit.core.weighted import expected_score
 from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of

@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qaudit.core import clipped, column_loops, gptq_block
+from qaudit.core import column_loops, gptq_block, grid
 from qaudit.core.gguf import pack
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
@@ -117,7 +117,7 @@ def counted(share: int = SHARE) -> Iterator[tuple[Launches, Any]]:
     at_once = {kind: max(1, size // share) for kind, size in pack._AT_ONCE.items()}
     with (
         pretended() as device,
-        mock.patch.object(clipped, "GPU_CHUNK", clipped.GPU_CHUNK // share),
+        mock.patch.object(grid, "GPU_CHUNK", grid.GPU_CHUNK // share),
         mock.patch.object(awq, "GPU_CHUNK", awq.GPU_CHUNK // share),
         mock.patch.object(pack, "_AT_ONCE", at_once),
         mock.patch.object(pack, "_ELSEWHERE", pack._ELSEWHERE // share),

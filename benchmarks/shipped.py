@@ -31,7 +31,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import Reference
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Shipped
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.text import END, train_tokenizer
+from qaudit.core.items import expected_score
 from qaudit.core.statistics import interval
-from qaudit.core.weighted import expected_score
 from qaudit.rollouts.folder import TEXTS
 from qaudit.saved.evidence import read_saved
 from qaudit.types import FULL_PRECISION, Interval, RolloutEvidence

@@ -3,7 +3,7 @@
 What a file leaves out follows from the rest: the schedule ends where the run does, the last fifth
 of a warmup-stable-decay run decays, the first hundredth of a run is warm-up. A fork is trained
 like its parent where the file says nothing else, from the learning rate at which it left. A batch
-is computed in parts that fit a cache, or the memory of a GPU (`benchmarks/training.py` measures
+is computed in parts that fit a cache, or the memory of a GPU (`experiments/speed.py` measures
 what that is worth).
 """
 

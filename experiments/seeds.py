@@ -157,7 +157,7 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
             (folder / label).symlink_to(checkpoint.absolute(), target_is_directory=True)
         parent = run.run.parent and named[run.run.parent.key]
         named[run.run.key] = replace(run.run, name=run.name, parent=parent)
-    from experiments.family import family_table
+    from experiments.folder import family_table
 
     table = family_table("experiment", named.values())
     write_whole(folder / FAMILY_FILE, yaml.safe_dump(table, sort_keys=False))

@@ -31,17 +31,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.grid import group_notes, group_size
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.linears import IntegerCodes, Linears, Quantized, alone, decoded, refuse_nonfinite
 from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
-from qaudit.core.stored import IntegerCodes
-from qaudit.core.whole_block import alone
 from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.support.lazy import Tensor, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from qaudit.core.whole_block import MiniBatch, Quantize, WholeBlock
+    from qaudit.core.linears import MiniBatch, Quantize, WholeBlock
 
 SIDE = 32  # the library leaves other linears as they are
 WINDOWS = 8  # of a step

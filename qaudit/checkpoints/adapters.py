@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration, unreadable
-from qaudit.checkpoints.places import own_folder
 from qaudit.checkpoints.safetensors import (
     ADAPTER,
     ADAPTER_WEIGHTS,
     WeightFolder,
     unread_tensors,
 )
+from qaudit.checkpoints.stamps import own_folder
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.support.lazy import Tensor
 from qaudit.support.patterns import slow_reason

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from qaudit.checkpoints.adapters import read_adapter
 from qaudit.checkpoints.dcp import WITHOUT_CONFIGURATION
-from qaudit.checkpoints.places import own_folder
 from qaudit.checkpoints.safetensors import (
     ADAPTER,
     is_adapter,
@@ -34,7 +33,7 @@ from qaudit.checkpoints.series import (
     as_series,
     read_trainer_state,
 )
-from qaudit.checkpoints.stamps import hash_of, settings_in
+from qaudit.checkpoints.stamps import hash_of, own_folder, settings_in
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
 from qaudit.families.names import parse_name

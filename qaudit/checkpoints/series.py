@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.checkpoints.places import own_folder
+from qaudit.checkpoints.stamps import own_folder
 from qaudit.core.doubts import bad_report, equal_report
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import Family, learning_rate_of

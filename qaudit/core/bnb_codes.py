@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from qaudit.core.stored import StoredWeight
+from qaudit.core.linears import StoredWeight
 from qaudit.errors import MachineError
 from qaudit.support.extras import INSTALL
 from qaudit.support.lazy import Tensor, torch

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qaudit.core.grid import as_stored
-from qaudit.core.stored import StoredWeight
+from qaudit.core.linears import StoredWeight
 from qaudit.support.lazy import Tensor, torch
 
 E2M1_LARGEST, E4M3_LARGEST = 6.0, 448.0

@@ -25,11 +25,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from qaudit.core.clipped import fit_searched
-from qaudit.core.grid import Grid, as_held
-from qaudit.core.linears import Linears, Quantized
+from qaudit.core.grid import Grid, as_held, fit_searched
+from qaudit.core.linears import Linears, MiniBatch, Quantized, WholeBlock
 from qaudit.core.rotation import rotation
-from qaudit.core.whole_block import MiniBatch, WholeBlock
 from qaudit.support.lazy import Tensor, torch
 
 ANGLE = 0.1  # of the first Cayley step

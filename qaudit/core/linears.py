@@ -1,14 +1,38 @@
 """Linears of one block that read the same input: what a scheme is given, and what it makes of them.
 
 Shapes: R output rows, C input columns, T tokens.
+
+**What a file holds** of a quantized linear: codes and what turns them back into weights.
+
+A scheme returns a `StoredWeight` beside each dense weight. Dense weights are decoded from it, so
+that what is measured is what can be written, and storage is counted from it. A format that needs
+other parts (8-bit floats, blocks of llama.cpp) is a further subclass beside the scheme that makes
+it; an exporter tells formats apart by the class.
+
+Shapes: R rows, C columns, G groups of columns.
+
+**A whole block**, for a scheme that learns on what the block returns.
+
+A group of linears sees its own product and nothing of what becomes of it. A scheme whose
+`calibration` is `Calibration.WHOLE_BLOCK` first sees the block around all of its groups
+(`Scheme.train`): what its own, already quantized stream brings to the entrance, and what the block
+of the unquantized model returns for the same tokens. It returns what quantizes the groups, which
+the engine then calls group by group, each on inputs that went through those before it.
+
+Where a caller has one group and no block, `alone` makes a block of it, which returns the products
+of its linears with a sample of tokens.
+
+Shapes: B windows, T tokens of each, D hidden, R rows, C columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from typing import Literal
 
-from qaudit.core.stored import StoredWeight
 from qaudit.errors import SourceError
 from qaudit.support.lazy import Tensor, torch
 
@@ -174,3 +198,148 @@ def _is_finite(values: Tensor) -> bool:
     # The extremes of a tensor are finite exactly when all of it is, and cost no copy of it.
     smallest, largest = torch.aminmax(values)
     return bool(torch.isfinite(smallest) & torch.isfinite(largest))
+
+
+Codes = Literal["integers", "float8", "nv-float4", "mx-float4", "bitsandbytes", "gguf"]
+
+
+@dataclass(frozen=True)
+class CodeLayout:
+    """What files hold of a scheme's weights, and how a runtime then computes with them.
+
+    A scheme says it where its stored codes alone do not (`Scheme.layout`); formats of files read
+    it, and so know no scheme.
+    """
+
+    codes: Codes
+    rounds_inputs: bool = False  # the runtime rounds what linears read, as the scheme did
+    squares: bool = False  # a scale for squares of weights, in place of one for each row
+    kind: str = ""  # what the library of the codes calls their type
+
+
+INDEX_BITS = 32  # a column's group, as GPTQ files store it under `desc_act`
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """Base of every stored form of one linear's weight."""
+
+    def decode(self) -> Tensor:
+        """Return the dense (R, C) weight, in the precision in which it is computed."""
+        raise NotImplementedError
+
+    @property
+    def nbits(self) -> int:
+        """Count the bits of everything that differs from linear to linear."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerCodes(StoredWeight):
+    """Codes on one uniform grid for each group of each row: weight = (code - zero) * scale.
+
+    Scales are in the dtype in which they are stored. With bfloat16 scales every weight is exact
+    in float32: a difference of codes has 8 bits and a scale has 8.
+    """
+
+    codes_RC: Tensor  # uint8, 0 to 2^bits - 1
+    scales_RG: Tensor
+    zeros_RG: Tensor | None  # uint8; None: symmetric, 2^(bits - 1) everywhere
+    bits: int
+    group: int  # columns of a full group; the last group can be smaller
+    group_of_C: Tensor | None = None  # where a column's group is not its number over `group`
+
+    def decode(self) -> Tensor:
+        wide = torch.promote_types(self.scales_RG.dtype, torch.float32)
+        weight_RC, scales_RG = self.codes_RC.to(wide), self.scales_RG.to(wide)
+        zeros_RG = torch.full_like(scales_RG, 2 ** (self.bits - 1))
+        if self.zeros_RG is not None:
+            zeros_RG = self.zeros_RG.to(wide)
+        if self.group_of_C is not None:
+            zeros_RC = zeros_RG.index_select(1, self.group_of_C)
+            return weight_RC.sub_(zeros_RC).mul_(scales_RG.index_select(1, self.group_of_C))
+        columns = weight_RC.shape[1]
+        full = columns - columns % self.group
+        for start, stop in ((0, full), (full, columns)):
+            if start < stop:  # full groups at once, then the smaller one at the end
+                part_RGK = weight_RC[:, start:stop].unflatten(
+                    1, (-1, min(self.group, stop - start))
+                )
+                groups = slice(start // self.group, -(-stop // self.group))
+                part_RGK.sub_(zeros_RG[:, groups, None]).mul_(scales_RG[:, groups, None])
+        return weight_RC
+
+    def split_rows(self, counts: Sequence[int]) -> list[IntegerCodes]:
+        """Return the codes of matrices whose rows follow one another in this one."""
+        parts: list[IntegerCodes] = []
+        for count, end in zip(counts, accumulate(counts), strict=True):
+            rows = slice(end - count, end)
+            part = replace(
+                self,
+                codes_RC=self.codes_RC[rows].contiguous(),
+                scales_RG=self.scales_RG[rows].contiguous(),
+                zeros_RG=None if self.zeros_RG is None else self.zeros_RG[rows].contiguous(),
+            )
+            parts.append(part)
+        return parts
+
+    @property
+    def nbits(self) -> int:
+        per_group = 8 * self.scales_RG.element_size() + (0 if self.zeros_RG is None else self.bits)
+        index = 0 if self.group_of_C is None else INDEX_BITS * len(self.group_of_C)
+        return self.codes_RC.numel() * self.bits + self.scales_RG.numel() * per_group + index
+
+
+STEP_TOKENS = 512
+"""Tokens of a mini-batch, unless a single window is longer."""
+
+Quantize = Callable[[Linears], Quantized]
+"""Quantize a group of the block that was learned on."""
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """Some windows at the entrance of a block, and what the unquantized model makes of them."""
+
+    hidden_BTD: Tensor  # in the scheme's own stream
+    target_BTD: Tensor  # behind the block of the unquantized model, in the unquantized stream
+    valid_BT: Tensor  # which positions hold a token of a window
+
+
+@dataclass(frozen=True, eq=False)
+class WholeBlock:
+    """A block with full-precision weights, its mini-batches, and what runs it."""
+
+    groups: tuple[Linears, ...]  # without statistics
+    batches: Sequence[MiniBatch]  # read when they are asked for, the same in every run
+    calibrated: Callable[[], tuple[Linears, ...]]  # with statistics: another pass of calibration
+    # Run the block as if groups were installed; gradients reach their weights, forwards and inputs,
+    # where they are enabled: the engine disables them around `train`.
+    run: Callable[[Tensor, Iterable[Quantized]], Tensor]
+
+
+def alone(linears: Linears, scheme: str) -> WholeBlock:
+    """Return a block of one group, whose output is the products with a sample of tokens."""
+    sample_1TC = sampled_inputs(linears, scheme)[None]
+    plain = {
+        name: partial(_product, weight.detach().contiguous())
+        for name, weight in linears.weights.items()
+    }
+
+    def run(x: Tensor, quantized: Iterable[Quantized]) -> Tensor:
+        change = None
+        forwards: dict[str, Callable[[Tensor], Tensor]] = {**plain}
+        for part in quantized:
+            change = part.inputs
+            forwards |= {name: partial(_product, part.weights[name]) for name in part.weights}
+            forwards |= part.forwards
+        read = x if change is None else change(x)
+        return torch.cat([forward(read) for forward in forwards.values()], -1)
+
+    valid_BT = torch.ones(sample_1TC.shape[:2], dtype=torch.bool)
+    batch = MiniBatch(sample_1TC, run(sample_1TC, ()), valid_BT)
+    return WholeBlock(groups=(linears,), batches=(batch,), calibrated=lambda: (linears,), run=run)
+
+
+def _product(weight_RC: Tensor, x: Tensor) -> Tensor:
+    return x @ weight_RC.to(x).T

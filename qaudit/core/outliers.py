@@ -21,8 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from qaudit.core.linears import Inputs, Linears, Quantized, required_inputs
-from qaudit.core.stored import INDEX_BITS, StoredWeight
+from qaudit.core.linears import (
+    INDEX_BITS,
+    Inputs,
+    Linears,
+    Quantized,
+    StoredWeight,
+    required_inputs,
+)
 from qaudit.support.lazy import Tensor, torch
 
 LARGEST_SHARE = 16  # at most one column in so many is kept, as 256 of 4,096 are

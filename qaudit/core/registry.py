@@ -30,8 +30,7 @@ from typing import Any, TypeVar
 import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
-from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Scheme, Shipped
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES, EXAMPLE_SCHEMES
 from qaudit.support.plugins import Plugins, entries_of, plugin_at

@@ -14,7 +14,7 @@ what precedes. What is rounded is the same as with QuaRot's rotations, some of w
   an embedding that is not the head, changes no number.
 - R2, of values: v is rounded as R^T W in each head. What o reads is rotated over all heads at once,
   as by R2 and the Hadamard matrix across heads, where both sizes are powers of two.
-- R3, of queries and keys: `qaudit/core/cache.py`. R4, of what down reads: online there, too.
+- R3, of queries and keys: `qaudit/core/activations.py`. R4, of what down reads: online there, too.
 
 Norms behind sublayers (OLMo 2) have no R1 that is free: readers are rotated online, what writes is
 not. A block says what can be rotated of its outputs (`qaudit/model/turns.py`).

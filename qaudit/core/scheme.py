@@ -6,12 +6,17 @@ every cache key. A file dropped into `core/schemes/` is registered by being ther
 
 The verb sees the linears of one transformer block that read the same input, because that is
 the largest thing one set of input statistics belongs to: q/k/v together, gate/up together.
-It returns what a file would store (`qaudit/core/stored.py`) and the dense weights decoded from
+It returns what a file would store (`qaudit/core/linears.py`) and the dense weights decoded from
 it, so that no result here depends on a packing kernel. A scheme that changes what the linears
 read, by rounding or rotating it, returns one function for the group (`Quantized.inputs`), and the
 weights that belong to it; one that leaves the product itself to a library returns its own forward.
 
 Shapes: R output rows, C input columns, G groups of columns.
+
+**A file that is quantized already**, beside schemes: named, compared and stored like one.
+
+Its weights are read and not made, so that it takes no part in the registry of schemes: a plan
+writes its canonical form, in which the hash identifies what was measured.
 """
 
 from __future__ import annotations
@@ -23,14 +28,10 @@ from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from qaudit.core.stored import CodeLayout
+from qaudit.core.linears import CodeLayout, Linears, Quantize, Quantized, WholeBlock
 from qaudit.errors import MachineError, SchemeError
-
-if TYPE_CHECKING:
-    from qaudit.core.linears import Linears, Quantized
-    from qaudit.core.whole_block import Quantize, WholeBlock
 
 Shapes = Mapping[tuple[int, str], tuple[int, int]]
 """Rows and columns of each linear, by its block and its name."""
@@ -95,7 +96,7 @@ class Scheme:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
-    kv: str = added(NO_CACHE)  # what keys and values are kept in (`qaudit/core/cache.py`)
+    kv: str = added(NO_CACHE)  # what keys and values are kept in (`qaudit/core/activations.py`)
 
     def __post_init__(self) -> None:
         """Refuse parameters out of range."""
@@ -317,3 +318,44 @@ for _name in (
     "rotates_outputs", "rotates_heads", "cache_clip",
 ):  # fmt: skip
     setattr(StandIn, _name, property(attrgetter(f"inner.{_name}")))
+
+
+LOOKS_BROKEN = "looks broken"
+"""What a note of weights that are far from those of the base begins with."""
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped(Scheme):
+    """A quantized repository or file, as it ships."""
+
+    name: ClassVar[str] = "shipped"
+    calibration: ClassVar[Calibration] = Calibration.NONE
+
+    file: str  # its label, which no other scheme of the audit has
+    format: str
+    bits: int  # of most codes
+    sha256: str  # of weights and quantization configuration
+    act: int = 16  # bits of activations, as they are run
+
+    @property
+    def short(self) -> str:
+        return self.file
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Refuse: the weights are read from the file, whatever the base is."""
+        raise NotImplementedError(f"`{self.file}` is quantized already")
+
+
+def shipped_reference(label: str, format_name: str, bits: int) -> str:
+    """Return the note of a base that is quantized already and that others are compared with."""
+    return (
+        f"`{label}` ships quantized ({format_name}, {bits}-bit): decoded, it is the reference; "
+        "added loss, KL divergence and sizes are against the base as it ships"
+    )
+
+
+def label_for(place: str) -> str:
+    """Return a place as a part of a canonical form: letters, digits and `._@+-` alone."""
+    return _NOT_IN_NAMES.sub("-", place).strip("-") or "file"

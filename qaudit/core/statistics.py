@@ -25,13 +25,32 @@ What no interval over documents can know is damage that is rare: where one docum
 too little. Then 55 to 64 % are covered at 10 to 50 documents; `judge.rare` shows the sign of it.
 
 Shapes: D documents, K sums per document.
+
+**Histograms** of a positive quantity, one for each document, and quantiles of them.
+
+Bins are logarithmic, 8 to an octave from 2^-40 to 2^8, so that a quantile is known within 9 %, and
+it is interpolated inside a bin. What is below, zero included, counts in the first bin, what is
+above in the last one.
+
+The interval of a quantile is Woodruff's (1952), clustered by document: the share of tokens below
+the quantile is a ratio of sums over documents, with the interval above, and that
+interval is read back as quantiles. Where it reaches the share 1, the quantile has no upper bound:
+the text has no token beyond it. There is no interval of a maximum.
+
+Shapes: D documents, B bins, N tokens.
+
+**Documents** that a verdict or an interval needs, by what a pilot shows of their scatter.
+
+With n documents in place of the pilot's n0 a standard error shrinks by sqrt(n0 / n), and what an
+interval reaches beyond it is computed for n (`reach`). Where no feasible number does,
+the result is None.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -293,3 +312,152 @@ def widening(confidence: float, intervals: int, documents: int) -> float:
         for level in (confidence, simultaneous(confidence, intervals))
     )
     return all_of_them / alone if alone > 0 else math.inf
+
+
+LOWEST, HIGHEST = -40, 8  # powers of two
+PER_OCTAVE = 8
+BINS = (HIGHEST - LOWEST) * PER_OCTAVE
+
+Counts = npt.NDArray[np.integer]
+
+
+def counts_of(values_N: Array, document_N: npt.NDArray[np.integer], documents: int) -> Counts:
+    """Count every document's values, in the smallest type that holds the counts."""
+    with np.errstate(divide="ignore"):
+        place_N = np.floor((np.log2(values_N) - LOWEST) * PER_OCTAVE)
+    bin_N = np.clip(place_N, 0, BINS - 1).astype(np.int64)
+    flat = np.bincount(document_N * BINS + bin_N, minlength=documents * BINS)
+    return flat.reshape(documents, BINS).astype(np.min_scalar_type(int(flat.max(initial=0))))
+
+
+def quantile(counts_DB: Counts, share: float) -> float:
+    """Return the value that this share is below: 0 for none of them, infinity for all."""
+    upto_B = counts_DB.sum(axis=0, dtype=np.int64).cumsum()
+    total = int(upto_B[-1])
+    if total == 0:
+        return math.nan
+    if not 0 < share < 1:
+        return 0.0 if share <= 0 else math.inf
+    wanted = share * total
+    b = int(np.searchsorted(upto_B, wanted, side="right"))
+    before = int(upto_B[b - 1]) if b else 0
+    within = (wanted - before) / (int(upto_B[b]) - before)
+    return float(2.0 ** (LOWEST + (b + within) / PER_OCTAVE))
+
+
+def quantile_interval(counts_DB: Counts, share: float, confidence: float = 0.95) -> Interval:
+    """Return a quantile with its interval, documents being the clusters."""
+    estimate = quantile(counts_DB, share)
+    place = (math.log2(estimate) - LOWEST) * PER_OCTAVE
+    b = min(int(place), BINS - 1)
+    below_D = counts_DB[:, :b].sum(axis=1, dtype=np.float64) + (place - b) * counts_DB[:, b]
+    tokens_D = counts_DB.sum(axis=1, dtype=np.float64)
+    below = interval((below_D, tokens_D), per_token, confidence)
+    # The true quantile is where the share below may be `share`.
+    low = quantile(counts_DB, share - (below.high - below.estimate))
+    high = quantile(counts_DB, share + (below.estimate - below.low))
+    return Interval(estimate, min(low, estimate), max(high, estimate))
+
+
+POWER = 0.8
+BOUND = 0.8
+MOST = 10**7  # documents: beyond that no audit is feasible
+MOST_TO_DECIDE = 4096
+"""Documents: what takes more to decide is at its margin."""
+
+
+def _with_documents(spread: Spread, documents: int) -> Spread:
+    share = documents / spread.documents
+    freedom = min(max(2.0, spread.freedom * share), max(2.0, documents - 1.0))
+    return Spread(documents, spread.standard_error / math.sqrt(share), freedom, spread.skewness)
+
+
+def documents_to_decide(
+    interval: Interval, error: float, documents: int, margin: float
+) -> int | None:
+    """Return how many documents decide on which side of a margin a quantity is, with `POWER`.
+
+    `interval` and the standard `error` are of so many documents. What was measured stays among
+    more, which move the estimate by sqrt(1 - N/n) standard errors, and both ends come nearer with
+    sqrt(N/n). None beyond `MOST_TO_DECIDE`: the quantity is at the margin.
+    """
+    below, above = interval.estimate - interval.low, interval.high - interval.estimate
+    if not all(map(math.isfinite, (interval.estimate, below, above, error))) or error <= 0.0:
+        return None
+
+    def is_enough(count: int) -> bool:
+        near, moved = math.sqrt(documents / count), error * math.sqrt(1 - documents / count)
+        distance = margin - interval.estimate
+        chance = scipy.special.ndtr((distance - above * near) / moved)
+        return bool(chance + scipy.special.ndtr((-distance - below * near) / moved) >= POWER)
+
+    return _smallest(is_enough, max(MINIMUM_DOCUMENTS, documents + 1), MOST_TO_DECIDE)
+
+
+def documents_for_width(
+    columns: Sequence[Sums], statistic: Statistic, share: float, confidence: float = 0.95
+) -> int | None:
+    """Return how many documents make an interval over documents reach so far, as a share.
+
+    The reach is that of its longer side, the share one of the estimate. None where no feasible
+    number does, as with an estimate of zero.
+    """
+    result = estimated(columns, statistic)
+    target, spread = share * abs(result.interval.estimate), result.spread
+    if spread is None or not 0.0 < target < math.inf:
+        return None
+    return _smallest(
+        lambda n: max(reach(_with_documents(spread, n), confidence)) <= target,
+        MINIMUM_DOCUMENTS,
+        MOST,
+    )
+
+
+def detectable(columns: Sequence[Sums], statistic: Statistic, confidence: float = 0.95) -> float:
+    """Return the effect that as many documents find in `POWER` of all cases.
+
+    A pilot knows the scatter of documents with heavy tails badly: the upper bound is taken that
+    holds for `BOUND` of all pilots.
+    """
+    spread = estimated(columns, statistic).spread
+    if spread is None:
+        return math.inf
+    upper = math.sqrt(spread.freedom / float(scipy.special.chdtri(spread.freedom, BOUND)))
+    spread = replace(spread, standard_error=spread.standard_error * upper)
+    return (
+        max(reach(spread, confidence)) + float(scipy.special.ndtri(POWER)) * spread.standard_error
+    )
+
+
+def items_to_detect(
+    interval: Interval, items: int, margin: float, confidence: float = 0.95
+) -> int | None:
+    """Return how many items find that a change of accuracy is not the margin.
+
+    `interval` is over so many items, and as many more of the same tasks would narrow it with the
+    square root of their number. None where no feasible number does.
+    """
+    effect = abs(interval.estimate - margin)
+    reached = interval.estimate - interval.low
+    if interval.estimate <= margin:
+        reached = interval.high - interval.estimate
+    quantile = float(scipy.special.ndtri(0.5 + confidence / 2))
+    if not 0.0 < effect < math.inf or not math.isfinite(reached):
+        return None
+    power = float(scipy.special.ndtri(POWER))
+
+    def enough(count: int) -> bool:
+        reach_there = reached * math.sqrt(items / count)
+        return reach_there + power * reach_there / quantile <= effect
+
+    return _smallest(enough, MINIMUM_DOCUMENTS, MOST)
+
+
+def _smallest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return the smallest number that is enough, where more is never worse."""
+    if not enough(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.route import open_weights

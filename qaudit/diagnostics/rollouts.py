@@ -6,7 +6,7 @@ than that of log p / q; the expectation is over drawn samples, of which a greedy
 a greedy rollout the first token that is not a stream's own choice is where its own generation would
 differ: nothing is generated for that. Along a sampled one that place means nothing, and is not
 measured. Drawn answers that carry marks give the score to expect of a stream by importance weights
-(`core/weighted.py`).
+(`core/items.py`).
 
 Scored is what ships; all other streams are in `audit.json`.
 """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qaudit.core import statistics
-from qaudit.core.shipped import LOOKS_BROKEN, Shipped
+from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.diagnostics.diagnostic import DiagnosticFigure
 from qaudit.judge.fidelity import mean_of
 from qaudit.judge.pooling import estimated

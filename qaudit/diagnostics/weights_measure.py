@@ -38,11 +38,10 @@ from typing import Any, cast
 
 import torch
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.grid import fit, split_groups
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Scheme, Shipped
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights import WeightStatistics

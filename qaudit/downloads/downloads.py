@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import hub_cache, own_folder
+from qaudit.checkpoints.stamps import hub_cache, own_folder
 from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import HubError, MachineError, SourceError, UnreachableError, not_written
 from qaudit.host import shared_file_system

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.kept_pass import NOT_KEPT, KeptPass

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from qaudit.checkpoints.places import hub_cache, own_cache
+from qaudit.checkpoints.stamps import hub_cache, own_cache
 from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, MachineError, QauditError, UnreachableError
 from qaudit.host import available_nbytes

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qaudit.core import histogram
+from qaudit.core import statistics
 from qaudit.core.fidelity import TIE
 from qaudit.engine.batches import Batch
 from qaudit.engine.tally import Tally
@@ -289,7 +289,7 @@ class _Scored:
         return Fidelity(
             kl_sum=self.sums(kl_N),
             kl_max=largest_D,
-            kl_counts=histogram.counts_of(kl_N, self.document_N, self.documents),
+            kl_counts=statistics.counts_of(kl_N, self.document_N, self.documents),
             same_top=self.sums(self.values(same_top)).astype(np.int64),
             squared_dp_sum=self.sums(dp_N**2),
             by_confidence=self.by_confidence(full, kl_N, self.values(same_top) == 0),

@@ -29,9 +29,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qaudit.core.bnb_codes import NestedMaxima
-from qaudit.core.linears import FoldSource, Linears, Quantized
+from qaudit.core.linears import FoldSource, Linears, Quantized, StoredWeight
 from qaudit.core.scheme import Calibration, Scheme, StandIn
-from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError, SourceError, not_written
 from qaudit.model.blocks import Weights
 from qaudit.saved.exports import SHAPES

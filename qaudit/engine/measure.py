@@ -33,13 +33,11 @@ import numpy as np
 import torch
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import headers, unread_tensors
-from qaudit.checkpoints.stamps import unchanged_files
+from qaudit.checkpoints.stamps import folder_of, unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.shipped import Shipped, shipped_reference
+from qaudit.core.scheme import Calibration, Scheme, Shipped, shipped_reference
 from qaudit.engine.batches import Batch, make_batches
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.evidence import evidence_of

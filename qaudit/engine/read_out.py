@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from qaudit.core.fidelity import ComparedRows, Reference, losses, output_error
-from qaudit.core.rows import row_parts
+from qaudit.core.fidelity import ComparedRows, Reference, losses, output_error, row_parts
 from qaudit.engine.batches import Batch
 from qaudit.engine.shipped import ReferenceStream
 from qaudit.engine.streams import Stream

@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 
 from qaudit.checkpoints.adapters import open_checkpoint
-from qaudit.checkpoints.places import folder_of, own_folder, weights_of
 from qaudit.checkpoints.safetensors import unread_tensors
+from qaudit.checkpoints.stamps import folder_of, own_folder, weights_of
 from qaudit.core.registry import parse_merge
-from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Scheme, Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, make_rollout_batches
 from qaudit.engine.block_pass import Progress, run_blocks
 from qaudit.engine.hidden_states import HiddenStates

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qaudit.core.shipped import LOOKS_BROKEN, Shipped
+from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
 from qaudit.engine.routing import RoutingWatch

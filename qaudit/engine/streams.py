@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.cache import bits_per_value, round_heads
-from qaudit.core.linears import Around, Inputs, Linears, Quantized
+from qaudit.core.activations import bits_per_value, round_heads
+from qaudit.core.linears import Around, Inputs, Linears, Quantize, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
-from qaudit.core.whole_block import Quantize
 from qaudit.engine.gathering import (
     Beside,
     Captured,

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from qaudit.checkpoints.adapters import open_checkpoint
-from qaudit.checkpoints.places import folder_of, own_folder
-from qaudit.checkpoints.stamps import refuse_changed_settings
+from qaudit.checkpoints.stamps import folder_of, own_folder, refuse_changed_settings
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH

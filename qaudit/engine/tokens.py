@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qaudit.core.linears import Inputs, Linears
-from qaudit.core.whole_block import STEP_TOKENS, MiniBatch, WholeBlock
+from qaudit.core.linears import STEP_TOKENS, Inputs, Linears, MiniBatch, WholeBlock
 from qaudit.engine.batches import Batch, padded
 from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates

@@ -20,8 +20,7 @@ from qaudit.core.column_loops import FUSED
 from qaudit.core.gptq_triton import obstacle
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.engine.machine import (
     device_name,
     environment,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.stamps import CONFIGURATION
+from qaudit.checkpoints.stamps import CONFIGURATION, folder_of
 from qaudit.errors import MachineError
 from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice

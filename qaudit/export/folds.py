@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.core.linears import FoldSource
+from qaudit.core.linears import FoldSource, IntegerCodes, StoredWeight
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.support.lazy import Tensor, torch

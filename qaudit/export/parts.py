@@ -17,9 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
-from qaudit.core.linears import Linears, Quantized
+from qaudit.core.linears import Linears, Quantize, Quantized, WholeBlock
 from qaudit.core.scheme import Scheme
-from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.engine.linear_hashes import sha256_of
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
@@ -28,7 +27,7 @@ from qaudit.support.lazy import Tensor
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
-    from qaudit.core.stored import StoredWeight
+    from qaudit.core.linears import StoredWeight
     from qaudit.model.blocks import Weights
 
 

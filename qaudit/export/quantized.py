@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.stamps import refuse_changed_settings
+from qaudit.checkpoints.stamps import folder_of, refuse_changed_settings
 from qaudit.core.scheme import Scheme
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.kept_weights import kept_groups

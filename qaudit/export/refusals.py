@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.scheme import Scheme
 from qaudit.errors import SourceError, UsageError
 from qaudit.export.choice import ExportChoice

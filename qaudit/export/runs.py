@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.core import statistics
-from qaudit.core.fidelity import ComparedRows, Reference
-from qaudit.core.rows import row_parts
+from qaudit.core.fidelity import ComparedRows, Reference, row_parts
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import evidence_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qaudit.checkpoints.places import hub_cache
+from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.doubts import doubts_of_files
 from qaudit.downloads.downloads import RECORD_FILE, Downloads
 from qaudit.hub import Hub, open_hub

@@ -17,8 +17,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.shards import grouped, shard_name, write_index
+from qaudit.checkpoints.safetensors import grouped, shard_name, write_index
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.engine.route import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card

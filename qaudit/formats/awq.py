@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from qaudit.core.stored import StoredWeight
+from qaudit.core.linears import StoredWeight
 from qaudit.formats.arithmetic import affine, from_awq_order, in_awq_order, in_order, pack, unpack
 from qaudit.formats.packing import (
     Document,

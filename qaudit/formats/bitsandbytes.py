@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
-from qaudit.core.stored import Codes, StoredWeight
+from qaudit.core.linears import Codes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import wide

@@ -21,7 +21,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from qaudit.core.floats import MX_GROUP, NV_GROUP, SQUARE, Float8Codes, MxFloat4Codes, NvFloat4Codes
-from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.core.linears import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats.activations import Kind, Rounding
 from qaudit.formats.arithmetic import (

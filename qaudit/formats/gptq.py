@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from qaudit.core.stored import StoredWeight
+from qaudit.core.linears import StoredWeight
 from qaudit.formats.arithmetic import affine, in_order, indexed, pack, unpack
 from qaudit.formats.packing import (
     Document,

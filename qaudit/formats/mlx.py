@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from qaudit.core.stored import StoredWeight
+from qaudit.core.linears import StoredWeight
 from qaudit.formats.arithmetic import WORD, in_order, pack, unpack, wide
 from qaudit.formats.packing import (
     Document,

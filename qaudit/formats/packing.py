@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.checkpoints.shards import write_shards
+from qaudit.checkpoints.safetensors import WeightFolder, write_shards
+from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
 from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
-from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
 from qaudit.formats.reading import DenseWeights, PackedWeights, QuantizedWeights, Reader
 from qaudit.settings import EXAMPLE_SCHEMES

@@ -43,8 +43,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from qaudit.checkpoints.places import hub_cache, own_cache, repo_folder
-from qaudit.checkpoints.stamps import Stamp
+from qaudit.checkpoints.stamps import Stamp, hub_cache, own_cache, repo_folder
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
 from qaudit.hub.failures import RESUME

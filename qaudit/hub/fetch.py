@@ -36,8 +36,18 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Protocol
 
-from qaudit.checkpoints.places import folder_of, is_gguf, snapshot, text_path, weights_of
-from qaudit.checkpoints.stamps import HashKind, Stamp, known_hash, remember, remember_written
+from qaudit.checkpoints.stamps import (
+    HashKind,
+    Stamp,
+    folder_of,
+    is_gguf,
+    known_hash,
+    remember,
+    remember_written,
+    snapshot,
+    text_path,
+    weights_of,
+)
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub.cache import Claims, Ledger, RepoCache, evict, file_size, locked, not_kept, not_read
 from qaudit.hub.failures import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds

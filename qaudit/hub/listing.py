@@ -25,7 +25,7 @@ from threading import Lock
 from typing import Any
 
 from qaudit.checkpoints.header import header_nbytes, tensors_in
-from qaudit.checkpoints.places import own_cache, repo_folder
+from qaudit.checkpoints.stamps import own_cache, repo_folder
 from qaudit.errors import HubError, SourceError
 from qaudit.hub.api import Client
 from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read

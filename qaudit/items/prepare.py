@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qaudit.checkpoints.places import own_cache, snapshot
+from qaudit.checkpoints.stamps import own_cache, snapshot
 from qaudit.errors import (
     CorpusError,
     HubError,

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
-from qaudit.core.histogram import quantile_interval
-from qaudit.core.statistics import Array, Statistic
+from qaudit.core.statistics import Array, Statistic, quantile_interval
 from qaudit.judge.table import divergences
 from qaudit.types import SURE, ByConfidence, Evidence, Interval, Measurement
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.power import MOST_TO_DECIDE, documents_to_decide
-from qaudit.core.statistics import Array, Estimate, Statistic
+from qaudit.core.statistics import MOST_TO_DECIDE, Array, Estimate, Statistic, documents_to_decide
 from qaudit.judge.fidelity import scored_tokens, sure_flips, sure_tokens
 from qaudit.judge.table import Cell, Measurements, Sums, is_finite, losses
 from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise

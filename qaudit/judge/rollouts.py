@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
+from qaudit.core.items import ExpectedScore, expected_score
 from qaudit.core.statistics import Array
-from qaudit.core.weighted import ExpectedScore, expected_score
 from qaudit.types import Interval, RolloutEvidence, Subject
 
 TURN, REASONING = "turn", "reasoning"

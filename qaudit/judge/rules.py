@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.shipped import LOOKS_BROKEN
+from qaudit.core.scheme import LOOKS_BROKEN
 from qaudit.judge.choose import outright
 from qaudit.judge.pooling import settling
 from qaudit.judge.rare import rare_damage

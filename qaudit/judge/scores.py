@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.power import documents_for_width
-from qaudit.core.statistics import Statistic
+from qaudit.core.statistics import Statistic, documents_for_width
 from qaudit.errors import AuditError
 from qaudit.judge.choose import NO_SEARCH
 from qaudit.judge.fidelity import MEANS, fidelity_columns, reference_columns

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.core.rows import head_rows
+from qaudit.core.fidelity import head_rows
 from qaudit.errors import ModelError
 from qaudit.model.copies import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
-from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.series import tell_apart
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.errors import HubError, Interrupted, ModelError, QauditError, UnreachableError
 from qaudit.families import Family
 from qaudit.hub import open_hub

@@ -19,10 +19,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import hub_cache, text_path
-from qaudit.core.rows import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
-from qaudit.core.scheme import Calibration
-from qaudit.core.shipped import Shipped
+from qaudit.checkpoints.stamps import hub_cache, text_path
+from qaudit.core.fidelity import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
+from qaudit.core.scheme import Calibration, Shipped
 from qaudit.downloads.downloads import Contents, refuse_shared_cache
 from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import MachineError

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.core.registry import origins, parse_schemes
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Shipped
 from qaudit.diagnostics.registry import origins_of
 from qaudit.downloads.downloads import RECORD_FILE
 from qaudit.errors import QauditError, UsageError

@@ -24,12 +24,10 @@ import psutil
 
 from qaudit.core.column_loops import PLAIN, choose
 from qaudit.core.gram import SAMPLE
-from qaudit.core.power import detectable
+from qaudit.core.linears import STEP_TOKENS
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.shipped import Shipped
-from qaudit.core.statistics import excess
-from qaudit.core.whole_block import STEP_TOKENS
+from qaudit.core.scheme import Calibration, Scheme, Shipped
+from qaudit.core.statistics import detectable, excess
 from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import UsageError

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.stamps import hash_of
-from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped, label_for
+from qaudit.checkpoints.stamps import folder_of, hash_of, weights_of
+from qaudit.core.scheme import Scheme, Shipped, label_for
 from qaudit.errors import HubError, SourceError, UsageError
 from qaudit.formats.packing import FileFormat, Identity
 from qaudit.formats.registry import file_format

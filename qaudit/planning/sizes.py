@@ -19,8 +19,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.stamps import folder_of, text_path
 from qaudit.errors import CorpusError, ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here

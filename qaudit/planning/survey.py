@@ -29,9 +29,9 @@ from qaudit.checkpoints.configuration import (
     read_configuration,
 )
 from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
-from qaudit.checkpoints.places import folder_of, own_folder
 from qaudit.checkpoints.safetensors import ADAPTER, WeightFolder
-from qaudit.core.shipped import shipped_reference
+from qaudit.checkpoints.stamps import folder_of, own_folder
+from qaudit.core.scheme import shipped_reference
 from qaudit.errors import SourceError, UsageError
 from qaudit.families.family import Need
 from qaudit.formats.weights import QuantizedFolder, format_of, quantization_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from qaudit.core.sampling import draw, log_probabilities
+from qaudit.core.fidelity import draw, log_probabilities
 from qaudit.errors import ModelError
 from qaudit.rollouts.samples import DrawSettings, DueSample
 from qaudit.text.rollouts import Rollout

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import longest_context, read_configuration
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.downloads.downloads import Downloads
 from qaudit.errors import ConfigurationError, ModelError, UsageError
 from qaudit.hub import Hub, open_hub

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qaudit.core.histogram import BINS
+from qaudit.core.statistics import BINS
 from qaudit.types import (
     CONFIDENCE_EDGES,
     ByConfidence,

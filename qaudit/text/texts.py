@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.checkpoints.stamps import folder_of, text_path
 from qaudit.errors import SourceError
 from qaudit.items.prepare import Reading, read_items
 from qaudit.items.tokens import ItemText

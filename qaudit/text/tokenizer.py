@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from qaudit import families
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.checkpoints.stamps import folder_of, own_cache
 from qaudit.errors import ConfigurationError, MachineError, SourceError, UsageError
 from qaudit.sandbox import try_tokenizer
 from qaudit.saved.results import sha256_of

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.core.power import MOST_TO_DECIDE
+from qaudit.core.statistics import MOST_TO_DECIDE
 from qaudit.errors import CorpusError
 from qaudit.text.cutting import Cutter, Encoded
 from qaudit.types import UNSCORED, Document, Protocol

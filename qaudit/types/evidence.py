@@ -28,7 +28,7 @@ class ByConfidence:
 class Fidelity:
     """How far a stream's predictions are from those of full precision, summed by document.
 
-    Shapes: D documents, B bins of the histogram (`core.histogram`).
+    Shapes: D documents, B bins of the histogram (`core.statistics`).
     """
 
     kl_sum: npt.NDArray[np.float64]  # (D,) nats

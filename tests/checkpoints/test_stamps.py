@@ -11,8 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from qaudit.checkpoints import stamps
-from qaudit.checkpoints.places import own_cache
-from qaudit.checkpoints.stamps import SETTLED_NS, Stamp, computed_hash, hash_of, known_hash
+from qaudit.checkpoints.stamps import (
+    SETTLED_NS,
+    Stamp,
+    computed_hash,
+    hash_of,
+    known_hash,
+    own_cache,
+)
 
 
 def later() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qaudit.core.histogram import BINS
+from qaudit.core.statistics import BINS
 from qaudit.types import Fidelity, Measurement
 from tests.support import sample, saved_audits
 from tests.support.cli import QUICK, Run, refused, run_in

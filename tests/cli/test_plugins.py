@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from qaudit.core.linears import Linears
 from qaudit.core.registry import origins, parse_scheme, schemes
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Shipped
 from qaudit.diagnostics import registry as diagnostics
 from qaudit.errors import ConfigurationError, MachineError, QauditError
 from qaudit.formats.registry import format_named

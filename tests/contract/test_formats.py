@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import IntegerCodes
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError, SchemeError
 from qaudit.formats.packing import Document, Format
 from qaudit.formats.registry import format_named, formats

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes
-from qaudit.core.linears import Inputs, Linears
+from qaudit.core.linears import Inputs, IntegerCodes, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import IntegerCodes
 from qaudit.engine.kept_weights import WeightKeeper, kept_groups
 from tests.support.filled import filled
 from tests.support.schemes import every_plain_scheme, every_scheme, example, transform_nbits

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.learned import descend, total_error
+from qaudit.core.linears import alone
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.duquant import Clips, DualTurn, even_rotation, greedy_rotation, zigzag
-from qaudit.core.whole_block import alone
 from tests.support.filled import filled
 from tests.support.reference.plain_gptq import stored_scale
 from tests.support.schemes import COLUMNS, example

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import fidelity
-from qaudit.core.fidelity import Reference, divergence, losses
-from qaudit.core.rows import row_parts
+from qaudit.core.fidelity import Reference, divergence, losses, row_parts
 from tests.support.pretended_device import pretended
 
 pytestmark = pytest.mark.property
@@ -180,7 +179,7 @@ def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, noise
     p_NV, q_NV, targets_N = rows(3, count=13, vocabulary=77, noise=noise)
     q_NV[::2] += 3 * (q_NV[::2] - p_NV[::2])  # rows of several forms side by side
     whole = in_parts(p_NV, q_NV, targets_N)
-    monkeypatch.setattr("qaudit.core.rows.CORE_ELEMENTS", elements)
+    monkeypatch.setattr("qaudit.core.fidelity.CORE_ELEMENTS", elements)
     for column, expected in zip(in_parts(p_NV, q_NV, targets_N), whole, strict=True):
         assert torch.equal(column, expected)
     assert torch.equal(losses(q_NV, targets_N), whole[1])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.histogram import BINS, counts_of, quantile, quantile_interval
+from qaudit.core.statistics import BINS, counts_of, quantile, quantile_interval
 
 
 def counts(values_N, document_N=None):

@@ -13,7 +13,7 @@ from scipy import stats
 
 from qaudit.core import items
 from qaudit.core.items import Marked
-from qaudit.core.power import items_to_detect
+from qaudit.core.statistics import items_to_detect
 from qaudit.types import Interval
 
 

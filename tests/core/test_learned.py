@@ -18,10 +18,9 @@ from qaudit.core.learned import (
     share_grid,
     snap_through,
 )
-from qaudit.core.linears import Inputs
+from qaudit.core.linears import Inputs, alone
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.quarot import round_tokens
-from qaudit.core.whole_block import alone
 from qaudit.errors import SchemeError
 from tests.support.filled import filled
 from tests.support.reference import plain_gptq

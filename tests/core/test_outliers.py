@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from qaudit.core.linears import INDEX_BITS
 from qaudit.core.outliers import LARGEST_SHARE
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import INDEX_BITS
 from qaudit.errors import SchemeError
 from tests.support.filled import filled
 from tests.support.reference.plain_gptq import stored_scale

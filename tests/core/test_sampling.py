@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from qaudit.core.sampling import draw, drawn_log_probability, log_probabilities
+from qaudit.core.fidelity import draw, drawn_log_probability, log_probabilities
 
 
 @pytest.mark.parametrize(

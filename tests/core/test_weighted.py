@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qaudit.core.weighted import ExpectedScore, effective_size, expected_score
+from qaudit.core.items import ExpectedScore, effective_size, expected_score
 
 Array = npt.NDArray[np.float64]
 

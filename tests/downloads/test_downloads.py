@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile

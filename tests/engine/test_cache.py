@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.cache import bits_per_value, round_heads
+from qaudit.core.activations import bits_per_value, round_heads
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotation
 from qaudit.engine.streams import SchemeStream

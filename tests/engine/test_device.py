@@ -10,12 +10,12 @@ import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core import fidelity
-from qaudit.core.clipped import fit_searched
+from qaudit.core.fidelity import head_rows
 from qaudit.core.gguf.pack import pack
 from qaudit.core.gptq_block import factor_backwards
 from qaudit.core.gram import InputsAccumulator
+from qaudit.core.grid import fit_searched
 from qaudit.core.registry import parse_schemes
-from qaudit.core.rows import head_rows
 from qaudit.core.schemes.duquant import greedy_rotation
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates

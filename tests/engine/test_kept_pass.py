@@ -15,8 +15,7 @@ from safetensors import safe_open
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Scheme, Shipped
 from qaudit.engine import kept_pass
 from qaudit.engine.batches import make_rollout_batches
 from qaudit.engine.block_pass import run_blocks

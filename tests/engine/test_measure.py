@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task, look_up

@@ -235,7 +235,7 @@ def test_bins_of_positions_grow_fourfold_up_to_the_context(context, edges):
 
 
 def test_results_of_a_batch_are_one_tensor_each(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("qaudit.core.rows.CORE_ELEMENTS", 1)  # two rows at a time
+    monkeypatch.setattr("qaudit.core.fidelity.CORE_ELEMENTS", 1)  # two rows at a time
     counts = []
     monkeypatch.setattr(Tally, "read", lambda _, shape, *rows: counts.append(list(map(len, rows))))
     given = feed()

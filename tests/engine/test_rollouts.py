@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import CHOSEN, TIE, ComparedRows, losses
+from qaudit.core.fidelity import log_probabilities as log_probabilities_under
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
-from qaudit.core.sampling import log_probabilities as log_probabilities_under
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks

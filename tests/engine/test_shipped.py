@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme, parse_schemes
-from qaudit.core.shipped import LOOKS_BROKEN, Shipped
+from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import RuntimeDeparture, opener

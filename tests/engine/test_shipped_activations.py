@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.linears import Linears, Quantized
+from qaudit.core.linears import Linears, Quantized, StoredWeight
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Scheme
-from qaudit.core.shipped import Shipped
-from qaudit.core.stored import StoredWeight
+from qaudit.core.scheme import Scheme, Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener

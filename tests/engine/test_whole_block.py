@@ -12,11 +12,10 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.linears import Linears, Quantized
+from qaudit.core.linears import Linears, Quantized, alone
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.rtn import RoundToNearest
-from qaudit.core.whole_block import alone
 from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates

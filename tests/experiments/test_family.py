@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.family import family_table
+from experiments.folder import family_table
 from experiments.train import train
 from qaudit.checkpoints.folder import find_all
 from qaudit.core.schedules import build

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.optimizers import ascend
-from experiments.train import batch_of, train
+from experiments.train import ascend, batch_of, train
 from tests.support.training import HELD, SHAPE, equal, state
 
 RHO = 0.07

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.optimizers import WeightLawa
-from experiments.train import batch_of, train
+from experiments.train import WeightLawa, batch_of, train
 from qaudit.core.schedules import Constant
 from qaudit.errors import MachineError, TrainingError, UsageError
 from tests.support.training import DECAY, HELD, SHAPE, equal, read_log, state, weights

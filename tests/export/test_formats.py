@@ -6,8 +6,8 @@ import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
+from qaudit.core.linears import IntegerCodes
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError, SchemeError, SourceError
 from qaudit.formats.registry import format_named, formats
 from tests.support.filled import filled

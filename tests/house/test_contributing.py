@@ -28,7 +28,7 @@ from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import IntegerCodes
+from qaudit.core.linears import IntegerCodes
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.types import AuditRecord, Gate

@@ -710,7 +710,7 @@ def test_the_shared_cache_is_where_the_library_has_it() -> None:
 import importlib, json, os, sys
 from pathlib import Path
 from huggingface_hub import constants
-from qaudit.checkpoints.places import hub_cache
+from qaudit.checkpoints.stamps import hub_cache
 alone = dict(os.environ)
 places = []
 for named in json.loads(sys.argv[1]):

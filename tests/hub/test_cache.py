@@ -19,8 +19,7 @@ from huggingface_hub import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.places import folder_of, own_cache
-from qaudit.checkpoints.stamps import Stamp
+from qaudit.checkpoints.stamps import Stamp, folder_of, own_cache
 from qaudit.errors import MachineError
 from qaudit.hub import cache as holding_module
 from qaudit.hub.cache import Claims, Ledger, RepoCache

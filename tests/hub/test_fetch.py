@@ -24,8 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints import stamps
-from qaudit.checkpoints.places import folder_of, text_path
-from qaudit.checkpoints.stamps import content_read
+from qaudit.checkpoints.stamps import content_read, folder_of, text_path
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import fetch as fetch_module
 from qaudit.hub.failures import DroppedError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from qaudit.checkpoints.places import text_path
+from qaudit.checkpoints.stamps import text_path
 from qaudit.errors import HubError
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher

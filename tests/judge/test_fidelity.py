@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qaudit.core import statistics
-from qaudit.core.histogram import counts_of
+from qaudit.core.statistics import counts_of
 from qaudit.judge.fidelity import fidelity_columns
 from qaudit.types import HELD_OUT, SELECTION, ByConfidence, Evidence, Fidelity
 

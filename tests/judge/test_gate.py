@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gate import false_alarms, flaps
 from qaudit.core import statistics
-from qaudit.core.histogram import counts_of
+from qaudit.core.statistics import counts_of
 from qaudit.errors import UsageError
 from qaudit.judge.gate import GateInput, findings_of, gate
 from qaudit.types import Fidelity, Ignore, Metric, Policy

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
+from qaudit.core.fidelity import head_rows
 from qaudit.core.linears import Quantized
-from qaudit.core.rows import head_rows
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.head import chunked_nll

@@ -13,9 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qaudit.core.linears import Linears
+from qaudit.core.linears import IntegerCodes, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized

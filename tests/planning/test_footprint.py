@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qaudit.core.registry import parse_schemes
-from qaudit.core.shipped import Shipped
+from qaudit.core.scheme import Shipped
 from qaudit.errors import MachineError
 from qaudit.planning import footprint as module
 from qaudit.planning.footprint import Footprint

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.histogram import BINS, counts_of
+from qaudit.core.statistics import BINS, counts_of
 from qaudit.saved.results import (
     Identity,
     ResultStore,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.downloads.downloads import Downloads
 from qaudit.downloads.schedule import DownloadSchedule
 from qaudit.errors import HubError, Interrupted, UnreachableError

@@ -6,9 +6,8 @@ from functools import cache
 
 import torch
 
-from qaudit.core.linears import Inputs, Linears, Quantized
+from qaudit.core.linears import Inputs, Linears, Quantized, StoredWeight
 from qaudit.core.registry import parse_scheme
-from qaudit.core.stored import StoredWeight
 
 
 def weight(seed: int = 0, rows: int = 64, columns: int = 96) -> torch.Tensor:

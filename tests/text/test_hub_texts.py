@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.places import text_path
+from qaudit.checkpoints.stamps import text_path
 from qaudit.errors import CorpusError, HubError, QauditError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher

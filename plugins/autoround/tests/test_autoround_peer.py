@@ -22,9 +22,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import qaudit_autoround as autoround
-from qaudit.core.linears import Linears
+from qaudit.core.linears import Linears, MiniBatch
 from qaudit.core.registry import parse_scheme
-from qaudit.core.whole_block import MiniBatch
 from qaudit.engine.batches import make_batches
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SourceError

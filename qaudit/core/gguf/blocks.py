@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qaudit.core.stored import StoredWeight
+from qaudit.core.linears import StoredWeight
 from qaudit.support.lazy import Tensor, torch
 
 Parts = dict[str, Tensor]

@@ -20,13 +20,19 @@ from typing import ClassVar
 
 from qaudit.core.activations import by_group
 from qaudit.core.grid import Grid, fit_range, quantize_groups
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
+from qaudit.core.linears import (
+    Linears,
+    Quantized,
+    StoredWeight,
+    decoded,
+    refuse_nonfinite,
+    required_inputs,
+)
 from qaudit.core.outliers import DAMPED, Split, round_mixed
 from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.quarot import check_clip, round_tokens, searched
 from qaudit.core.schemes.quik import check_kept
-from qaudit.core.stored import StoredWeight
 from qaudit.support.lazy import Tensor
 
 KEPT_BITS = 8

@@ -58,9 +58,15 @@ from qaudit.core.grid import (
     snap_groups,
     split_groups,
 )
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
+from qaudit.core.linears import (
+    IntegerCodes,
+    Linears,
+    Quantized,
+    decoded,
+    refuse_nonfinite,
+    required_inputs,
+)
 from qaudit.core.scheme import Calibration, Scheme, added, check_grid
-from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 

@@ -30,9 +30,8 @@ from qaudit.core.bnb_codes import (
     library,
     without_warning,
 )
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.linears import CodeLayout, Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError, SourceError
 from qaudit.support.lazy import Tensor, torch
 

@@ -30,8 +30,13 @@ from typing import ClassVar
 from qaudit.core.grid import Grid, fit_range, join_groups
 from qaudit.core.learned import LARGEST_SHARE, descend, snap_through
 from qaudit.core.linears import (
+    INDEX_BITS,
     Linears,
+    Quantize,
     Quantized,
+    StoredWeight,
+    WholeBlock,
+    alone,
     decoded,
     largest_inputs,
     refuse_nonfinite,
@@ -47,8 +52,6 @@ from qaudit.core.scheme import (
 )
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, check_clip
-from qaudit.core.stored import INDEX_BITS, StoredWeight
-from qaudit.core.whole_block import Quantize, WholeBlock, alone
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 

@@ -19,9 +19,8 @@ from typing import ClassVar
 from qaudit.core.activations import fp8_token_groups, fp8_tokens
 from qaudit.core.floats import SQUARE, Float8Codes
 from qaudit.core.grid import group_notes
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.linears import CodeLayout, Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme, check_scale_dtype
-from qaudit.core.stored import CodeLayout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,16 @@ from typing import ClassVar
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.mix import TensorPlace, fallback, role_of, shares_values, type_in_mix
 from qaudit.core.gguf.pack import pack
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
+from qaudit.core.linears import (
+    CodeLayout,
+    Linears,
+    Quantized,
+    StoredWeight,
+    decoded,
+    refuse_nonfinite,
+    required_inputs,
+)
 from qaudit.core.scheme import Calibration, Scheme, Shapes
-from qaudit.core.stored import CodeLayout, StoredWeight
 from qaudit.errors import SourceError
 from qaudit.support.lazy import Tensor, torch
 

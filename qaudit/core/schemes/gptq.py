@@ -45,6 +45,7 @@ from qaudit.core.gptq_triton import obstacle
 from qaudit.core.grid import Grid, as_stored, fit, group_notes, group_size
 from qaudit.core.linears import (
     Inputs,
+    IntegerCodes,
     Linears,
     Quantized,
     decoded,
@@ -52,7 +53,6 @@ from qaudit.core.linears import (
     required_inputs,
 )
 from qaudit.core.scheme import Calibration, Scheme, added, check_grid
-from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 

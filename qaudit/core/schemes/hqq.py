@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.linears import Linears, Quantized, StoredWeight, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme, check_grid
-from qaudit.core.stored import StoredWeight
 from qaudit.support.lazy import Tensor, torch
 
 POWER = 0.7

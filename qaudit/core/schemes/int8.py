@@ -23,9 +23,15 @@ from typing import ClassVar
 
 from qaudit.core.activations import int8_tokens
 from qaudit.core.grid import powers_of_two, quantize_groups
-from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
+from qaudit.core.linears import (
+    CodeLayout,
+    Linears,
+    Quantized,
+    decoded,
+    largest_inputs,
+    refuse_nonfinite,
+)
 from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
-from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError, SourceError
 from qaudit.support.lazy import Tensor, torch
 

@@ -32,7 +32,11 @@ from qaudit.core.learned import Goal, Transform, learn, share_grid
 from qaudit.core.linears import (
     Inputs,
     Linears,
+    Quantize,
     Quantized,
+    StoredWeight,
+    WholeBlock,
+    alone,
     decoded,
     largest_inputs,
     refuse_nonfinite,
@@ -41,8 +45,6 @@ from qaudit.core.linears import (
 from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, SearchedGptq, round_tokens
-from qaudit.core.stored import StoredWeight
-from qaudit.core.whole_block import Quantize, WholeBlock, alone
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 

@@ -46,6 +46,7 @@ from qaudit.core.grid import group_notes
 from qaudit.core.linears import (
     Linears,
     Quantized,
+    StoredWeight,
     decoded,
     largest_inputs,
     refuse_nonfinite,
@@ -54,7 +55,6 @@ from qaudit.core.linears import (
 from qaudit.core.rotation import rotate_blocks
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.schemes.quarot import UNROUNDED
-from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 

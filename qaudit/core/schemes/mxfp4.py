@@ -18,10 +18,9 @@ from typing import ClassVar
 from qaudit.core.activations import mxfp4_groups
 from qaudit.core.floats import MX_GROUP, MxFloat4Codes
 from qaudit.core.grid import group_notes
-from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.linears import CodeLayout, Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import CodeLayout
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor
 

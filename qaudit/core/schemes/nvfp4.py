@@ -23,10 +23,16 @@ from typing import ClassVar
 from qaudit.core.activations import nvfp4_groups
 from qaudit.core.floats import NV_GROUP, NvFloat4Codes, tensor_scale
 from qaudit.core.grid import group_notes
-from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
+from qaudit.core.linears import (
+    CodeLayout,
+    Linears,
+    Quantized,
+    decoded,
+    largest_inputs,
+    refuse_nonfinite,
+)
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.stored import CodeLayout
 from qaudit.support.lazy import Tensor, torch
 
 

@@ -9,7 +9,7 @@ are. `search=false` leaves out the search for the scales of weights.
 Exact: what is rounded is what QuaRot rounds, whether a rotation is folded or online
 (`qaudit/core/rotation.py`): inputs without the weight of the norm in front, outputs that a block
 lets one rotate, cached keys and values (`kv=int4`) behind R3 and R2, their ranges cut to 0.95. A
-scale of weights is the best of 80, one a row (`--w_clip`, `qaudit/core/clipped.py`). A post-norm
+scale of weights is the best of 80, one a row (`--w_clip`, `qaudit/core/grid.py`). A post-norm
 model has no free R1: it is rotated in front of each linear, and a note says so.
 
 Simplified:
@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from qaudit.core.clipped import SHARES, WHOLE, fit_searched
-from qaudit.core.grid import Grid, group_notes, quantize_groups
+from qaudit.core.grid import SHARES, WHOLE, Grid, fit_searched, group_notes, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import fused
 from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group

@@ -3,7 +3,7 @@
 Ashkboos et al., "QUIK: Towards End-to-End 4-Bit Inference on Generative Large Language Models"
 (2310.09259). The 256 columns whose inputs reach the largest magnitudes stay in 16 bits, weights and
 activations. The others are rounded by GPTQ, symmetric, one scale a row, the best of 80 (`--w_clip`,
-`qaudit/core/clipped.py`), whose errors the kept columns take up; their activations by token,
+`qaudit/core/grid.py`), whose errors the kept columns take up; their activations by token,
 asymmetric. The last linears of a block (down) are in 8 bits, weights and activations. Linears whose
 inputs never exceed `threshold` keep no column; down, in 8 bits, where they never exceed twice that
 (`--fp_threshold`, 0 by default there too). `search=false` leaves out the search for scales.
@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.clipped import SHARES
-from qaudit.core.grid import fit
+from qaudit.core.grid import SHARES, fit
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.outliers import DAMPED, PlainColumns, Split, round_mixed
 from qaudit.core.scheme import Calibration, Scheme, check_bits

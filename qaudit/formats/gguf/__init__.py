@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from qaudit.checkpoints.places import is_gguf
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.stamps import is_gguf
 from qaudit.core.gguf.blocks import GgufBlocks, assembled, pair
-from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
+from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
 from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.base import must_match

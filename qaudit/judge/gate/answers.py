@@ -21,9 +21,12 @@ import numpy as np
 
 from qaudit.core import items as paired
 from qaudit.core import statistics
-from qaudit.core.histogram import quantile_interval
-from qaudit.core.power import documents_to_decide, items_to_detect
-from qaudit.core.statistics import Statistic
+from qaudit.core.statistics import (
+    Statistic,
+    documents_to_decide,
+    items_to_detect,
+    quantile_interval,
+)
 from qaudit.judge.gate.audits import SHIPS
 from qaudit.judge.gate.questions import SUMS, Question
 from qaudit.judge.gate.sentences import bound_of, sentence

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics.case import Case

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from qaudit.core.linears import decoded, refuse_nonfinite
+from qaudit.core.linears import IntegerCodes, decoded, refuse_nonfinite
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
-from qaudit.core.stored import IntegerCodes
 from qaudit.formats.compressed_tensors import CompressedTensors
 
 
