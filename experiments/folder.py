@@ -29,7 +29,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -38,14 +38,11 @@ from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from experiments.run import TrainingRun, differences
+from experiments.text import TokenStream
 from qaudit.core.schedules import spell
 from qaudit.errors import SourceError, UsageError, not_written
 from qaudit.families import FAMILY_FILE, Family
 from qaudit.whole import write_whole
-
-if TYPE_CHECKING:
-    from experiments.text import TokenStream
-
 
 FOLDER = "states"
 LOG = "training.jsonl"

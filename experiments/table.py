@@ -12,21 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from experiments.document import LabDocument, read_document
 from experiments.run import NotNegative
-from experiments.shapes import Count
+from experiments.shapes import Count, ModelShape, preset
 from experiments.types import Claim, Contrast, Expectation, Measure
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
 from qaudit.support.keys import as_list, nearest
 from qaudit.types import FULL_PRECISION
-
-if TYPE_CHECKING:
-    from experiments.shapes import ModelShape
 
 COMMON = "common.yaml"
 FOLDER = Path(__file__).parent / "recipes"
@@ -71,8 +68,6 @@ class Size(Keys):
     attention: Literal["sdpa", "eager"] = "sdpa"
 
     def shape(self) -> ModelShape:
-        from experiments.shapes import preset
-
         return preset(self.model, **self.changes)
 
     @model_validator(mode="after")

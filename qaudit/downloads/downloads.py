@@ -21,17 +21,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.stamps import hub_cache, own_folder
 from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import HubError, MachineError, SourceError, UnreachableError, not_written
 from qaudit.host import shared_file_system
+from qaudit.hub import Hub
 from qaudit.types import Checkpoint, Ref, Subject
 from qaudit.whole import write_whole
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
 
 RECORD_FILE = "fetched.json"
 """The name of the record in an output folder."""

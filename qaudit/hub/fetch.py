@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from qaudit.checkpoints.stamps import (
     HashKind,
@@ -49,16 +49,14 @@ from qaudit.checkpoints.stamps import (
     weights_of,
 )
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
+from qaudit.hub.api import Client
 from qaudit.hub.cache import Claims, Ledger, RepoCache, evict, file_size, locked, not_kept, not_read
 from qaudit.hub.failures import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
+from qaudit.hub.listing import Listing
 from qaudit.hub.names import HubFile, Kind
 from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.support.sizes import part_of, size
 from qaudit.types import SILENT, Checkpoint, TextFile, Watch
-
-if TYPE_CHECKING:
-    from qaudit.hub.api import Client
-    from qaudit.hub.listing import Listing
 
 _PIECE_NBYTES = 1 << 20
 _MOST_BREAKS = 1000  # and one more for each MiB: a proxy may cut every transfer short

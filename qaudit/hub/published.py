@@ -16,17 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qaudit.errors import AuditError, HubError, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.hub.names import repository_of
+from qaudit.hub.names import HubFile, repository_of
 from qaudit.saved.audits import read_audit
-from qaudit.types import HUB
-
-if TYPE_CHECKING:
-    from qaudit.hub.names import HubFile
-    from qaudit.types import Watch
+from qaudit.types import HUB, Watch
 
 FOLDER = "qaudit"
 """The folder of a published audit in its repository."""

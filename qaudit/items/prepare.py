@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from qaudit.errors import (
     UnreachableError,
     UsageError,
 )
+from qaudit.hub import Hub
 from qaudit.items import files, harness
 from qaudit.items.data import (
     Data,
@@ -45,9 +46,6 @@ from qaudit.items.tokens import read_items as stored_items
 from qaudit.sandbox import Templates
 from qaudit.saved.results import sha256_of
 from qaudit.types import Item, Recipe, TextFile, Window, digest
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
 
 VERSION = 1
 """Raised when the same tasks and data become other tokens."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.stamps import folder_of, text_path
 from qaudit.errors import SourceError
+from qaudit.hub import Hub
 from qaudit.items.prepare import Reading, read_items
 from qaudit.items.tokens import ItemText
 from qaudit.sandbox import Templates
@@ -28,9 +28,6 @@ from qaudit.text.tokenizer import (
     tokenizer_sha256,
 )
 from qaudit.types import REASONING, Corpus, Plan, Protocol, Recipe, TextFile
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
 
 
 def read_corpus(

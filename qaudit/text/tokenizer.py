@@ -12,20 +12,18 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from qaudit import families
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.stamps import folder_of, own_cache
 from qaudit.errors import ConfigurationError, MachineError, SourceError, UsageError
+from qaudit.hub import Hub
 from qaudit.sandbox import try_tokenizer
 from qaudit.saved.results import sha256_of
 from qaudit.text.cutting import Tokenizer
 from qaudit.types import Checkpoint, Ref, digest
 from qaudit.whole import read_regular, write_whole
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
 
 _SETTINGS = "tokenizer_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)

@@ -21,7 +21,7 @@ OF_TYPES = (
     "checkpoints/",
     "export/",
     "formats/",
-    "core/cache.py",
+    "core/activations.py",
     "core/scheme.py",
     "cli/export.py",
 )
