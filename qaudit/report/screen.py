@@ -106,7 +106,7 @@ def added(error: Interval, margin: float | None = None) -> str:
         return f"{values[0]:.2g} %"
     if not all(map(math.isfinite, values)):
         return f"{values[0]:.2g} % [{values[1]:.2g}, {values[2]:.2g}]"
-    digits = min(6, max(0, -math.floor(math.log10(half))))
+    digits = min(6, max(1 if half < 10 else 0, -math.floor(math.log10(half))))
     while margin is not None and digits < 6 and _crosses(values, margin, digits):
         digits += 1
     estimate, low, high = (f"{value:.{digits}f}" for value in values)
@@ -128,7 +128,7 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
     yield from (f"{other}." for other in verdict.others[:MOST_NAMES])
     step = verdict.next_step
     if step is not None and step.available is not None and step.available < step.documents:
-        yield f"The text at hand has {plural(step.available, 'document')}: name a longer row."
+        yield f"The text at hand has {plural(step.available, 'document')}: name a longer one."
 
 
 def _beside(view: View) -> Iterator[str]:

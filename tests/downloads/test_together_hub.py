@@ -33,7 +33,7 @@ def test_candidates_lie_on_the_disk_together_and_come_once(place: Place) -> None
     place.watch.look = lambda: most.append(place.nbytes_of_weights(names))
     plan = plan_of([*map(alone, series), search(*series)], place)
     audit = place.run(plan, budget=content(series))
-    assert audit.diagnostics.greedy[0].documents == 4
+    assert audit.diagnostics.greedy[0].documents == 8
     assert len(place.fetched(names)) == len(names)
     assert max(most) <= content(series)
     assert not place.nbytes_of_weights(names)

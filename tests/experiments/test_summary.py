@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.science import compact, read_summary
+from experiments.science import read_summary
 from experiments.summary import render_summary, write_summary
 from experiments.types import (
     Claim,
@@ -15,7 +15,6 @@ from experiments.types import (
     SeedEstimate,
     SeedPoint,
 )
-from qaudit.report.markdown import render_blocks
 from qaudit.types import Interval
 
 CLAIM = Claim("c", "somebody, figure 1", "Decay hurts.")
@@ -87,16 +86,6 @@ def test_one_seed_claims_nothing() -> None:
     one = replace(SUMMARY, seeds=(1,), results=(result(ERROR, 0.03),))
     assert "nothing is claimed" in render_summary(one)
     assert rows(render_summary(one))[0][4] == "-"
-
-
-def test_the_page_has_a_column_for_each_scheme_and_a_row_for_each_pair() -> None:
-    header, _, *rows = render_blocks([compact(SUMMARY, CLAIM)]).splitlines()
-    schemes = dict.fromkeys(r.contrast.scheme for r in SUMMARY.results)
-    assert header == f"| contrast | expected | {' | '.join(schemes)} |"
-    assert [row.count(" ✓") for row in rows] == [
-        sum(r.standing == "agrees" for r in SUMMARY.results if r.contrast.measure == measure)
-        for measure in dict.fromkeys(r.contrast.measure for r in SUMMARY.results)
-    ]
 
 
 def test_names_of_others_stay_names() -> None:
