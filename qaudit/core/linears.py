@@ -102,6 +102,7 @@ class Linears:
     around: Around | None = None  # where a scheme compares modules
     # What the unquantized model reads, batch by batch as (T, C), where a scheme compares modules.
     tokens: Callable[[], Iterator[Tensor]] | None = None
+    bits: Mapping[str, int] | None = None  # of each linear, where a table has them
 
     @property
     def columns(self) -> int:

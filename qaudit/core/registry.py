@@ -138,7 +138,7 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
     every = tuple(
         name if bits is None else f"{name}-{bits}bit"
         for name, plugin in built_in.items()
-        if plugin.any_model
+        if plugin.any_model and not plugin.mixes_bits
         for bits in ((4, 3) if _takes_bits(plugin) else (None,))
     )
     gguf = tuple(name for name, plugin in built_in.items() if plugin.mixes_types)

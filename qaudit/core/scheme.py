@@ -89,6 +89,7 @@ class Scheme:
     calibration: ClassVar[Calibration] = Calibration.NONE
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
     mixes_types: ClassVar[bool] = False  # whether a shape decides how many bits codes have
+    mixes_bits: ClassVar[bool] = False  # whether a table has the bits of each linear
     any_model: ClassVar[bool] = True  # whether no model is refused for what it is made of
     extra: ClassVar[tuple[str, str] | None] = None  # a library, and what installs it
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter

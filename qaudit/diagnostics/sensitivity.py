@@ -70,13 +70,13 @@ class Sensitivity(Diagnostic):
         """Return the scheme that parts are quantized with: one with a choice of bits."""
         if self.scheme != "auto":
             named = parse_scheme(self.scheme)
-            if not hasattr(named, "bits"):
+            if named.mixes_bits or not hasattr(named, "bits"):
                 raise UsageError(
                     f"`{named.short}` has no bits to choose, and sensitivity chooses bits",
                     hint=f"name another, as `--diagnose sensitivity:scheme={EXAMPLE_SCHEME}`",
                 )
             return named
-        some = [scheme for scheme in schemes if hasattr(scheme, "bits")]
+        some = [s for s in schemes if hasattr(s, "bits") and not s.mixes_bits]
         if not some:
             raise UsageError(
                 "no scheme of this audit has bits to choose, and sensitivity chooses bits",

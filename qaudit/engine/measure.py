@@ -219,6 +219,7 @@ def measure(
 
     `watch` sees every group of linears that a scheme quantized; `there` is what was looked up.
     """
+    task = task.with_tables(store.folder)
     there = there or look_up(task, machine, store)
     if there.is_complete:
         return there.results
@@ -353,6 +354,7 @@ def send(
             fed = replace(
                 attempt.feed,
                 shipped=openers_of(task, weights),
+                tables=task.tables,
                 column_loop=attempt.machine.column_loop,
                 reference=reference_of(task, attempt.machine),
             )
@@ -469,6 +471,7 @@ def _measurement(
         bit_class=scheme.class_at(tally.bits_per_weight) if scheme else FULL_PRECISION,
         calibrates=scheme is not None and scheme.calibrates,
         plugins=tuple(dict.fromkeys(map(str, plugins))),
+        mixture=tally.mixture,
     )
 
 

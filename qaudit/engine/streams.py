@@ -16,6 +16,7 @@ Shapes: B windows, T tokens of each, D hidden, C columns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from qaudit.core.activations import bits_per_value, round_heads
 from qaudit.core.linears import Around, Inputs, Linears, Quantize, Quantized
+from qaudit.core.mixture import Table, bits_in
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.gathering import (
     Beside,
@@ -314,6 +316,7 @@ class SchemeStream(Stream):
         self.scheme, self._full, self._observe = scheme, full, observe
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
+        self.table: Table = {}  # bits of each linear, where they differ
         self._cache: RoundingCache | None = None  # of the block that is passed
         self._options = ExpertOptions()  # of the block, as other schemes have them
 
@@ -330,6 +333,9 @@ class SchemeStream(Stream):
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
                 linears = tokens.linears(block, group, inputs)
+                if self.table:
+                    bits = {n: bits_in(self.table, block.index, n) for n in group.linears}
+                    linears = replace(linears, bits=bits)
                 if self.scheme.compares_modules:
                     linears = self._full.surrounded(linears, group, tokens)
                 quantized = quantize(linears)
@@ -344,6 +350,13 @@ class SchemeStream(Stream):
         if self.scheme.calibration is Calibration.FULL_PRECISION:
             self.tally.note(*block.notes)  # which scales could not be folded here
         return block
+
+    def take(self, table: Table) -> None:
+        """Take the bits of each linear."""
+        self.table = self.tally.mixture = dict(table)
+        counts = Counter("".join(table.values()).replace("0", ""))
+        of = ", ".join(f"{counts[bits]} in {bits}" for bits in sorted(counts))
+        self.tally.note(f"bits differ by linear: of {counts.total()}, {of}")
 
     def leave(self, block: Block) -> None:
         """Leave the block as it was; note what a cache held, whose heads were seen by now."""

@@ -43,6 +43,7 @@ class Tally:
     weights: int = 0
     linears: set[str] = field(default_factory=set)  # as blocks call them
     notes: list[str] = field(default_factory=list)
+    mixture: dict[str, str] = field(default_factory=dict)  # bits of each linear, by block
     nbytes: int | None = None  # of all tensors, where a file stores them
     error: SourceError | None = None  # why there is nothing to measure
     # Tokens that each expert was calibrated on, by block and module.

@@ -16,6 +16,7 @@ import torch
 
 from qaudit.checkpoints.adapters import open_checkpoint
 from qaudit.checkpoints.stamps import folder_of, own_folder, refuse_changed_settings
+from qaudit.core.mixture import NO_TABLE, Mixture
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH
@@ -24,6 +25,7 @@ from qaudit.errors import SourceError
 from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
 from qaudit.model.remote import code_sha256, is_remote
+from qaudit.planning.mixtures import TABLES
 from qaudit.planning.pin import NUMERICS, libraries
 from qaudit.saved.results import (
     Identity,
@@ -74,6 +76,7 @@ class Task:
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
     kept: tuple[Path, str] | None = None  # where its pass is kept, and what decides its results
     keeper: WeightKeeper | None = None  # writes the weights that its schemes make
+    tables: Mapping[str, Path] = field(default_factory=dict)  # files of mixtures' bits, by spec
 
     @classmethod
     def of(cls, planned: Pass, corpus: Corpus) -> Task:
@@ -130,6 +133,18 @@ class Task:
         if self.pass_.reference is None or task is not None:
             return ""
         return f",reference={self.pass_.reference.content}"
+
+    def with_tables(self, evidence: Path) -> Task:
+        """Return the task with the files of its mixtures: of a subject, a scheme and a text."""
+        mixtures = [scheme for scheme in self.schemes if isinstance(scheme, Mixture)]
+        windows = [window.tokens.tolist() for window in self.corpus.calibration]
+        tables = {}
+        for scheme in mixtures:
+            key = digest([self.subject.content, scheme.spec, scheme.version, windows])
+            name = slug_of(f"{self.subject.label}--{scheme.short}")
+            given = f"{scheme.table}.json" if scheme.table != NO_TABLE else ""
+            tables[scheme.spec] = evidence / TABLES / (given or f"{name}--{key[:12]}.json")
+        return replace(self, tables=tables)
 
     def identity(
         self, scheme: Scheme | None, machine: Machine, task: str | None = None

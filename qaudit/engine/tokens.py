@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import overload
 
 import torch
@@ -194,6 +195,7 @@ class Feed:
     reference: Callable[[BlockModel], BlockModel] | None = None  # opens the model of another
     experts: ExpertOptions = field(default_factory=ExpertOptions)
     column_loop: str = "plain"  # how GPTQ's columns are rounded
+    tables: Mapping[str, Path] = field(default_factory=dict)  # files of mixtures' bits, by spec
 
 
 @dataclass(frozen=True, eq=False)

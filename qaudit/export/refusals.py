@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from qaudit.checkpoints.stamps import folder_of
+from qaudit.core.mixture import Mixture
 from qaudit.core.scheme import Scheme
 from qaudit.errors import SourceError, UsageError
 from qaudit.export.choice import ExportChoice
@@ -22,6 +23,15 @@ from qaudit.support.lazy import torch
 def try_format(scheme: Scheme, form: Format) -> None:
     from qaudit.core.linears import Inputs, Linears
 
+    if isinstance(scheme, Mixture):
+        if not form.mixes_bits:
+            raise UsageError(
+                f"`{scheme.short}` has linears of several widths, and `{form.name}` files have one",
+                hint="export it as `compressed-tensors`, `gptq`, `mlx` or `gguf`",
+            )
+        for bits in scheme.widths:
+            try_format(scheme.member(bits), form)
+        return
     columns = 256
     if (group := declared_group(scheme)) != -1:
         columns = 2 * math.lcm(group, columns)

@@ -44,6 +44,7 @@ class Format:
     leaves_out: ClassVar[tuple[str, ...]] = ()  # dense tensors that its files may lack
     holds: ClassVar[tuple[Codes, ...]] = ()  # codes that no other format has
     has_embeddings: ClassVar[bool] = False  # quantized, as the head is
+    mixes_bits: ClassVar[bool] = False  # its files name the bits of each linear
     has_experts: ClassVar[bool] = True  # a runtime loads quantized experts of its files
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The programs of `verify` that load the files, and the packages that they need for it."""

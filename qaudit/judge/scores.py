@@ -78,6 +78,7 @@ def score(
         documents_for_kl=_documents_for_kl(evidence, confidence),
         bit_class=measured.bit_class,
         calibrates=measured.calibrates,
+        mixture=measured.mixture,
         **fidelity_columns(evidence, confidence),
         **(reference_columns(measured, reference, confidence) if reference else {}),
     )

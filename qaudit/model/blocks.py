@@ -162,6 +162,10 @@ class BlockModel:
     @torch.no_grad()
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Run everything after the last block."""
+        return self.logits_with_gradient(hidden_BTD)
+
+    def logits_with_gradient(self, hidden_BTD: Tensor) -> Tensor:
+        """Run everything after the last block, so that gradients reach what is given."""
         with unreadable(f"the head of this `{self.model_type}` does not run", kind=ModelError):
             return self._front.logits(hidden_BTD)
 

@@ -34,6 +34,7 @@ from qaudit.planning.footprint import (
     free_disk_nbytes,
     price_traffic,
 )
+from qaudit.planning.mixtures import keep_tables
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
@@ -111,6 +112,7 @@ class Prepared:
     def write_plan(self, pins: Pins | None = None) -> None:
         """Write the plan in the output folder, before its text is read without pins."""
         must_extend(self.plan, self.out)
+        keep_tables(self.requested.schemes, self.out)
         device, dtype = self.plan.device, self.plan.dtype  # they decide numbers
         requested = recipe_from({**asdict(self.requested), "device": device, "dtype": dtype})
         write_plan(self.plan, requested, self.resolved, pins, self.out)

@@ -31,6 +31,7 @@ from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings
+from qaudit.planning.mixtures import pinned_tables
 from qaudit.planning.passes import refuse_classes, with_scheme
 from qaudit.planning.shipped import all_shipped, find_shipped
 from qaudit.planning.survey import Survey, refuse, survey
@@ -373,7 +374,8 @@ class PlanInputs:
 def choose(
     recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
 ) -> PlanInputs:
-    schemes = parse_schemes(recipe.schemes)
+    evidence = None if options.out is None else options.out / "evidence"
+    schemes = pinned_tables(parse_schemes(recipe.schemes), evidence)
     refuse_classes(recipe, schemes, None)
     _refuse_replays(recipe, schemes)
     for scheme in schemes:

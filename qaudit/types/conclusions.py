@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from qaudit.types.rows import Interval, Row
@@ -50,6 +50,7 @@ class MeasurementRow(Row):
     documents_for_kl: int | None = None  # the same for KL divergence
     bit_class: str = "fp"  # what it competes in: `4`, `w4a4`, `fp`
     calibrates: bool = False  # whether it depends on the draw of calibration text
+    mixture: dict[str, str] = field(default_factory=dict)  # bits of each linear, a digit a block
     output_error: Interval | None = None  # squared error of the last block's output, relative
     routing_agreement: Interval | None = None  # of tokens and layers whose experts are the same
     routing_moved: Interval | None = None  # mass of routing weights on other experts, mean

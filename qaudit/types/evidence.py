@@ -192,3 +192,4 @@ class Measurement:
     calibrates: bool = False  # whether the result depends on the calibration text
     identity: dict[str, str | int] | None = None  # of what it is; None: of a part of a file
     plugins: tuple[str, ...] = ()  # distributions and versions that scheme and merge are of
+    mixture: dict[str, str] = field(default_factory=dict)  # bits of each linear, a digit a block

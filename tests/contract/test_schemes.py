@@ -225,6 +225,8 @@ NUMBERS_OF_BITS = {
 
 def recount(scheme, linears, quantized):
     """Count storage the slow way: number by number, group by group."""
+    if scheme.mixes_bits:  # without a table all linears have the whole bits of the budget
+        scheme = scheme.member(int(scheme.budget))
     total = 0
     for weight in linears.weights.values():
         rows, columns = weight.shape

@@ -32,6 +32,7 @@ def fractions():
 
 
 BITS, FLAG = st.integers(2, 8), st.booleans()
+TIES = st.sampled_from(["fused", "none"])
 PARAMETERS = {
     "rtn": {"bits": BITS, "group": groups(), "sym": FLAG},
     "gptq": {
@@ -75,6 +76,15 @@ PARAMETERS = {
     "quik": {"bits": BITS, "keep": st.integers(0, 999), "down": st.sampled_from([4, 8])},
     "atom": {"bits": BITS, "group": groups(), "keep": st.integers(0, 999), "clip": fractions()},
     "duquant": {"bits": BITS, "block": groups(), "alpha": fractions()},
+    **{f"{name}-mix": {"budget": st.floats(3, 9), "group": groups()} for name in ("rtn", "hqq")},
+    "gptq-mix": {
+        "budget": st.floats(2, 9),
+        "members": st.just("28"),
+        "tie": TIES,
+        "damp": fractions(),
+    },
+    "awq-mix": {"budget": st.floats(3, 9), "clip": FLAG, "table": st.just("abc")},
+    "gguf-mix": {"budget": st.floats(4, 7), "members": st.just("46"), "tie": TIES},
 }
 
 
@@ -324,8 +334,11 @@ def test_what_ships_includes_the_mix_that_is_the_usual_gguf_file():
 
 def test_the_set_of_all_has_every_scheme_that_takes_every_model():
     names = {scheme.name for scheme in parse_schemes(["all"])}
-    assert names == {name for name, plugin in schemes().items() if plugin.any_model}
-    assert set(schemes().built_in) - names == {"smoothquant"}
+    assert names == {
+        name for name, plugin in schemes().items() if plugin.any_model and not plugin.mixes_bits
+    }
+    mixtures = {name for name in schemes().built_in if name.endswith("-mix")}
+    assert set(schemes().built_in) - names == {"smoothquant", *mixtures}
 
 
 def test_a_misspelt_set_gets_a_suggestion():
