@@ -2,7 +2,7 @@
 
 Pages link to files of the repository that a site does not have. Those links become links to the
 repository, on `main`; every other link must lead to a page or a file of the site, and to a heading
-that is there, or the build fails.
+that is there, or the build fails. So does a script that a page loads from elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, PAGES, SITE = ROOT / "docs", ROOT / "build" / "pages", ROOT / "site"
-SHOWN = {".md", ".png", ".svg", ".css", ".html", ".parquet"}
+SHOWN = {".md", ".png", ".svg", ".css", ".js", ".html", ".parquet"}
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#]+)")
 
 
@@ -55,11 +55,13 @@ class Page(HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.anchors = {""}
+        self.scripts: set[str] = set()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self.anchors.add(values.get("id") or "")
+        self.scripts.add(values.get("src") or "" if tag == "script" else "")
         self.links += [v for k in ("href", "src", "srcset") if (v := values.get(k))]
 
 
@@ -70,7 +72,7 @@ def broken(site: Path) -> Iterator[str]:
     for path, page in pages.items():
         for link in page.links:
             name, _, anchor = link.partition("#")
-            if re.match(r"[a-z]+:", name):
+            if re.match(r"[a-z]+:", name) and link not in page.scripts:
                 continue
             target = (path.parent / name).resolve() if name else path
             target = target / "index.html" if target.is_dir() else target

@@ -120,7 +120,9 @@ def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_p
     assert "](demo/card.md)" in page
     (tmp_path / "a.html").write_text('<a id="x" href="b.html#y">b</a><a href="#z">z</a>')
     (tmp_path / "b.html").write_text('<p id="y"><a href="a.html#x">a</a><img src="lost.png">')
-    assert sorted(script["broken"](tmp_path)) == ["a.html: #z", "b.html: lost.png"]
+    (tmp_path / "c.html").write_text('<a href="https://b.org"></a><script src="https://b.org/j">')
+    lost = ["a.html: #z", "b.html: lost.png", "c.html: https://b.org/j"]
+    assert sorted(script["broken"](tmp_path)) == lost
 
 
 def test_there_are_commands_to_hold() -> None:
