@@ -355,7 +355,7 @@ def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Findi
     cell = run.labels[-1], change.scheme
     place = _place_in_words(course, change)
     message = f"the added loss at {change.scheme} changes its course: {place}"
-    hint = "a fast smooth rise fits such a course as well: see `docs/phases.md`"
+    hint = "a fast smooth rise fits such a course as well: see `docs/diagnostics.md`"
     yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 

@@ -36,21 +36,15 @@ GGUF_HEAD = """# Which GGUF files are read
 
 <!-- written by `make readme` from qaudit/formats/gguf/architectures.py: edit that -->
 
-`--shipped model.gguf` ([files that are quantized already](shipped.md)) reads the files of these
-types of transformers, and of wrappers whose text is one of them. `make peers` makes a tiny file of
-each with llama.cpp's own converter: its tensors are those of the model, and llama.cpp has the
-logits of the model, within 1e-5 of the largest; where llama.cpp rounds more, as in its table of
-gelu, `tests/support/gguf_types.yaml` says how far. Given up: Mistral, Phi-3 and StarCoder2 run with
-full attention in llama.cpp, and with their window here.
+`--shipped model.gguf` ([quantized files](shipped.md)) reads the files of these types of transformers,
+and of wrappers whose text is one of them. `make peers` compares a tiny file of each, made by
+llama.cpp's own converter: tensors are those of the model, and logits within 1e-5 of the largest, or
+as far apart as `tests/support/gguf_types.yaml` says.
 
-| architecture of llama.cpp | `model_type` |
-| --- | --- |
 """
 GGUF_REST = """
 Models of these architectures are in transformers too, and their files are refused by name:
 
-| architecture of llama.cpp | why |
-| --- | --- |
 """
 GGUF_END = """
 Of every other architecture transformers has no decoder, or only code that a repository ships.
@@ -58,10 +52,16 @@ Of every other architecture transformers has no decoder, or only code that a rep
 
 
 def gguf() -> str:
-    """Return the page of GGUF files."""
-    read = (f"| {name} | {', '.join(code.types)} |\n" for name, code in ARCHITECTURES.items())
-    refused = (f"| {name} | {why} |\n" for name, why in UNPROVED.items())
-    return GGUF_HEAD + "".join(read) + GGUF_REST + "".join(refused) + GGUF_END
+    """Return the page of GGUF files, by architecture of llama.cpp."""
+    same = [name for name, code in ARCHITECTURES.items() if code.types == (name,)]
+    read = [
+        f"- {name}: {', '.join(code.types)}"
+        for name, code in ARCHITECTURES.items()
+        if name not in same
+    ]
+    rows = [f"- of the same name in llama.cpp: {', '.join(same)}", *read]
+    refused = [f"- {name}: {why}" for name, why in UNPROVED.items()]
+    return GGUF_HEAD + "\n".join(rows) + "\n" + GGUF_REST + "\n".join(refused) + "\n" + GGUF_END
 
 
 if __name__ == "__main__":
