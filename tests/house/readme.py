@@ -36,10 +36,10 @@ GGUF_HEAD = """# Which GGUF files are read
 
 <!-- written by `make readme` from qaudit/formats/gguf/architectures.py: edit that -->
 
-`--shipped model.gguf` ([quantized files](shipped.md)) reads the files of these types of transformers,
-and of wrappers whose text is one of them. `make peers` compares a tiny file of each, made by
-llama.cpp's own converter: tensors are those of the model, and logits within 1e-5 of the largest, or
-as far apart as `tests/support/gguf_types.yaml` says.
+`--shipped model.gguf` ([quantized files](shipped.md)) reads the files of these types of
+transformers, and of wrappers whose text is one of them. `make peers` compares a tiny file of
+each, made by llama.cpp's own converter: tensors are those of the model, and logits within 1e-5 of
+the largest, or as far apart as `tests/support/gguf_types.yaml` says.
 
 """
 GGUF_REST = """
