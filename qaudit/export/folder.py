@@ -82,7 +82,7 @@ def write_export_folder(
         files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
         outside = unquantized(_shapes(weights, done), weights.skeleton)
-        config = work.form.config(outside, symmetric=_is_symmetric(done))
+        config = work.form.config(outside, symmetric=_is_symmetric(done), dtype=work.origin.dtype)
         _assemble(work.form, files, folder, source, config, shard_nbytes)
         _write_beside(work, parts, folder, alone)
 
@@ -105,7 +105,8 @@ def dense_of(parts: Parts) -> dict[str, str]:
 
 def _bits_per_weight(parts: Parts) -> float:
     shapes = (parts.weights.shape(f"{linear}.weight") for linear in dense_of(parts))
-    return sum(part.bits for part in parts.done.values()) / max(sum(map(math.prod, shapes)), 1)
+    nbytes = sum(part.nbytes for part in parts.done.values())
+    return 8 * nbytes / max(sum(map(math.prod, shapes)), 1)
 
 
 def _is_symmetric(parts: Any) -> bool:

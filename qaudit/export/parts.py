@@ -41,7 +41,7 @@ class Part:
     file: str
     dense: dict[str, str]  # linear -> sha256 of its dense weight
     rest: dict[str, str]  # other tensors, by name
-    bits: int  # of everything that is stored of its linears
+    nbytes: int  # of everything that is stored of its linears
     symmetric: bool | None = None
 
 
@@ -58,7 +58,6 @@ class Parts:
     _dense: dict[str, str] = field(default_factory=dict)
     _rest: dict[str, str] = field(default_factory=dict)
     _stored: dict[str, tuple[StoredWeight, Any]] = field(default_factory=dict)  # of this block
-    _bits: int = 0
     _symmetric: bool | None = None
     _block: int | None = None
 
@@ -85,7 +84,6 @@ class Parts:
     def watch(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         if self.holds(linears.block):
             return
-        self._bits += quantized.bits
         scale_C = quantized.column_scale_C
         if scale_C is not None:
             self._fold(scheme, linears, scale_C)
@@ -164,8 +162,8 @@ class Parts:
         return self.form.dense(files, linear, config).to(like_RC)
 
     def _write(self, name: str) -> None:
-        bits = self.form.nbits(self._tensors, self._bits) if self._dense else 0
-        part = Part(f"{name}/{SINGLE}", self._dense, self._rest, bits, self._symmetric)
+        nbytes = sum(one.nbytes for key, one in self._tensors.items() if key not in self._rest)
+        part = Part(f"{name}/{SINGLE}", self._dense, self._rest, nbytes, self._symmetric)
         path = self.folder / part.file
         try:
             path.parent.mkdir(exist_ok=True)
@@ -180,7 +178,7 @@ class Parts:
             ) from error
         write_whole(self.folder / f"{name}.json", json.dumps(asdict(part)))
         self.done[name] = part
-        self._tensors, self._dense, self._rest, self._stored, self._bits = {}, {}, {}, {}, 0
+        self._tensors, self._dense, self._rest, self._stored = {}, {}, {}, {}
 
 
 def _fused(block: int, name: str) -> ModelError:

@@ -142,9 +142,8 @@ def verify(
     from qaudit.export.runs import run
 
     measured = run(choice, evidence, folder, program, watch)
-    # transformers decodes experts of compressed-tensors files to the dtype of their scales.
-    narrows = record.dtype == "float32" and any(".experts." in linear for linear in record.dense)
-    loss, kl = program.tolerances(held_to.verify, folder, narrows=narrows)
+    has_experts = any(".experts." in linear for linear in record.dense)
+    loss, kl = program.tolerances(held_to.verify, folder, record.dtype, has_experts=has_experts)
     described, documents = program.described(record.format), int((evidence.tokens > 0).sum())
     as_it_runs = AsItRuns(described, held_to.name, loss, kl, documents, measured)
     return Verification(record, (), as_it_runs, trusted=trusted, unhashed=unhashed)
@@ -291,6 +290,8 @@ def _configuration(
     with suppress(QauditError):  # where a tensor is damaged
         skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
     outside = unquantized(rest, skeleton)
-    written = [form.config(outside, symmetric=symmetric) for symmetric in (True, False)]
+    written = [
+        form.config(outside, symmetric=symmetric, dtype=record.dtype) for symmetric in (True, False)
+    ]
     if read_configuration(folder).get(KEY) not in written:
         yield f"`{KEY}` of `config.json` is not that of `{record.scheme}`"

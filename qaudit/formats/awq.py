@@ -105,7 +105,9 @@ class AwqFiles(Format):
             f"{linear}.scales": half_scales(linear, codes).T.contiguous(),
         }
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         return {
             "quant_method": "awq",
             "bits": _BITS,

@@ -190,7 +190,9 @@ class Bitsandbytes(Format):
         parts = {f"{linear}.weight.{name}": part.cpu() for name, part in parts_of(stored).items()}
         return {f"{linear}.weight": stored.packed.cpu(), **parts}
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         kind = self.scheme.layout.kind if self.scheme.layout else ""
         four = kind != "int8"
         return {
@@ -201,7 +203,7 @@ class Bitsandbytes(Format):
             "_load_in_8bit": not four,
             "bnb_4bit_quant_type": kind if four else "fp4",
             "bnb_4bit_use_double_quant": bool(getattr(self.scheme, "double_quant", False)),
-            "bnb_4bit_compute_dtype": "bfloat16" if four else "float32",
+            "bnb_4bit_compute_dtype": dtype,  # in which it was measured
             "bnb_4bit_quant_storage": "uint8",
             "llm_int8_threshold": float(getattr(self.scheme, "threshold", 6.0)),
             "llm_int8_skip_modules": list(unquantized),

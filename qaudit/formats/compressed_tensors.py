@@ -420,7 +420,9 @@ class CompressedTensors(Format):
                 "scale for each row",
             )
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         form, weights, inputs = self._arguments(symmetric)
         linears = {
             "targets": ["Linear"],

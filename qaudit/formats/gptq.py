@@ -133,7 +133,9 @@ class GptqFiles(Format):
             f"{linear}.g_idx": torch.arange(columns, dtype=torch.int32) // codes.group,
         }
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         return {
             "quant_method": "gptq",
             "bits": declared_bits(self.scheme),

@@ -88,7 +88,9 @@ class MlxFiles(Format):
             f"{linear}.biases": (-zeros_RG * scales_RG).to(dtype),
         }
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         bits, group = declared_bits(self.scheme), declared_group(self.scheme)
         return {"group_size": group, "bits": bits, "mode": "affine"}
 

@@ -60,10 +60,6 @@ class Format:
         """Return the tensors of one linear, by their names in the file."""
         raise NotImplementedError
 
-    def nbits(self, tensors: Mapping[str, Tensor], measured: int) -> int:
-        """Return the bits of what was packed of the linears of a block."""
-        return measured
-
     def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
         return self.reader.read(files, config, linear)
 
@@ -91,7 +87,9 @@ class Format:
         """Open the files of an export, of which some linears were packed and the rest was not."""
         return PackedWeights(folder, self.reader, linears)
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""
         raise NotImplementedError
 

@@ -189,6 +189,9 @@ class VerifyKeys(_Keys):
     kl: Annotated[
         _Margin | None, Field(description="Of the KL divergence, with other kernels.")
     ] = None
+    narrow: Annotated[
+        _Margin | None, Field(description="Loss and KL, measured in float32 and run in bfloat16.")
+    ] = None
     activations: Annotated[
         _Margin | None, Field(description="Loss and KL, where a runtime rounds activations.")
     ] = None

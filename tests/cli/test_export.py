@@ -103,6 +103,21 @@ def test_files_are_read_as_shipped_ones_are(
         assert sha256_of(read.read(f"{name}.weight").float()) == sha256, name
 
 
+@pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq", "mlx"])
+def test_bits_per_weight_are_those_of_the_bytes_that_are_written(
+    qaudit: Run, place: Path, form: str
+) -> None:
+    done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--format", form, "--out", "new", "-q")
+    assert done.code == 0
+    read = QuantizedFolder(place / "new")
+    nbytes = sum(map(read.nbytes_of, read.linears))
+    weights = sum(layout.shape[0] * layout.shape[1] for layout in read.linears.values())
+    bits = read_export(place / "new").bits_per_weight
+    assert bits == pytest.approx(8 * nbytes / weights)
+    assert (bits > 4.6) == (form != "compressed-tensors")  # with zero points or biases
+    assert f"{bits:.3f} bits per quantized weight" in (place / "new" / "README.md").read_text()
+
+
 def test_the_hashes_are_of_what_the_scheme_makes_of_the_checkpoint(
     qaudit: Run, place: Path
 ) -> None:

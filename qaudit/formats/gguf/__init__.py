@@ -107,9 +107,6 @@ class GgufFiles(FileFormat):
             )
         return {f"{linear}.{kind}": _blocks(kind, linear, codes)}
 
-    def nbits(self, tensors: Mapping[str, Tensor], measured: int) -> int:
-        return 8 * sum(one.numel() for one in tensors.values())
-
     def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
         (name,) = (n for n in files.names() if n.rpartition(".")[0] == linear)
         return GgufBlocks(files.read(name), name.rpartition(".")[2]).decode()
@@ -117,7 +114,9 @@ class GgufFiles(FileFormat):
     def as_compared(self, tensor: Tensor) -> Tensor:
         return tensor.float()
 
-    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+    def config(
+        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
+    ) -> Document:
         return {}
 
     # ------------------------------------------------------------------------- the file
