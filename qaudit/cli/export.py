@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,7 +93,7 @@ def export(
         if repo is not None:
             hub = open_hub(progress)
             must_take(repo, hub)
-        choice = _choice(target, (bits, subject, scheme), given, progress)
+        choice = replace(_choice(target, (bits, subject, scheme), given, progress), repo=repo)
         if repo is None or not holds(out, choice, form):
             from qaudit.export.quantized import export_quantized
 

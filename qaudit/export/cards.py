@@ -6,12 +6,19 @@ And that of a soup: its members, their files and their weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
+from qaudit.checkpoints.places import folder_of
+from qaudit.errors import QauditError
+from qaudit.export.contents import README
+from qaudit.hub.metadata import front_matter
 from qaudit.report.document import (
     Block,
     Cell,
+    CodeBlock,
     Column,
     List,
     Section,
@@ -31,23 +38,54 @@ from qaudit.report.views import judged
 from qaudit.saved.exports import FILE, ExportRecord
 from qaudit.types import Checkpoint, Subject
 from qaudit.version import __version__
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from qaudit.export.choice import ExportChoice
-    from qaudit.formats.packing import Format
+    from qaudit.formats.packing import Document, Format
+    from qaudit.hub import Hub
 
 
-def export_card(choice: ExportChoice, record: ExportRecord, form: Format) -> str:
+_OF_BASE = ("license", "license_name", "license_link", "language", "datasets", "pipeline_tag")
+"""What the card of a base says that holds for its quantized form."""
+
+_LARGEST_NBYTES = 5_000_000
+
+
+def base_metadata(subject: Subject, hub: Hub | None) -> Mapping[str, Any]:
+    """Return the front matter of the first member's README; nothing if there is none."""
+    base = subject.first
+    path = folder_of(base) / README
+    with suppress(QauditError, OSError, UnicodeDecodeError):
+        if base.commit is not None and hub is not None:
+            repo = base.ref.location
+            files = [f for f in hub.listing.files(repo, base.commit) if f.path == README]
+            path = hub.fetcher.files(repo, base.commit, README, files, show=False) / README
+        return front_matter(read_regular(path, _LARGEST_NBYTES).decode())
+    return {}
+
+
+def export_card(
+    choice: ExportChoice, record: ExportRecord, form: Format, config: Document, place: str
+) -> str:
+    """Return the card of a folder with a `config.json`, which is loaded from a place."""
+    model = next(iter(config.get("architectures") or ()), "AutoModelForCausalLM")
+    if str(model).endswith("ForCausalLM"):
+        model = "AutoModelForCausalLM"
+    snippet = form.snippet(place, str(model), config.get("quantization_config", {}))
     blocks = [
         _description(record),
         *([_members(choice.subject)] if choice.subject.merge else []),
         *_measured(choice),
+        CodeBlock(snippet, "console" if snippet.startswith("$") else "python"),
         paragraph(words("Lowest versions that load these files, and what they need:")),
         _runtimes(form),
         _proof(record),
     ]
     card = Section(f"{record.subject}, {record.scheme}", tuple(blocks))
-    front = _front_matter(choice.subject, "quantized", ("quantized", "qaudit"))
+    base = base_metadata(choice.subject, choice.hub)
+    tags = ("quantized", "qaudit")
+    front = _front_matter(choice.subject, "quantized", tags, form.library, base)
     return f"{front}\n\n{render_blocks([card], level=1)}\n"
 
 
@@ -117,18 +155,34 @@ def _proof(record: ExportRecord) -> Block:
     return paragraph(text)
 
 
-def _front_matter(subject: Subject, relation: str, tags: Sequence[str]) -> str:
+def _front_matter(
+    subject: Subject, relation: str, tags: Sequence[str], library: str, base: Mapping[str, Any]
+) -> str:
     """Return the metadata that the Hub reads: checkpoints on the Hub are base models."""
     bases = dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit)
-    lines = ["---"]
+    values: dict[str, Any] = {"base_model": list(bases)} if bases else {}
     if bases:
+        values["base_model_relation"] = relation
+    values["library_name"] = library
+    kept = {key: base[key] for key in _OF_BASE if _is_plain(base.get(key))}
+    values |= {"pipeline_tag": "text-generation", **kept, "tags": list(tags)}
+    lines = ["---"]
+    for key, value in values.items():
         # JSON's quoted texts are YAML's: no name can be taken for anything else.
-        lines += ["base_model:", *(f"- {json.dumps(base)}" for base in bases)]
-        lines += [f"base_model_relation: {relation}"]
-    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
+        if isinstance(value, list):
+            lines += [f"{key}:", *(f"- {json.dumps(each)}" for each in value)]
+        else:
+            lines.append(f"{key}: {json.dumps(value)}")
+    return "\n".join([*lines, "---"])
 
 
-def soup_card(soup: Subject) -> str:
+def _is_plain(value: object) -> bool:
+    """Return whether a value of a foreign README is a text or a list of texts."""
+    texts = value if isinstance(value, list) else [value]
+    return bool(texts) and all(isinstance(text, str) and text for text in texts)
+
+
+def soup_card(soup: Subject, hub: Hub | None = None) -> str:
     files = List(
         tuple(
             (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
@@ -147,7 +201,8 @@ def soup_card(soup: Subject) -> str:
     )
     title = paragraph("The members' files, by the sha256 of their bytes:")
     card = Section(soup.label, (paragraph(description), _members(soup), title, files))
-    front = _front_matter(soup, "merge", ("merge", "model-soup"))
+    base = base_metadata(soup, hub)
+    front = _front_matter(soup, "merge", ("merge", "model-soup"), "transformers", base)
     return f"{front}\n\n{render_blocks([card], level=1)}\n"
 
 
@@ -155,10 +210,18 @@ def _members(soup: Subject) -> TableBlock:
     return TableBlock(
         (Column("", "right"), Column("member"), Column("weight")),
         tuple(
-            row(str(number), _member(checkpoint), f"{share:.17g}")
+            row(str(number), _member(checkpoint), share_text(share))
             for number, (checkpoint, share) in enumerate(soup.members, 1)
         ),
     )
+
+
+def share_text(share: float) -> str:
+    """Return a weight as people write it: `0.75`, `1/3`, or all digits of any other number."""
+    short, ratio = f"{share:.6g}", Fraction(share).limit_denominator(1000)
+    if float(short) == share:
+        return short
+    return str(ratio) if float(ratio) == share else f"{share:.17g}"
 
 
 def _member(checkpoint: Checkpoint) -> Cell:

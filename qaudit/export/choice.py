@@ -36,6 +36,7 @@ class ExportChoice:
     record: AuditRecord | None = None
     audit_file: Path | None = None
     is_named: bool = False  # on the command line, and so exported whatever its verdict is
+    repo: str | None = None  # `org/name` on the Hub, where it goes
 
     @property
     def folder(self) -> Path:

@@ -153,7 +153,9 @@ def _write_beside(work: Work, parts: Parts, folder: Path, alone: Alone | None) -
     if alone is None and may_sign(choice.record, choice.folder):
         record = signed_export(record)
     write_export(record, folder)
-    (folder / README).write_text(export_card(choice, record, work.form), encoding="utf-8")
+    config = read_configuration(folder if work.form.has_settings else folder / EVIDENCE)
+    card = export_card(choice, record, work.form, config, choice.repo or work.out.name)
+    (folder / README).write_text(card, encoding="utf-8")
 
 
 def _of_format(form: Format) -> dict[str, str]:

@@ -47,6 +47,7 @@ def export_soup(
             out,
             shard_nbytes=shard_nbytes,
             weights=weights,
+            hub=hub,
             begun=begun,
             progress=lambda done, total, what: watch.count("tensors", done, total),
         )

@@ -24,6 +24,7 @@ from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import copy_settings
 from qaudit.export.unfinished import begun_folder, whole_folder
+from qaudit.hub import Hub
 from qaudit.model.blocks import Weights
 from qaudit.support.sizes import size
 from qaudit.text.tokenizer import other_tokenizers
@@ -41,6 +42,7 @@ def write_soup(
     *,
     shard_nbytes: int = SHARD_NBYTES,
     weights: Weights | None = None,
+    hub: Hub | None = None,
     begun: Path | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Path:
@@ -62,7 +64,7 @@ def write_soup(
             )
         _write_weights(weights, partial, shard_nbytes, progress)
         copy_settings(folder_of(soup.first), partial)
-        (partial / "README.md").write_text(soup_card(soup), encoding="utf-8")
+        (partial / "README.md").write_text(soup_card(soup, hub), encoding="utf-8")
     return out
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 from qaudit.core.linears import StoredWeight
 from qaudit.formats.arithmetic import affine, from_awq_order, in_awq_order, in_order, pack, unpack
 from qaudit.formats.packing import (
+    GPTQMODEL,
     Document,
     Format,
     Runtime,
@@ -84,6 +85,9 @@ class AwqFiles(Format):
         Runtime("GPTQModel", "7.6", "backend awq_torch computes with these very weights"),
         Runtime("transformers", "5.0", "with gptqmodel"),
     )
+
+    def snippet(self, place: str, model: str, config: Document) -> str:
+        return GPTQMODEL.format(place=place)
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         codes = integer_codes(linear, stored, self.scheme, self.name)

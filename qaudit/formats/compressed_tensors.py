@@ -39,6 +39,7 @@ from qaudit.formats.arithmetic import (
 )
 from qaudit.formats.floats import FLOATS
 from qaudit.formats.packing import (
+    TRANSFORMERS,
     Document,
     Format,
     Runtime,
@@ -370,6 +371,15 @@ class CompressedTensors(Format):
             remark += "; in bfloat16"
         rounded = "" if self.scheme.act_bits is None else ", with its activations"
         return (Runtime("transformers", "5.0", remark), Runtime("vLLM", "0.33", f"{form}{rounded}"))
+
+    def snippet(self, place: str, model: str, config: Document) -> str:
+        weights = config["config_groups"]["group_0"]["weights"]
+        if weights["type"] == "float" or weights["symmetric"]:
+            return super().snippet(place, model, config)
+        dequantized = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
+        return TRANSFORMERS.format(
+            place=place, model=model, imports="CompressedTensorsConfig, ", options=dequantized
+        )
 
     @property
     def _rounds_inputs(self) -> bool:

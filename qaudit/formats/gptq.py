@@ -19,6 +19,7 @@ from typing import ClassVar
 from qaudit.core.linears import StoredWeight
 from qaudit.formats.arithmetic import affine, in_order, indexed, pack, unpack
 from qaudit.formats.packing import (
+    GPTQMODEL,
     Document,
     Format,
     Runtime,
@@ -114,6 +115,9 @@ class GptqFiles(Format):
         Runtime("vLLM", "0.33", "4 and 8 bits, symmetric, groups of 32, 64, 128 or rows"),
         Runtime("SGLang", "0.5.23", "4 and 8 bits, symmetric"),
     )
+
+    def snippet(self, place: str, model: str, config: Document) -> str:
+        return GPTQMODEL.format(place=place)
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         codes = integer_codes(linear, stored, self.scheme, self.name)

@@ -63,10 +63,18 @@ class MlxFiles(Format):
     """Files that mlx-lm loads."""
 
     name: ClassVar[str] = "mlx"
+    library: ClassVar[str] = "mlx"
     has_embeddings: ClassVar[bool] = True
     suffixes = (".weight", ".scales", ".biases")
     reader = Reader("mlx", (".scales",), suffixes, _mlx, beside=(".biases",))
     runtimes = (Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
+
+    def snippet(self, place: str, model: str, config: Document) -> str:
+        return (
+            "from mlx_lm import generate, load\n\n"
+            f'model, tokenizer = load("{place}")\n'
+            'print(generate(model, tokenizer, prompt="The quick brown fox"))'
+        )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         codes = integer_codes(linear, stored, self.scheme, self.name)

@@ -24,6 +24,22 @@ Document = dict[str, Any]
 _HELD_BY: dict[Codes, str] = {}  # which each format says of itself
 
 
+TRANSFORMERS = """\
+from transformers import AutoTokenizer, {imports}{model}
+
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+model = {model}.from_pretrained("{place}", dtype="auto"{options})
+inputs = tokenizer("The quick brown fox", return_tensors="pt").to(model.device)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"""
+
+
+GPTQMODEL = """\
+from gptqmodel import GPTQModel
+
+model = GPTQModel.load("{place}")
+print(model.tokenizer.decode(model.generate("The quick brown fox")[0]))"""
+
+
 @dataclass(frozen=True)
 class Runtime:
     """A program that loads the files, from a version on."""
@@ -37,6 +53,7 @@ class Format:
     """Base of every format; `scheme` is what all linears were quantized by."""
 
     name: ClassVar[str]
+    library: ClassVar[str] = "transformers"  # by which the Hub sorts and shows its files
     reader: ClassVar[Reader]
     runtimes: Any = ()  # of `Runtime`; a property where the scheme decides
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
@@ -55,6 +72,13 @@ class Format:
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
+
+    def snippet(self, place: str, model: str, config: Document) -> str:
+        """Return Python, or a command, that loads files from a place and writes some text.
+
+        `model` is the class of transformers that the checkpoint is of.
+        """
+        return TRANSFORMERS.format(place=place, model=model, imports="", options="")
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         """Return the tensors of one linear, by their names in the file."""

@@ -94,6 +94,14 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
     return before + edited + after, notes
 
 
+def front_matter(readme: str) -> dict[str, Any]:
+    """Return the metadata that a README begins with; nothing of one that cannot be read."""
+    try:
+        return _values(_split(readme)[1])
+    except OddError:
+        return {}
+
+
 def _newline(text: str) -> str:
     """Return how lines end; where they end in two ways, as most files have it."""
     return "\r\n" if "\r\n" in text and not re.search(r"(?<!\r)\n", text) else "\n"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +26,10 @@ from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.linear_hashes import sha256_of
 from qaudit.export import parts
 from qaudit.formats.weights import QuantizedFolder
+from qaudit.report.format import spread
 from qaudit.saved.exports import read_export
 from qaudit.saved.parts import one_writer
+from qaudit.types import Interval
 from tests.support.cli import TEXT, Run, refused
 from tests.support.filled import filled
 from tests.support.models import save_model
@@ -116,6 +120,26 @@ def test_bits_per_weight_are_those_of_the_bytes_that_are_written(
     assert bits == pytest.approx(8 * nbytes / weights)
     assert (bits > 4.6) == (form != "compressed-tensors")  # with zero points or biases
     assert f"{bits:.3f} bits per quantized weight" in (place / "new" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme"),
+    [
+        ("compressed-tensors", SCHEMES[0]),
+        ("compressed-tensors", SCHEMES[2]),
+        ("bnb", "bnb-nf4:blocksize=32"),
+    ],
+)
+def test_the_snippet_of_the_card_runs(
+    qaudit: Run, place: Path, form: str, scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = qaudit("export", *WHERE, "--scheme", scheme, "--format", form, "--out", "new", "-q")
+    assert done.code == 0
+    card = (place / "new" / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0]
+    with warnings.catch_warnings(action="ignore"):  # of libraries
+        exec(code, {})
+    assert "quick brown fox" in capsys.readouterr().out
 
 
 def test_the_hashes_are_of_what_the_scheme_makes_of_the_checkpoint(
@@ -217,6 +241,11 @@ def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) ->
     assert "KL divergence" in card
     assert " % [" in card.split("added loss")[1].split("|")[1]
     assert record.audit_sha256 in card
+    kl = Interval(*(ships[f"kl{end}"] for end in ("", "_low", "_high")))
+    assert f"| {spread(kl)} |" in card  # and no other interval of that number
+    exact = re.findall(r"to full precision is (\S+) nats per token \[(\S+), (\S+)\]", card)
+    assert exact
+    assert {spread(Interval(*map(float, numbers))) for numbers in exact} == {spread(kl)}
     assert ships["status"] in card
     assert "the policy requires 30 documents" in card
     assert "plots/" in (place / "out" / "card.md").read_text()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
 from tests.support.cli import TEXT, Run, refused
 from tests.support.filled import filled
@@ -27,6 +28,10 @@ def hub(place: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (main / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier export")
     # A checkpoint to export, in a repository of its own.
     shutil.copytree(place / "series" / "step200", tmp_path / "root" / "alice" / "base" / "main")
+    (tmp_path / "root" / "alice" / "base" / "main" / "README.md").write_text(
+        "---\nlicense: apache-2.0  # of the base\ndatasets: [o/text, o/more]\n"
+        "widget: [{a: b}]\n---\n"
+    )
     hub = serve(tmp_path / "root", tokens={TOKEN: "bob", "hf_reader": "bob:read"})
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -116,4 +121,8 @@ def test_a_checkpoint_of_the_hub_is_exported(hub: Hub, place: Path, qaudit: Run)
     )
     assert local["dense"] == remote["dense"]
     assert local["rest"] == remote["rest"]
-    assert '- "alice/base"' in (place / "of-hub" / "README.md").read_text()
+    data = ModelCard.load(place / "of-hub" / "README.md").data
+    assert (data.base_model, data.base_model_relation) == (["alice/base"], "quantized")
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    assert (data.license, data.datasets) == ("apache-2.0", ["o/text", "o/more"])
+    assert data.get("widget") is None

@@ -63,8 +63,10 @@ def test_transformers_loads_it_and_computes_with_its_weights(run: Path, tmp_path
 def test_the_card_names_members_weights_and_hashes(run: Path, tmp_path: Path) -> None:
     soup = soup_of(run, "0.75*step1+0.25*step3")
     card = (write_soup(soup, tmp_path / "soup") / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\ntags:\n- merge\n")
+    assert card.startswith('---\nlibrary_name: "transformers"\npipeline_tag: "text-generation"\n')
     assert "| 1 | `step1` | 0.75 |" in card
+    thirds = (write_soup(soup_of(run, "step*"), tmp_path / "thirds") / "README.md").read_text()
+    assert thirds.count("| 1/3 |") == 3
     assert all(f"`{file.sha256}`" in card for c, _ in soup.members for file in c.files)
 
 

@@ -46,8 +46,8 @@ class GgufFiles(FileFormat):
     """A file that llama.cpp, ollama and LM Studio load."""
 
     name: ClassVar[str] = "gguf"
+    library: ClassVar[str] = "gguf"
     has_settings: ClassVar[bool] = False
-
     leaves_out: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # where it is the embeddings
     holds: ClassVar[tuple[Codes, ...]] = ("gguf",)
     has_embeddings: ClassVar[bool] = True
@@ -106,6 +106,9 @@ class GgufFiles(FileFormat):
                 "group=32",
             )
         return {f"{linear}.{kind}": _blocks(kind, linear, codes)}
+
+    def snippet(self, place: str, model: str, config: Document) -> str:
+        return f'$ llama-cli -m {place}/{FILE} -p "The quick brown fox"'
 
     def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
         (name,) = (n for n in files.names() if n.rpartition(".")[0] == linear)
