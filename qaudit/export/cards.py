@@ -11,7 +11,7 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.errors import QauditError
 from qaudit.export.contents import README
 from qaudit.hub.metadata import front_matter
