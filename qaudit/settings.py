@@ -1,10 +1,11 @@
 """The one table of settings: name, type, bounds, default, help and panel of each.
 
-`Recipe` holds what decides numbers and choices, `RunOptions` what does not, and `Presets` has
-names for several keys of a recipe at once. From these fields come the options of every command and
-their environment variables, the keys of a recipe and their checks, the keyword arguments of the
-Python API, and docs/options.md. The name of a field is the key; the option is the name with
-hyphens, unless `flag` gives another.
+`Recipe` holds what decides numbers and choices, `Presets` names for several of its keys at once,
+`RunOptions` how a plan is run, `Execution` where, and `Sampling` what `rollouts` writes. From these
+fields come the options of commands, the keys of `--set` and of a recipe and their checks, the
+environment variables, the keyword arguments of the Python API, `qaudit list settings` and
+docs/options.md. The name of a field is the key. Few have an option; what hardly anyone sets is set
+with `--set key=value`.
 
 Imports nothing of qaudit and nothing heavy: `--help` is made from this file.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NewType, get_args, get_type_hints
+from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
 
 Nbytes = NewType("Nbytes", int)
 """A number of bytes, written with its unit: `512MB`, `60GB`, `1.5GiB`."""
@@ -32,10 +33,10 @@ EXAMPLE_SCHEME, EXAMPLE_SCHEMES = "gptq-3bit", "rtn-4bit,gptq-4bit"
 """In hints."""
 
 MEASURE, TEXT, COMPUTE, OUTPUT = "What to measure", "Text", "How to compute", "Output"
-EXECUTE = "Where to compute"
+EXECUTE, SAMPLE = "Where to compute", "What to write"
+_OWN = "the checkpoint's"
 _LONGEST = 1 << 24  # tokens; the longest that a model of today claims is 10 million
-ONLY_IN_RECIPES = ""
-"""The panel of a setting that has a key and an argument, and no option."""
+SET = "--set"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Setting:
     help: str
     panel: str
     unset: str = ""  # what applies by default, where the default value does not show it
+    option: bool = False  # or only a key
     flag: str = ""  # the option, where it is not the name with hyphens
     at_least: int | None = None
     at_most: int | None = None
@@ -63,18 +65,24 @@ class Recipe:
         "Schemes or sets of them (`qaudit list sets`), separated by commas or repeated.",
         MEASURE,
         DEFAULT_SCHEMES,
+        option=True,
     )
     checkpoints: tuple[str, ...] = setting(
         "Only these: a name, a glob, or `stage1@100k..900k/50k`; repeatable.",
         MEASURE,
         (),
         unset="all; of more than 16, a selection",
+        option=True,
     )
     bits: tuple[str, ...] = setting(
-        "Classes of bits per weight to decide, as 4,3.", MEASURE, (), unset="all that are measured"
+        "Classes of bits per weight to decide, as 4,3.",
+        MEASURE,
+        (),
+        unset="all that are measured",
+        option=True,
     )
     stages: tuple[str, ...] = setting(
-        "Only checkpoints of this stage; repeatable.", MEASURE, (), unset="all", flag="--stage"
+        "Only checkpoints of this stage; repeatable.", MEASURE, (), unset="all"
     )
     every: int | None = setting(
         "Only checkpoints this many steps apart, counted back from the end.",
@@ -87,13 +95,19 @@ class Recipe:
         "At most N checkpoints, spread evenly.", MEASURE, unset="no limit", at_least=1
     )
     soups: tuple[str, ...] = setting(
-        "A soup: `A+B+C`, or a glob; repeatable.", MEASURE, (), unset="none", flag="--soup"
+        "A soup: `A+B+C`, or a glob; repeatable.",
+        MEASURE,
+        (),
+        unset="none",
+        option=True,
+        flag="--soup",
     )
     shipped: tuple[str, ...] = setting(
         "A file or repository of the target that is quantized already; repeatable.",
         MEASURE,
         (),
         unset="none",
+        option=True,
     )
     reference: str | None = setting(
         "A target or label: every other subject is compared with it, in KL and tasks.",
@@ -104,11 +118,13 @@ class Recipe:
         "Calibration text: a file, or hf://datasets/org/name/path.",
         TEXT,
         unset="C4 for Hub models, Python's own text for folders",
+        option=True,
     )
     evaluation: str | None = setting(
         "Evaluation text: a file, or hf://datasets/org/name/path.",
         TEXT,
         unset="C4 for Hub models, Python's own text for folders",
+        option=True,
     )
     strata: str | None = setting(
         "Field of the evaluation text, as `source`: shows the errors of each of its values.",
@@ -139,6 +155,7 @@ class Recipe:
         TEXT,
         (),
         unset="none",
+        option=True,
     )
     task_items: str = setting("At most N items of each task, drawn at random, or all.", TEXT, "500")
     task_shots: int | None = setting(
@@ -160,9 +177,7 @@ class Recipe:
     bos: Literal["auto", "always", "never"] = setting(
         "Start each window with a BOS token: auto, always or never.", TEXT, "auto"
     )
-    packed: bool = setting(
-        "Fill windows across documents.", TEXT, False, flag="--packed/--not-packed"
-    )
+    packed: bool = setting("Fill windows across documents.", TEXT, False)
     evaluation_documents: int = setting("At most N evaluation documents.", TEXT, 64, at_least=2)
     calibration_documents: int = setting("At most N calibration documents.", TEXT, 64, at_least=1)
     document_tokens: int | None = setting(
@@ -182,6 +197,7 @@ class Recipe:
         "auto (a CUDA GPU, else the CPU), cpu, cuda (the one with most free memory) or cuda:1.",
         COMPUTE,
         "auto",
+        option=True,
     )
     dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = setting(
         "auto (bfloat16 on a GPU that supports it, else float32), fast (bfloat16 on a processor "
@@ -193,7 +209,6 @@ class Recipe:
         "Round what ships otherwise too, for a tenth of the scan at most: what arithmetic moves.",
         COMPUTE,
         True,
-        flag="--arithmetic/--no-arithmetic",
     )
     expert_floor: int = setting(
         "Calibration tokens below which an expert falls back.", COMPUTE, 1, at_least=1
@@ -209,9 +224,9 @@ class Recipe:
     quantize_routers: bool = setting(
         "Quantize routers and other small gates too, which toolchains leave.", COMPUTE, False
     )
-    confidence: float = setting("Confidence level of intervals.", ONLY_IN_RECIPES, 0.95)
+    confidence: float = setting("Confidence level of intervals.", MEASURE, 0.95)
     schedule: dict[str, Any] | None = setting(
-        "Learning-rate schedule of the run.", ONLY_IN_RECIPES, unset="as the family says"
+        "Learning-rate schedule of the run.", MEASURE, unset="as the family says"
     )
     family: str | None = setting(
         "Family that explains checkpoint names; see `qaudit list families`.",
@@ -223,10 +238,12 @@ class Recipe:
         MEASURE,
         (),
         unset="none",
-        flag="--diagnose",
     )
     policy: str = setting(
-        "Policy that judges findings: explore, release, strict or a file.", OUTPUT, "release"
+        "Policy that judges findings: explore, release, strict or a file.",
+        OUTPUT,
+        "release",
+        option=True,
     )
 
 
@@ -238,9 +255,7 @@ class Presets:
         "Minutes on a CPU: dtype `fast`, 512 tokens of a document, a scheme for 8, 4 and 3 bits.",
         MEASURE,
         False,
-    )
-    thorough: bool = setting(
-        "Narrower intervals: 256 evaluation and 128 calibration documents.", MEASURE, False
+        option=True,
     )
 
 
@@ -254,7 +269,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "repeats": 1,
         "arithmetic": False,
     },
-    "thorough": {"evaluation_documents": 256, "calibration_documents": 128},
 }
 """What each preset sets. `fast` is decided with the plan, by the instructions of the processor."""
 
@@ -272,20 +286,89 @@ class RunOptions:
         "Disk space for downloads, as 60GB.", COMPUTE, unset="keep everything while it fits"
     )
     update: bool = setting("Ask the Hub again where this plan was made before.", COMPUTE, False)
-    allow_pickle: bool = setting("Read .bin weights too.", COMPUTE, False)
-    trust_remote_code: bool = setting("Run code that a repository contains.", COMPUTE, False)
-    self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
-    no_checkpoints: bool = setting(
-        "Keep nothing below a subject; else every 5 minutes, to go on at a block.", COMPUTE, False
+    allow_pickle: bool = setting("Read .bin weights too.", COMPUTE, False, option=True)
+    trust_remote_code: bool = setting(
+        "Run code that a repository contains.", COMPUTE, False, option=True
     )
+    self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
     keep: tuple[str, ...] = setting(
         "Keep the weights that ship under these schemes, for `export`; separated by commas.",
         OUTPUT,
         (),
         unset="none",
+        option=True,
     )
     sign: bool = setting("Sign the audit with the key in QAUDIT_SIGNING_KEY.", OUTPUT, False)
-    out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET")
+    out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET", option=True)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where a plan is computed, and what is printed meanwhile: settings of the command line."""
+
+    gpus: str | None = setting(
+        "Use N GPUs of this machine, or all. Each search for a soup uses one of them.",
+        EXECUTE,
+        unset="none",
+        option=True,
+    )
+    executor: Literal["in-process", "local", "slurm"] | None = setting(
+        "in-process, local (a process for each part here) or slurm (a job array).",
+        EXECUTE,
+        unset="in-process; local with --gpus",
+    )
+    workers: int = setting("Processes of the executor local without GPUs.", EXECUTE, 2, at_least=1)
+    parts: int = setting("Tasks of the Slurm array at most.", EXECUTE, 16, at_least=1)
+    slurm: tuple[str, ...] = setting(
+        "Options of sbatch, as `--account=x --gres=gpu:1`; repeatable.", EXECUTE, (), unset="none"
+    )
+    detach: bool = setting("Submit to Slurm and return; the same command follows.", EXECUTE, False)
+    threads: int | None = setting(
+        "Threads of each part of a plan on a CPU.",
+        EXECUTE,
+        unset="OMP_NUM_THREADS, or every core",
+        at_least=1,
+    )
+    verbose: bool = setting("Print a line at every block.", EXECUTE, False)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What `rollouts` writes behind prompts."""
+
+    samples: int = setting("Samples of each prompt.", SAMPLE, 4, option=True, at_least=0)
+    max_tokens: int = setting(
+        "Tokens of each sample at most.", SAMPLE, 2048, option=True, at_least=1
+    )
+    temperature: float | None = setting("Of the sampler.", SAMPLE, unset=_OWN, option=True)
+    top_k: int | None = setting("Likeliest tokens to draw from; 0: all.", SAMPLE, unset=_OWN)
+    top_p: float | None = setting("Probability to draw from.", SAMPLE, unset=_OWN)
+    seed: int = setting("Of all random numbers.", SAMPLE, 0, at_least=0)
+    greedy: bool = setting("Write the likeliest tokens of each prompt, too.", SAMPLE, True)
+    server: str | None = setting(
+        "A server with OpenAI's completions, as http://127.0.0.1:8000/v1.",
+        SAMPLE,
+        unset="this machine",
+        option=True,
+    )
+    served_model: str | None = setting("The model's name there.", SAMPLE, unset="TARGET")
+    marks: Path | None = setting(
+        "Marks of samples that were judged since, as JSON lines.", SAMPLE, unset="none"
+    )
+
+
+Settings = type[Recipe] | type[Presets] | type[RunOptions] | type[Execution] | type[Sampling]
+GROUPS: tuple[Settings, ...] = (Recipe, Presets, RunOptions, Execution, Sampling)
+
+
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    float: "a number",
+    Nbytes: "a size, as 512MB or 4GB",
+    Path: "a path",
+    tuple: "texts",
+    dict: "a table, as {key: value}",
+}
 
 
 @dataclass(frozen=True)
@@ -299,26 +382,58 @@ class Entry:
     setting: Setting
 
     @property
-    def flag(self) -> str:
-        """The option: `--calibration-documents`."""
-        return self.setting.flag or f"--{self.name.replace('_', '-')}"
+    def option(self) -> str:
+        """The option, as `--bits`; empty where there is only the key."""
+        named = self.setting.flag or f"--{self.name.replace('_', '-')}"
+        return named if self.setting.option else ""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: QAUDIT_ and the name of the option, or else of the key."""
+        return f"QAUDIT_{(self.option or self.name).strip('-').replace('-', '_').upper()}"
+
+    @property
+    def kind(self) -> str:
+        """What it takes, in words: `a whole number from 2 on`."""
+        low, high = self.setting.at_least, self.setting.at_most
+        if self.type is int:
+            bounds = f" from {low}" * (low is not None) + (f" to {high}" if high else " on")
+            return "a whole number" + (bounds if low is not None else "")
+        if get_origin(self.type) is Literal:
+            return " or ".join(get_args(self.type))
+        kind = get_origin(self.type) or self.type
+        return _KINDS.get(kind, "a text")
 
     @property
     def shown_default(self) -> str:
         if self.setting.unset:
             return self.setting.unset
         if isinstance(self.default, bool):
-            return "on" if self.default else "off"
+            return "true" if self.default else "false"
         return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
 
 
 @cache
-def settings_of(group: type[Recipe] | type[RunOptions] | type[Presets]) -> dict[str, Entry]:
-    """Return the settings of a group by name, in the order of the table."""
-    return {entry.name: entry for entry in _entries(group)}
+def settings_of(*groups: Settings) -> dict[str, Entry]:
+    """Return the settings of groups by name, in the order of the table; without one, of all."""
+    return {entry.name: entry for group in groups or GROUPS for entry in _entries(group)}
 
 
-def _entries(group: type[Any]) -> Iterator[Entry]:
+def written(name: str, value: Any) -> str:
+    """Return a setting as the command line has it: `--set context=512`, or `--bits 4`."""
+    return " ".join(words_of(settings_of()[name], value))
+
+
+def words_of(entry: Entry, value: Any) -> list[str]:
+    """Return the words of one value on the command line, unquoted."""
+    if entry.option and value is True:
+        return [entry.option]
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    is_key = isinstance(value, bool) or not entry.option
+    return [SET, f"{entry.name}={text}"] if is_key else [entry.option, text]
+
+
+def _entries(group: Settings) -> Iterator[Entry]:
     hints = get_type_hints(group)
     for setting in fields(group):
         if "setting" not in setting.metadata:  # `targets`

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -31,6 +33,7 @@ from qaudit.cli.series import series
 from qaudit.cli.terminal import say
 from qaudit.cli.verify import verify
 from qaudit.errors import UsageError
+from qaudit.settings import SET, settings_of
 from qaudit.version import __version__
 
 app = typer.Typer(
@@ -58,14 +61,16 @@ def root(
     """Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?"""
 
 
-_COMMANDS = (
-    scan, plan, fetch, part, collect, status, series, pick, gate, diff, soup, export, verify,
-    report, publish, gallery, rollouts, explain, doctor,
-)  # fmt: skip
-for command in _COMMANDS:
-    app.command()(command)
-app.command("import")(import_)
-app.command("list")(list_)
+_GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
+    "Commands": (scan, pick, gate, export, verify, report),
+    "More": (series, soup, diff, list_, explain, doctor),
+    "Clusters": (plan, part, collect, status, fetch),
+    "Publish": (publish, gallery),
+    "The model's own text": (rollouts, import_),
+}
+for title, commands in _GROUPS.items():
+    for command in commands:
+        app.command(command.__name__.rstrip("_"), rich_help_panel=title)(command)
 group_options(app)
 
 
@@ -101,5 +106,21 @@ def invoke(group: typer.core.TyperGroup, name: str, arguments: list[str]) -> int
             say(message)
             return 2
         command = name if where is None else where.command_path
-        raise UsageError(message.rstrip("."), hint=f"see `{command} --help`") from error
+        message, hint = message.rstrip("."), f"see `{command} --help`"
+        if where is not None and (given := getattr(error, "option_name", None)):
+            message, hint = _no_option(given, where.command, command)
+        raise UsageError(message, hint=hint) from error
     return 0
+
+
+def _no_option(given: str, command: Any, name: str) -> tuple[str, str]:
+    """Return a sentence and a hint: the key of that name, or the nearest option or key."""
+    options = [option for p in command.params for option in p.opts if option.startswith("--")]
+    keys = settings_of() if SET in options else {}
+    word, message = given.strip("-").replace("-", "_"), f"`{name}` has no option `{given}`"
+    if word in keys:
+        return message, f"write `{SET} {word}=VALUE`; it takes {keys[word].kind}"
+    known = {option.strip("-").replace("-", "_"): f"`{option}`" for option in options}
+    known |= {key: f"`{SET} {key}=VALUE`" for key in keys if key not in known}
+    near = get_close_matches(word, known, n=1)
+    return message, f"did you mean {known[near[0]]}?" if near else f"see `{name} --help-all`"

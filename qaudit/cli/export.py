@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 _WHAT = "What to export"
 NewFolder = Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")]
-ShardSize = Annotated[str, option(OUTPUT, "Size of a file of weights at most.", metavar="SIZE")]
 
 
 @with_settings(
-    "checkpoints", "soups", "calibration", "evaluation", "context", "calibration_documents",
-    "document_tokens", "calibration_seed", "device", "dtype", "disk_budget", "allow_pickle",
+    more=("device", "calibration", "checkpoints", "soups", "allow_pickle"),
+    keys=(
+        "evaluation", "context", "calibration_documents", "document_tokens", "calibration_seed",
+        "dtype", "disk_budget",
+    ),
 )  # fmt: skip
 def export(
     target: Annotated[
@@ -61,7 +63,6 @@ def export(
             metavar="REPO",
         ),
     ] = None,
-    shard_size: ShardSize = "2GB",
     converter: Annotated[
         Path | None,
         option(
@@ -84,9 +85,7 @@ def export(
     from qaudit.export.push import holds, must_take
     from qaudit.export.push import push as push_folder
     from qaudit.hub import open_hub
-    from qaudit.recipe.table import parse_nbytes
 
-    shard_nbytes = parse_nbytes(shard_size)
     repo = None if push is None else repository(push)
     given = {name: value for name, value in settings.items() if value not in (None, [])}
     with resumable(out), Progress(quiet=quiet) as progress:
@@ -97,9 +96,7 @@ def export(
         if repo is None or not holds(out, choice, form):
             from qaudit.export.quantized import export_quantized
 
-            export_quantized(
-                choice, form, out, shard_nbytes=shard_nbytes, converter=converter, watch=progress
-            )
+            export_quantized(choice, form, out, converter=converter, watch=progress)
         lines = [str(out)]
         if repo is not None:
             pushed = push_folder(out, repo, hub, lambda *count: progress.count("files", *count))
@@ -139,7 +136,7 @@ def _choice(
     return with_options(choice, allow_pickle=allow_pickle)
 
 
-@with_settings("family", "disk_budget", "allow_pickle")
+@with_settings("allow_pickle", keys=("family", "disk_budget"))
 def soup(
     targets: Targets,
     out: NewFolder,
@@ -148,7 +145,6 @@ def soup(
         option("What to merge", "The soup, as in scan.", "--soup", show_default="the mean of all"),
     ] = None,
     *,
-    shard_size: ShardSize = "2GB",
     quiet: Quiet = False,
     **settings: Any,
 ) -> int:
@@ -158,11 +154,10 @@ def soup(
     """
     from qaudit.cli.progress import Progress
     from qaudit.export.soup import export_soup
-    from qaudit.recipe.table import parse_nbytes, recipe_and_options
+    from qaudit.recipe.table import recipe_and_options
 
-    shard_nbytes = parse_nbytes(shard_size)
     recipe, options = recipe_and_options(*targets, soups=text, **settings)
     with Progress(quiet=quiet) as progress:
-        folder = export_soup(recipe, out, options, shard_nbytes=shard_nbytes, watch=progress)
+        folder = export_soup(recipe, out, options, watch=progress)
     print_result(str(folder))
     return 0

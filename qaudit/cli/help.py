@@ -12,35 +12,27 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-_ENVIRONMENT = (
-    "Every option can also be set in the environment: `--disk-budget 60GB` is "
-    "QAUDIT_DISK_BUDGET=60GB."
-)
+_ENVIRONMENT = "Every option and key is also a variable: `--out DIR` is QAUDIT_OUT=DIR."
 _TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X"}
 
 
-MANY = 40
-"""Options of a command, from which on its help shows the first ones alone."""
+MOST = 10
+"""Options that `--help` shows: the first of a command with more."""
 ALL = "--help-all"
-FIRST = (
-    "quick", "schemes", "checkpoints", "last", "soups", "evaluation", "calibration", "policy",
-    "out", "dry_run",
-)  # fmt: skip
-"""The options that people need first; of a command with many, help shows these."""
 
 
 class Grouped(TyperCommand):
     """A command whose help lists its options in groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ALL in args and len(self.params) > MANY:
+        if ALL in args:
             ctx.meta[ALL] = True
             typer.echo(ctx.get_help())
             raise typer.Exit
         return super().parse_args(ctx, args)
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Give every option its variable: `--disk-budget` is QAUDIT_DISK_BUDGET."""
+        """Give every option its variable: `--dry-run` is QAUDIT_DRY_RUN."""
         super().__init__(*args, **settings)
         for param in self.params:
             if isinstance(param, TyperOption):
@@ -53,9 +45,10 @@ class Grouped(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
-        few = len(self.params) > MANY and ALL not in ctx.meta
+        options = [p for p in self.params if isinstance(p, TyperOption)]
+        hidden = [] if ALL in ctx.meta else options[MOST:]
         for param in self.get_params(ctx):
-            if few and param.param_type_name == "option" and param.name not in (*FIRST, "help"):
+            if param in hidden:
                 continue
             record = param.get_help_record(ctx)
             if record is not None:
@@ -67,23 +60,25 @@ class Grouped(TyperCommand):
         for title, rows in sorted(groups.items(), key=lambda group: group[0] == "Options"):
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=28)
-        if few:
-            others = sum(param.name not in FIRST for param in self.params) - 1
+        notes = [f"`{ALL}` shows the other {len(hidden)} options."] if hidden else []
+        notes += [_ENVIRONMENT] if options else []
+        if notes:
             formatter.write_paragraph()
-            formatter.write_text(f"`{ALL}` shows the other {others} options.")
-        if len(self.params) > 1:
-            formatter.write_paragraph()
-            formatter.write_text(_ENVIRONMENT)
+            formatter.write_text(" ".join(notes))
 
 
 class CommandList(TyperGroup):
-    """Commands, each with its whole first sentence: Typer cuts those that do not fit a line."""
+    """Commands in groups, each with its whole first sentence: Typer cuts those that are long."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         whole = 1000
-        rows = [(name, each.get_short_help_str(whole)) for name, each in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, each in self.commands.items():
+            title = getattr(each, "rich_help_panel", "Commands")
+            groups.setdefault(title, []).append((name, each.get_short_help_str(whole)))
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def group_options(app: typer.Typer) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ANSWERS = "The answers"
 
 
-@with_settings("sign")
+@with_settings(keys=("sign",))
 def import_(
     audit: Annotated[
         Path, typer.Argument(metavar="AUDIT", help="The output folder of a finished scan.")

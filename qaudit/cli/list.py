@@ -14,7 +14,7 @@ import typer
 from qaudit.cli.options import AsJson, option
 from qaudit.cli.terminal import print_result
 from qaudit.errors import MachineError, UsageError
-from qaudit.settings import OUTPUT
+from qaudit.settings import OUTPUT, settings_of
 from qaudit.support.keys import nearest
 
 
@@ -22,8 +22,8 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="schemes, sets, merges, diagnostics, families, recipes, policies, "
-            "tasks, lm-eval (all of its tasks) or rules."
+            help="schemes, sets, settings, formats, merges, diagnostics, families, recipes, "
+            "policies, tasks, lm-eval (all of its tasks) or rules."
         ),
     ] = "schemes",
     as_json: AsJson = False,
@@ -41,11 +41,12 @@ def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
     """Return the names of one kind, each with the first line of its description."""
     if kind not in _KINDS:
         raise UsageError(f"there is no list of `{kind}`", hint=nearest(kind, _KINDS))
-    lines = _KINDS[kind]()
+    rows = _KINDS[kind]()
     if as_json:
-        return json.dumps(lines, indent=1)
+        return json.dumps(rows, indent=1)
     if quiet:
-        return "\n".join(lines)
+        return "\n".join(rows)
+    lines = {name: _of_setting(row) if isinstance(row, dict) else row for name, row in rows.items()}
     from qaudit.report.terminal import hanging
 
     width = max(map(len, lines), default=0)
@@ -110,15 +111,54 @@ def _families() -> dict[str, str]:
     return {family.family: family.description for family in all_families()}
 
 
+def _settings() -> dict[str, dict[str, str]]:
+    return {
+        name: {
+            "help": entry.setting.help,
+            "type": entry.kind,
+            "default": entry.shown_default,
+            "option": entry.option,
+            "variable": entry.variable,
+        }
+        for name, entry in settings_of().items()
+    }
+
+
+def _of_setting(row: Mapping[str, str]) -> str:
+    option = f"; {row['option']}" if row["option"] else ""
+    return f"{row['help']} [{row['type']}; default: {row['default']}{option}]"
+
+
+def _formats() -> dict[str, str]:
+    from qaudit.formats.packing import FileFormat
+    from qaudit.formats.registry import formats, further_readers, readers
+    from qaudit.report import diff, folder, gate
+
+    texts, built_in = _classes("qaudit.formats.registry:formats"), formats().built_in
+    files = [name for name, form in built_in.items() if issubclass(form, FileFormat)]
+    uses: dict[str, tuple[str, ...]] = {
+        "export": tuple(formats()),
+        "scan --shipped": (*readers(), *further_readers(), *files),
+        "report": tuple(folder.FORMATS),
+        "gate": tuple(gate.FORMATS),
+        "diff": tuple(diff.FORMATS),
+    }
+    names = dict.fromkeys(name for group in uses.values() for name in group)
+    used = {name: [use for use, group in uses.items() if name in group] for name in names}
+    return {name: f"{texts.get(name, '')} [{', '.join(used[name])}]".strip() for name in names}
+
+
 def _rules() -> dict[str, str]:
     from qaudit.types import CODES
 
     return {code: rule.title for code, rule in CODES.items()}
 
 
-_KINDS: dict[str, Callable[[], dict[str, str]]] = {
+_KINDS: dict[str, Callable[[], Mapping[str, str | dict[str, str]]]] = {
     "schemes": _schemes,
     "sets": _sets,
+    "settings": _settings,
+    "formats": _formats,
     "merges": lambda: _classes("qaudit.core.registry:merges"),
     "diagnostics": _diagnostics,
     "families": _families,

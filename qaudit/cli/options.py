@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_origin
 
 import typer
 
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.errors import UsageError
-from qaudit.settings import COMPUTE, OUTPUT, Entry, Nbytes, Presets, Recipe, RunOptions, settings_of
+from qaudit.settings import OUTPUT, SET, Entry, Settings, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -36,11 +38,9 @@ AuditPlace = Annotated[
 DryRun = Annotated[
     bool, option(OUTPUT, "Print the plan and its price; measure nothing.", "--dry-run")
 ]
-Device = Annotated[str | None, option(COMPUTE, "auto, cpu, cuda or mps.", show_default="auto")]
 BITS = "Classes of bits per weight to decide, as 4,3."
 AsJson = Annotated[bool, option(OUTPUT, "Print JSON.", "--json")]
 Quiet = Annotated[bool, option(OUTPUT, "Print the result alone.", "--quiet", "-q")]
-Verbose = Annotated[bool, option(OUTPUT, "Print a line at every block.", "--verbose", "-v")]
 
 
 def classes_named(text: str | None) -> tuple[str, ...]:
@@ -55,44 +55,82 @@ def classes_named(text: str | None) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=most_bits_first))
 
 
-def with_settings(*names: str, without: str = "") -> Callable[[Command], Command]:
-    """Add the options of settings to a command, which takes them as `**settings`.
+def with_settings(
+    *first: str, more: Sequence[str] = (), keys: Iterable[str] = ()
+) -> Callable[[Command], Command]:
+    """Add settings to a command, which takes the values of all as `**settings`.
 
-    They stand before its keyword-only parameters. Without names these are all settings that
-    have an option, but for `without`.
+    Options of the `first` follow its own, those of `more` come behind `--set`, which takes the
+    names of all of them and `keys` besides.
     """
-    table = {**settings_of(Presets), **settings_of(Recipe), **settings_of(RunOptions)}
-    entries = [table[name] for name in names] or [
-        entry for name, entry in table.items() if entry.setting.panel and name != without
-    ]
+    table, options = settings_of(), [*first, *more]
+    taken = [*dict.fromkeys([*options, *keys])]
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters.values()
         before = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-        after = [p for p in own if p.kind is p.KEYWORD_ONLY]
-        parameters = [
-            p.replace(kind=p.KEYWORD_ONLY) for p in (*before, *map(_parameter, entries), *after)
-        ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
+        after = [p for p in own if p.kind is p.KEYWORD_ONLY and p.name not in _LAST]
+        last = [p for p in own if p.kind is p.KEYWORD_ONLY and p.name in _LAST]
+        parameters = [*before, *(_parameter(table[name]) for name in first), *after]
+        parameters += [_SET] * (len(taken) > len(options))
+        parameters += [*(_parameter(table[name]) for name in more), *last]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
+
+        @wraps(command)
+        def run(*, set_: Sequence[str] = (), **given: Any) -> int:
+            from qaudit.recipe.table import set_values
+
+            chosen = set_values(set_ or (), taken, command.__name__.rstrip("_"))
+            for name in chosen.keys() & options:
+                if given[name] is not None:
+                    raise UsageError(f"`{name}` is set twice", hint=f"leave `{SET} {name}` out")
+            of_environment = {} if not keys else _variables(taken)
+            return command(**{**dict.fromkeys(taken), **of_environment, **given, **chosen})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return cast(Command, run)
 
     return decorate
+
+
+_LAST = ("as_json", "quiet")
+_SET = inspect.Parameter(
+    "set_",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        list[str] | None,
+        option(OUTPUT, "One of `qaudit list settings`; repeatable.", SET, metavar="KEY=VALUE"),
+    ],
+)
+
+
+def _variables(names: Sequence[str]) -> dict[str, Any]:
+    """Return the keys that the environment sets; Typer reads those of options."""
+    from qaudit.recipe.table import value_of
+
+    values: dict[str, Any] = {}
+    for name in names:
+        entry = settings_of()[name]
+        text = "" if entry.option else os.environ.get(entry.variable, "")
+        if text:
+            is_list = get_origin(entry.type) is tuple
+            values[name] = text.split() if is_list else value_of(entry, text)
+    return values
 
 
 def _parameter(entry: Entry) -> inspect.Parameter:
     """Return the option of a setting; None where it is not given, whatever its default."""
     setting = entry.setting
-    is_switch = entry.type is bool and "/" not in entry.flag
-    kind: Any = entry.type if entry.type in (int, bool, Path) else str
+    kind: Any = entry.type if entry.type in (int, float, bool, Path) else str
     if get_origin(entry.type) is tuple:
         kind = list[str]
     info = option(
         setting.panel,
         setting.help,
-        entry.flag,
-        show_default=False if is_switch else entry.shown_default,
-        metavar="SIZE" if entry.type is Nbytes else None,
+        entry.option,
+        show_default=False if entry.type is bool else entry.shown_default,
         min=setting.at_least,
         max=setting.at_most,
     )
@@ -102,6 +140,11 @@ def _parameter(entry: Entry) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, info],
     )
+
+
+def names_of(*groups: Settings, without: Collection[str] = ()) -> list[str]:
+    """Return the names of settings of groups, as `with_settings` takes them for keys."""
+    return [name for name in settings_of(*groups) if name not in without]
 
 
 def audit_at(target: str, *, quiet: bool = False) -> Path:

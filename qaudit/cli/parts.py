@@ -9,25 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from qaudit.cli.options import AsJson, Quiet, Targets, Verbose, option, with_settings
+from qaudit.cli.options import AsJson, Quiet, Targets, names_of, option, with_settings
+from qaudit.cli.scan import MORE, OPTIONS
 from qaudit.cli.terminal import print_result, say
 from qaudit.errors import UsageError
-from qaudit.settings import COMPUTE, MEASURE
+from qaudit.settings import MEASURE, Execution, Presets, Recipe, RunOptions
 
 
-@with_settings(without="sign")  # `collect` signs
+@with_settings(
+    *OPTIONS,
+    more=MORE,
+    keys=(*names_of(Recipe, Presets, RunOptions, without=["sign"]), "threads"),  # `collect` signs,
+)
 def plan(
     targets: Targets,
     *,
-    threads: Annotated[
-        int | None,
-        option(
-            COMPUTE,
-            "Threads of each part on a CPU.",
-            min=1,
-            show_default="OMP_NUM_THREADS, or every core",
-        ),
-    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     **settings: Any,
@@ -41,8 +37,10 @@ def plan(
     from qaudit.cli.progress import Progress
     from qaudit.cli.scan import output_folder, prepared
     from qaudit.executors.folder import pin
+    from qaudit.recipe.table import take
     from qaudit.saved.audits import plan_to_json
 
+    threads = take(Execution, settings).threads
     out = output_folder(targets, settings)
     with Progress(quiet=quiet) as progress:
         work = prepared(targets, settings, progress)
@@ -83,7 +81,10 @@ INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 """Variables in which Slurm and Kubernetes put the number of a part."""
 
 
-@with_settings("stream_memory", "disk_budget", "allow_pickle", "trust_remote_code", "keep")
+@with_settings(
+    more=("allow_pickle", "trust_remote_code", "keep"),
+    keys=("stream_memory", "disk_budget", "verbose"),
+)
 def part(
     out: Path,
     part: Annotated[
@@ -96,7 +97,6 @@ def part(
     ],
     *,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     **settings: Any,
 ) -> int:
     """Measure one part of the plan in OUT; what is measured already is left alone.
@@ -108,10 +108,11 @@ def part(
     """
     from qaudit.cli.progress import Progress
     from qaudit.executors.part import run_part
-    from qaudit.recipe.table import split_settings
+    from qaudit.recipe.table import split_settings, take
     from qaudit.report.format import plural
 
     number, count = part_of(part)
+    verbose = take(Execution, settings).verbose
     _, options = split_settings(settings)
     with Progress(quiet=quiet, verbose=verbose) as progress:
         outcome = run_part(out, number, count, options, progress)
@@ -136,7 +137,7 @@ def part_of(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-@with_settings("sign")
+@with_settings(keys=("sign",))
 def collect(
     out: Annotated[Path, typer.Argument(help="The folder of the plan.")],
     others: Annotated[

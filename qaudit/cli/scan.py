@@ -6,14 +6,24 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.failures import resumable
-from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, Verbose, option, with_settings
+from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, names_of, with_settings
 from qaudit.cli.terminal import print_result, say
 from qaudit.errors import MissingParts, UsageError
-from qaudit.settings import EXECUTE
+from qaudit.settings import (
+    Execution,
+    Nbytes,
+    Presets,
+    Recipe,
+    RunOptions,
+    settings_of,
+    words_of,
+    written,
+)
 
 if TYPE_CHECKING:
     from qaudit.cli.progress import Progress
@@ -22,44 +32,26 @@ if TYPE_CHECKING:
     from qaudit.tables import Audit
 
 
+OF_PARTS = ("allow_pickle", "trust_remote_code", "stream_memory", "disk_budget", "keep")
 _NOT_KEPT = "it is a soup of a search, or was measured without `--keep`; `export` makes them again"
 
 
-@with_settings()
+OPTIONS = ("schemes", "checkpoints", "soups", "evaluation", "calibration", "policy", "quick", "out")
+MORE = ("bits", "shipped", "tasks", "device", "keep", "allow_pickle", "trust_remote_code")
+"""Behind the first ten."""
+
+
+@with_settings(
+    *OPTIONS,
+    more=(*MORE, "gpus"),
+    keys=names_of(Recipe, Presets, RunOptions, Execution, without=["threads"]),
+)
 def scan(
     targets: Targets,
     *,
-    executor: Annotated[
-        str | None,
-        option(
-            EXECUTE,
-            "in-process, local (a process for each part here) or slurm (a job array).",
-            show_default="in-process; local with --gpus",
-        ),
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        option(
-            EXECUTE,
-            "Use N GPUs of this machine, or all. Each search for a soup uses one of them.",
-            metavar="N|all",
-        ),
-    ] = None,
-    workers: Annotated[
-        int, option(EXECUTE, "Processes of `--executor local` without GPUs.", min=1)
-    ] = 2,
-    parts: Annotated[int, option(EXECUTE, "Tasks of the Slurm array at most.", min=1)] = 16,
-    slurm: Annotated[
-        list[str] | None,
-        option(EXECUTE, "Options of sbatch, as '--account=x --gres=gpu:1'; repeatable."),
-    ] = None,
-    detach: Annotated[
-        bool, option(EXECUTE, "Submit to Slurm and return; the same command follows.", "--detach")
-    ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     **settings: Any,
 ) -> int:
     """Measure what quantization does to checkpoints and soups, and write a report card.
@@ -72,11 +64,12 @@ def scan(
     from qaudit.cli.progress import Progress
     from qaudit.core.registry import parse_schemes
     from qaudit.planning.price import kept_specs
+    from qaudit.recipe.table import take
     from qaudit.report.plan import render_plan
     from qaudit.saved.audits import plan_to_json
     from qaudit.saved.exports import not_kept
 
-    name = executor_named(executor, gpus)
+    execution = checked(take(Execution, settings))
     if dry_run:
         from qaudit.planning.prepare import prepare
 
@@ -84,11 +77,10 @@ def scan(
             plan = prepare(targets, settings, progress).plan
         print_result(plan_to_json(plan) if as_json else render_plan(plan))
         return 0
-    chosen: dict[str, Any] = {"executor": name, "gpus": gpus, "workers": workers, "parts": parts}
-    chosen |= {"slurm": slurm, "detach": detach}
     try:
-        with planned(targets, settings, quiet=quiet, verbose=verbose) as (work, progress):
-            audit = complete(executor_of(work, chosen, progress), sign=work.options.sign)
+        with planned(targets, settings, quiet=quiet, verbose=execution.verbose) as planning:
+            work, progress = planning
+            audit = complete(executor_of(work, execution, progress), sign=work.options.sign)
             kept = kept_specs(work.options.keep, parse_schemes(work.plan.specs))
     except MissingParts as error:
         if error.code:
@@ -157,32 +149,27 @@ def output_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
     return settings.get("out") or default_folder(targets, settings)
 
 
-EXECUTORS = ("in-process", "local", "slurm")
-
-
-def executor_named(name: str | None, gpus: str | None) -> str:
-    """Return the executor that options choose; refuse them before anything is planned."""
-    name = name or ("in-process" if gpus is None else "local")
-    if name not in EXECUTORS:
-        raise UsageError(f"there is no executor `{name}`", hint=f"one of {', '.join(EXECUTORS)}")
-    if gpus is None:
-        return name
-    if name != "local":
+def checked(execution: Execution) -> Execution:
+    """Return the execution with its executor; refuse a wrong one before anything is planned."""
+    gpus = execution.gpus
+    name = execution.executor or ("in-process" if gpus is None else "local")
+    if gpus is not None and name != "local":
         raise UsageError(
-            f"`--gpus` is an option of `--executor local`, and `--executor {name}` is given",
+            f"`--gpus` is of the executor `local`, and `{written('executor', name)}` is given",
             hint="leave one of them out",
         )
-    if gpus != "all" and not re.fullmatch("[1-9][0-9]{0,3}", gpus):
+    if gpus not in (None, "all") and not re.fullmatch("[1-9][0-9]{0,3}", gpus or ""):
         raise UsageError(f"`--gpus {gpus}` is no number of GPUs", hint="write one from 1, or `all`")
-    return name
+    return replace(execution, executor=name)
 
 
-def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progress) -> Executor:
-    name, gpus, device = chosen["executor"], chosen["gpus"], prepared.plan.device
+def executor_of(prepared: Prepared, execution: Execution, progress: Progress) -> Executor:
+    name, gpus, device = execution.executor, execution.gpus, prepared.plan.device
     if gpus is not None and not device.startswith("cuda"):
         raise UsageError(
             f"`--gpus {gpus}` is given, and the plan computes on `{device}`",
-            hint="use `--executor local --workers 2`, or plan with `--device cuda` where GPUs are",
+            hint=f"use `{written('executor', 'local')}`, or plan with `--device cuda` where GPUs "
+            "are",
         )
     if name == "in-process":
         from qaudit.audit import in_process
@@ -196,23 +183,23 @@ def executor_of(prepared: Prepared, chosen: Mapping[str, Any], progress: Progres
     if name == "slurm":
         from qaudit.executors.queues import Slurm
 
-        sbatch = [word for text in chosen["slurm"] or () for word in shlex.split(text)]
-        count, detach = chosen["parts"], chosen["detach"]
+        sbatch = [word for text in execution.slurm for word in shlex.split(text)]
+        count, detach = execution.parts, execution.detach
         return Slurm(
             run, out, parts=count, sbatch=sbatch, options=options, detach=detach, watch=progress
         )
     from qaudit.executors.queues import Pool, cpu_workers, gpu_workers
 
-    workers = cpu_workers(chosen["workers"]) if gpus is None else gpu_workers(gpus)
+    workers = cpu_workers(execution.workers) if gpus is None else gpu_workers(gpus)
     return Pool(run, out, workers, options, progress)
 
 
 def _part_options(prepared: Prepared) -> list[str]:
-    options = prepared.options
-    switches = ("allow_pickle", "trust_remote_code", "no_checkpoints")
-    flags = [f"--{name.replace('_', '-')}" for name in switches if getattr(options, name)]
-    for name in ("stream_memory", "disk_budget"):
-        if (value := getattr(options, name)) is not None:
-            flags += [f"--{name.replace('_', '-')}", f"{value}B"]
-    flags += ["--keep", ",".join(options.keep)] if options.keep else []
-    return flags
+    """Return the options that `qaudit part` gets: what is not pinned in the plan."""
+    options, words = prepared.options, list[str]()
+    for name in OF_PARTS:
+        value, entry = getattr(options, name), settings_of(RunOptions)[name]
+        value = ",".join(value) if isinstance(value, tuple) else value
+        value = f"{value}B" if value and entry.type is Nbytes else value
+        words += words_of(entry, value) if value else []
+    return words

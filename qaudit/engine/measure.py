@@ -239,7 +239,7 @@ def measure(
             compared=remaining.compared and is_first,
             keeper=keeper if is_first else None,
         )
-        if len(rounds) == 1 and observe is None and machine.keeps_passes:
+        if len(rounds) == 1 and observe is None:
             round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
             on = machine if is_first else replace(machine, self_check=False)

@@ -58,7 +58,6 @@ class Machine:
     allow_pickle: bool = False
     self_check: bool = False
     trust_remote_code: bool = False
-    keeps_passes: bool = True  # at the entrance of a block, every few minutes
     keeps_weights: tuple[str, ...] = ()  # of schemes by canonical form (`kept_weights.py`)
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
     experts: ExpertOptions = field(default_factory=ExpertOptions)

@@ -144,7 +144,6 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         allow_pickle=options.allow_pickle,
         self_check=options.self_check,
         trust_remote_code=options.trust_remote_code,
-        keeps_passes=not options.no_checkpoints,
         keeps_weights=kept_specs(options.keep, parse_schemes(plan.specs)),
         column_loop=_column_loop(plan, device),
         experts=ExpertOptions(

@@ -21,9 +21,7 @@ from qaudit.settings import Recipe, RunOptions
 from qaudit.types import SILENT, Subject, Watch
 
 
-def export_soup(
-    recipe: Recipe, out: Path, options: RunOptions, *, shard_nbytes: int, watch: Watch = SILENT
-) -> Path:
+def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch = SILENT) -> Path:
     hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
     soup = resolve_soup(recipe, hub)
     members = [checkpoint for checkpoint, _ in soup.members]
@@ -45,7 +43,6 @@ def export_soup(
         return write_soup(
             soup,
             out,
-            shard_nbytes=shard_nbytes,
             weights=weights,
             hub=hub,
             begun=begun,

@@ -258,7 +258,7 @@ def _planned(
     if recipe.arithmetic:
         otherwise = price_otherwise(chosen.subjects, schemes, pricing, passes, machine)
     longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
-    is_long = longest > KEPT_SECONDS and not options.no_checkpoints
+    is_long = longest > KEPT_SECONDS
     whole_notes = begins_again_notes(footprint.rounds, diagnoses)
     # Of a pass that is kept at a block, and of the one that replaces it.
     nbytes_kept = 2 * footprint.streams_nbytes if is_long and not whole_notes else 0

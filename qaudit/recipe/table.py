@@ -1,16 +1,17 @@
-"""Read a recipe from YAML or from arguments; check each key and name every wrong one.
+"""Read settings from YAML, from arguments or from `--set`; check each, and name every wrong one.
 
-The keys are those of `qaudit.settings.Recipe`. An option given beside a recipe replaces its
-key. Paths in a recipe are relative to the working directory, as on the command line.
+The keys of a recipe are those of `qaudit.settings.Recipe`. An option given beside a recipe replaces
+its key. Paths in a recipe are relative to the working directory, as on the command line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -26,10 +27,23 @@ from qaudit.core.schedules import build
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
-from qaudit.settings import PRESETS, Entry, Nbytes, Presets, Recipe, RunOptions, settings_of
-from qaudit.support.foreign import yaml_file
+from qaudit.settings import (
+    PRESETS,
+    SET,
+    Entry,
+    Execution,
+    Nbytes,
+    Presets,
+    Recipe,
+    RunOptions,
+    Sampling,
+    Settings,
+    settings_of,
+)
+from qaudit.support.foreign import yaml_file, yaml_of
 from qaudit.support.keys import explain, nearest
 
+Group = TypeVar("Group", Recipe, Presets, RunOptions, Execution, Sampling)
 DEMO = "demo"
 _MOST_NBYTES = 2.0**63
 
@@ -81,6 +95,12 @@ def _names(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name.strip() for text in value for name in text.split(",") if name.strip())
 
 
+def _folder(value: object) -> object:
+    if not str(value):
+        raise ValueError("it is empty; name a folder")
+    return value
+
+
 def _task_items(value: object) -> str:
     text = str(value)
     if text != "all" and not (text.isdecimal() and 0 < int(text) < 10**9):
@@ -103,6 +123,8 @@ _SOUPS = Annotated[
     tuple[Annotated[str, BeforeValidator(_soup_text)], ...], BeforeValidator(_as_list)
 ]
 _CHECKS: dict[str, Any] = {
+    "keep": AfterValidator(_names),
+    "out": BeforeValidator(_folder),
     "bits": BeforeValidator(_bits),
     "device": AfterValidator(_device),
     "confidence": Field(gt=0, lt=1),
@@ -119,6 +141,10 @@ def _key(entry: Entry) -> Any:
     kind = entry.type
     if get_origin(kind) is tuple:
         kind = _SOUPS if entry.name == "soups" else _TEXTS
+    elif kind is Nbytes:
+        kind = Annotated[int, BeforeValidator(parse_nbytes)]
+    elif kind is float:
+        kind = Annotated[float, Field(allow_inf_nan=False)]
     elif kind in (int, bool):  # strict: `true` is not a number, and neither is "64"
         low, high = entry.setting.at_least, entry.setting.at_most
         kind = Annotated[kind, Field(strict=True, ge=low, le=high)]
@@ -127,17 +153,33 @@ def _key(entry: Entry) -> Any:
     return (kind | None if entry.optional else kind, entry.default)
 
 
-_Table: Any = create_model(
-    "_Table",
-    __config__=ConfigDict(extra="forbid"),
-    targets=Annotated[_TEXTS, Field(min_length=1)],
-    **{name: _key(entry) for name, entry in settings_of(Recipe).items()},
-    description=(str, ""),  # the last three are for readers of the file
-    sources=(_TEXTS, ()),
-    unverified=(_TEXTS, ()),
-)
-KEYS: tuple[str, ...] = tuple(_Table.model_fields)
-_ALLOWED = {"": KEYS, "soups": tuple(_Soup.model_fields)}
+_FOR_READERS: dict[str, Any] = {
+    "description": (str, ""),
+    "sources": (_TEXTS, ()),
+    "unverified": (_TEXTS, ()),
+}
+"""Keys of a recipe that change nothing."""
+
+
+@cache
+def _model(group: Settings) -> Any:
+    keys = {name: _key(entry) for name, entry in settings_of(group).items()}
+    if group is Recipe:
+        targets = {"targets": (Annotated[_TEXTS, Field(min_length=1)], ...)}
+        keys = {**targets, **keys, **_FOR_READERS}
+    return create_model(f"_{group.__name__}", __config__=ConfigDict(extra="forbid"), **keys)
+
+
+def _checked(group: type[Group], table: Mapping[str, Any], where: str = "") -> Group:
+    """Check a table of keys and return the group of them; errors begin with `where`."""
+    model = _model(group)
+    allowed = {"": tuple(model.model_fields), "soups": tuple(_Soup.model_fields)}
+    try:
+        checked = model.model_validate(table)
+    except ValidationError as error:
+        sentence, hint = explain(error.errors(), allowed)
+        raise RecipeError(f"{where}{sentence}", hint=hint) from error
+    return group(**{field.name: getattr(checked, field.name) for field in fields(group)})
 
 
 def recipe_of(**keys: Any) -> Recipe:
@@ -164,12 +206,7 @@ def read_recipe(path: Path) -> Recipe:
 
 def recipe_from(table: Mapping[str, Any], where: str = "") -> Recipe:
     """Check a table of keys and return its recipe; errors begin with `where`."""
-    try:
-        checked = _Table.model_validate(table)
-    except ValidationError as error:
-        sentence, hint = explain(error.errors(), _ALLOWED)
-        raise RecipeError(f"{where}{sentence}", hint=hint) from error
-    return Recipe(**{field.name: getattr(checked, field.name) for field in fields(Recipe)})
+    return _checked(Recipe, table, where)
 
 
 def recipes_folder() -> Path:
@@ -240,40 +277,61 @@ def recipe_and_options(*targets: str | Path, **settings: Any) -> tuple[Recipe, R
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
     """Return the keys of a recipe, unchecked, and the run options, checked."""
-    recipe, run, presets = settings_of(Recipe), settings_of(RunOptions), settings_of(Presets)
-    keys, options, preset = {}, {}, []
-    for name, value in settings.items():
-        if value is None:
-            continue
-        if name in recipe:
-            keys[name] = value
-        elif name in run:
-            options[name] = _option(run[name], value)
-        elif name in presets:
-            preset += [name] * _option(presets[name], value)
-        else:
+    rest = dict(settings)
+    options, presets = take(RunOptions, rest), take(Presets, rest)
+    known = settings_of(Recipe)
+    if unknown := [name for name in rest if name not in known]:
+        names = settings_of(Recipe, RunOptions, Presets)
+        raise UsageError(f"there is no setting `{unknown[0]}`", hint=nearest(unknown[0], names))
+    keys = {name: value for name, value in rest.items() if value is not None}
+    return {**(PRESETS["quick"] if presets.quick else {}), **keys}, options
+
+
+def take(group: type[Group], settings: dict[str, Any]) -> Group:
+    """Remove the settings of a group from `settings`, and return them checked."""
+    values = {name: settings.pop(name, None) for name in settings_of(group)}
+    return _checked(group, {name: value for name, value in values.items() if value is not None})
+
+
+def set_values(texts: Sequence[str], taken: Collection[str], command: str) -> dict[str, Any]:
+    """Read `key=value` of `--set`; `taken` are the keys that a command takes.
+
+    A key of several texts may be repeated.
+    """
+    known, values = settings_of(), dict[str, Any]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name not in taken:
+            there = f"`qaudit {command}` takes no `{name}`" if name in known else ""
+            raise UsageError(there or f"there is no setting `{name}`", hint=nearest(name, taken))
+        if not equals:
             raise UsageError(
-                f"there is no setting `{name}`", hint=nearest(name, [*recipe, *run, *presets])
+                f"`{SET} {text}` has no value",
+                hint=f"write `{SET} {name}=VALUE`; it takes {known[name].kind}",
             )
-    if len(preset) > 1:
-        raise UsageError("`--quick` and `--thorough` exclude each other", hint="leave one out")
-    return {**(PRESETS[preset[0]] if preset else {}), **keys}, RunOptions(**options)
+        is_list = get_origin(known[name].type) is tuple
+        if name in values and not is_list:
+            raise UsageError(f"`{name}` is set twice", hint="leave one of them out")
+        parsed = value_of(known[name], value)
+        values[name] = [*values.get(name, ()), parsed] if is_list else parsed
+    return values
 
 
-def _option(entry: Entry, value: Any) -> Any:
-    if entry.type is Nbytes:
-        return parse_nbytes(value)
-    if get_origin(entry.type) is tuple:
-        return _names((value,) if isinstance(value, str) else tuple(map(str, value)))
-    if entry.type is Path:
-        if not str(value):
-            raise UsageError(f"`{entry.name}` is empty", hint="name a folder")
-        return Path(value)
-    least = entry.setting.at_least
-    if type(value) is not entry.type or (least is not None and value < least):
-        kind = "true or false" if entry.type is bool else f"a whole number from {least} on"
-        raise UsageError(f"`{entry.name}` is `{value}`", hint=f"it must be {kind}")
-    return value
+def value_of(entry: Entry, text: str) -> Any:
+    """Read one value as the command line and the environment have it."""
+    read = _READERS.get(get_origin(entry.type) or entry.type, str)
+    try:
+        return read(text)
+    except (KeyError, ValueError) as error:
+        raise RecipeError(f"`{entry.name}` is `{text}`", hint=f"it must be {entry.kind}") from error
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: {"true": True, "false": False}.__getitem__,
+    dict: yaml_of,
+}
 
 
 def parse_nbytes(text: object) -> Nbytes:

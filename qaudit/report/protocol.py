@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from qaudit.report import document as doc
 from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
-from qaudit.settings import Entry, settings_of
+from qaudit.settings import Entry, settings_of, words_of
 from qaudit.types import AuditRecord, Recipe
 
 PLAN = "plan.json"  # beside the audit: saved/parts.py
@@ -140,8 +141,8 @@ def command(recipe: Recipe, needs: Collection[str] = (), **used: Any) -> str:
     parts = ["qaudit", "scan", *recipe.targets]
     for name in dict.fromkeys((*_FIRST, *settings)):
         entry, value = settings[name], used.get(name, getattr(recipe, name))
-        if entry.setting.panel and (value != entry.default or name == "schemes"):
-            parts += _option(entry, value)
+        if value != entry.default or name == "schemes":
+            parts += _words(entry, value)
     return " ".join(shlex.quote(printable(part)) for part in [*parts, *_permitted(needs)])
 
 
@@ -149,14 +150,13 @@ _FIRST = ("schemes", "soups", "checkpoints", "stages", "diagnostics")
 _JOINED = ("schemes", "bits", "tasks", "diagnostics")
 
 
-def _option(entry: Entry, value: Any) -> list[str]:
-    flag, _, off = entry.flag.partition("/")
-    if isinstance(value, bool):
-        return [flag if value else off]
+def _words(entry: Entry, value: Any) -> list[str]:
+    if isinstance(value, dict):
+        value = json.dumps(value)
     if entry.name in _JOINED:
-        return [flag, ",".join(value)]
+        value = ",".join(value)
     values = value if isinstance(value, tuple) else (value,)
-    return [part for value in values for part in (flag, str(value))]
+    return [word for value in values for word in words_of(entry, value)]
 
 
 def _permitted(needs: Collection[str]) -> list[str]:

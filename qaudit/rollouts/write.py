@@ -24,7 +24,7 @@ from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt, read_prompt
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.sandbox import Templates
 from qaudit.saved.parts import one_writer
-from qaudit.settings import Recipe, RunOptions
+from qaudit.settings import Recipe, RunOptions, Sampling
 from qaudit.text.chat import Chat
 from qaudit.text.rollouts import FORMAT, Rollout, RolloutHeader, Rollouts, Sampler, read_rollouts
 from qaudit.text.tokenizer import borrowed_tokenizer, tokenizer_of, tokenizer_sha256
@@ -38,21 +38,14 @@ _UNBOUNDED = 1 << 20
 Write = Callable[[Sequence[DueSample]], list[Rollout]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RolloutRequest:
     """What to write; a sampler's setting that is None is the checkpoint's own."""
 
     prompts: Path
-    soup: bool = False  # whether a soup writes them, and no checkpoint
-    samples: int = 4
-    greedy: bool = True
-    max_tokens: int = 2048
-    seed: int = 0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    soup: bool  # whether a soup writes them, and no checkpoint
+    sampling: Sampling
     server: Server | None = None
-    marks: Path | None = None  # of answers that were judged since
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +68,10 @@ def write_rollouts(
     recipe: Recipe, out: Path, options: RunOptions, request: RolloutRequest, watch: Watch = SILENT
 ) -> Rollouts:
     """Write what is missing of a folder of rollouts, and return all of it."""
-    if request.marks is not None:
-        read_marks(request.marks)  # what is wrong with it is said before hours go into answers
+    if request.sampling.marks is not None:
+        read_marks(
+            request.sampling.marks
+        )  # what is wrong with it is said before hours go into answers
     source = _source(recipe, options, request, watch)
     device, dtype = choose_audited(recipe.device, recipe.dtype)
     engine = f"transformers {version('transformers')}, {dtype} on {device}"
@@ -88,8 +83,8 @@ def write_rollouts(
             _complete(folder, source, request, (device, dtype), watch)
             folder.finish(_header(source, request, engine))
             write_texts(out, source.tokenizer)
-        if request.marks is not None:
-            add_marks(out, request.marks)
+        if request.sampling.marks is not None:
+            add_marks(out, request.sampling.marks)
     return read_rollouts(out)
 
 
@@ -110,9 +105,9 @@ def _complete(
 
 def _due(prompts: Sequence[Prompt], request: RolloutRequest) -> Iterator[DueSample]:
     for prompt in prompts:
-        if request.greedy:
+        if request.sampling.greedy:
             yield DueSample(prompt, 0, greedy=True)
-        yield from (DueSample(prompt, k, greedy=False) for k in range(request.samples))
+        yield from (DueSample(prompt, k, greedy=False) for k in range(request.sampling.samples))
 
 
 def _batches(due: Sequence[DueSample], *, of_one_length: bool) -> Iterator[list[DueSample]]:
@@ -133,8 +128,8 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
                 f"{source.context}",
                 hint="shorten it, or leave it out",
             )
-        tokens = min(request.max_tokens, room)
-        return DrawSettings(source.sampler, request.seed, tokens, source.end_ids)
+        tokens = min(request.sampling.max_tokens, room)
+        return DrawSettings(source.sampler, request.sampling.seed, tokens, source.end_ids)
 
     if request.server is not None:
         client = ServerClient(request.server, source.tokenizer)
@@ -211,9 +206,9 @@ def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
     own = generation if generation.get("do_sample") else {}
     try:
         sampler = Sampler(
-            temperature=float(_first(request.temperature, own.get("temperature"), 1.0)),
-            top_k=int(_first(request.top_k, own.get("top_k"), 0)) or None,
-            top_p=float(_first(request.top_p, own.get("top_p"), 1.0)),
+            temperature=float(_first(request.sampling.temperature, own.get("temperature"), 1.0)),
+            top_k=int(_first(request.sampling.top_k, own.get("top_k"), 0)) or None,
+            top_p=float(_first(request.sampling.top_p, own.get("top_p"), 1.0)),
         )
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
@@ -249,10 +244,10 @@ def _asked(source: _Writing, request: RolloutRequest, engine: str) -> dict[str, 
         "configuration": source.subject.first.settings_content,
         "tokenizer": source.tokenizer_sha256,
         "prompts": digest([(p.number, p.ids) for p in source.prompts]),
-        "samples": request.samples,
-        "greedy": request.greedy,
-        "max_tokens": request.max_tokens,
-        "seed": request.seed,
+        "samples": request.sampling.samples,
+        "greedy": request.sampling.greedy,
+        "max_tokens": request.sampling.max_tokens,
+        "seed": request.sampling.seed,
         "sampler": asdict(source.sampler),
         "end_ids": list(source.end_ids),
         "engine": engine,
@@ -268,7 +263,7 @@ def _header(source: _Writing, request: RolloutRequest, engine: str) -> RolloutHe
         weights_sha256=source.subject.content,
         tokenizer_sha256=source.tokenizer_sha256,
         sampler=source.sampler,
-        seed=request.seed,
+        seed=request.sampling.seed,
         count=0,
         rollouts_sha256="",
         end_ids=source.end_ids,
