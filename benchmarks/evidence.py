@@ -39,9 +39,9 @@ HERE = Path(__file__).parent / "evidence.npz"
 CHECKPOINT, SOUP = SUBJECTS = ("stage2-ingredient3-step1000", "soup")
 SCHEMES = ("gptq-4bit", "gptq-3bit", "awq-4bit")
 COMMAND = (
-    f"qaudit scan demo --checkpoints {CHECKPOINT} --schemes {','.join(SCHEMES)} --dtype float32 "
-    "--device cpu --context 256 --bos always --document-tokens 160 --evaluation-documents 1000 "
-    "--calibration-documents 32"
+    f"qaudit scan demo --checkpoints {CHECKPOINT} --schemes {','.join(SCHEMES)} --device cpu "
+    "--set dtype=float32 --set context=256 --set bos=always --set document_tokens=160 "
+    "--set evaluation_documents=1000 --set calibration_documents=32"
 )
 
 
@@ -82,7 +82,7 @@ def share(hits: int, trials: int) -> str:
 
 def scan(draws: int, folder: Path) -> None:
     """Run the command with so many draws."""
-    words = [*shlex.split(COMMAND)[1:], "--repeats", str(draws), "--out", str(folder)]
+    words = [*shlex.split(COMMAND)[1:], "--set", f"repeats={draws}", "--out", str(folder)]
     run = [sys.executable, "-c", "from qaudit.cli import main; main()", *words]
     done = subprocess.run(
         run, cwd=ROOT, env={**environ, **ONE_THREAD}, capture_output=True, text=True
@@ -106,7 +106,7 @@ def collect(folder: Path, commit: str) -> dict[str, npt.NDArray[Any]]:
         draws.setdefault((m.subject, m.scheme), []).append(m)
     first, environment = draws[CHECKPOINT, FULL_PRECISION][0], audit["environment"]
     about = {
-        "command": f"{COMMAND} --repeats {len(draws[CHECKPOINT, SCHEMES[0]])}",
+        "command": f"{COMMAND} --set repeats={len(draws[CHECKPOINT, SCHEMES[0]])}",
         "seeds": [m.calibration_seed for m in draws[CHECKPOINT, SCHEMES[0]]],
         "subjects": SUBJECTS,
         "schemes": {scheme: draws[CHECKPOINT, scheme][0].spec for scheme in SCHEMES},

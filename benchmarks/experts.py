@@ -10,7 +10,7 @@ Routers and the head are left as they are on both sides.
 
 `tokens` gives each expert of a random Mixtral the first N of its calibration tokens, all other
 linears all of them, and prints the KL divergence of `gptq-4bit` over that of `rtn-4bit`: as it
-is, with `--expert-floor 64`, and with `--expert-fallback all-tokens` beside that floor.
+is, with `--set expert_floor=64`, and with `--set expert_fallback=all-tokens` beside that floor.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="A key of the file, as `model.layers=2`; repeatable."),
 ]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", show_default="auto")]
 Compiled = Annotated[
     bool, typer.Option("--compile", help="Use torch.compile; needs a C++ compiler.")
 ]
@@ -51,7 +52,7 @@ def train(
         "qaudit-out/experiments/train"
     ),
     settings: Set = None,
-    device: o.Device = None,
+    device: Device = None,
     compiled: Compiled = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -121,7 +122,7 @@ def run(
         typer.Option(help="Number of seeds: each has its own first weights and data order.", min=1),
     ] = 1,
     settings: Set = None,
-    device: o.Device = None,
+    device: Device = None,
     compiled: Compiled = False,
     out: Annotated[Path, typer.Option(help="Folder for runs, which are shared, and cards.")] = Path(
         "qaudit-out/experiments"

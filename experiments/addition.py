@@ -5,7 +5,7 @@
 
 The trainer here trains a million parameters on sums of two numbers of two digits, a character a
 token, and stops while the model still errs. Full precision answers sums that it was not trained
-on; arithmetic marks the answers, and `scan --rollouts` weighs them under each scheme. Then each
+on; arithmetic marks the answers, and a scan weighs them under each scheme. Then each
 scheme's file is exported and answers the same sums itself, with other random numbers. Everything
 goes through the command line, in float32 on a CPU; the same command again resumes.
 
@@ -37,7 +37,7 @@ Array = npt.NDArray[np.float64]
 
 RUN = "adds"
 SCHEMES = ("rtn-4bit", "gptq-4bit", "rtn-3bit", "gptq-3bit", "rtn-2bit")
-MACHINE = ("--dtype", "float32", "--device", "cpu", "-q")
+MACHINE = ("--set", "dtype=float32", "--device", "cpu", "-q")
 BYTES = 257  # entries of a tokenizer without merges
 SHAPE = {"model.context": 32, "model.layers": 5, "batch": 64, "attention": "eager", "threads": 1}
 PEAK, WARMUP = 0.003, 100  # of a rate that is held
@@ -164,9 +164,21 @@ def weigh(place: Path, checkpoint: Path, sums: Sequence[str], samples: int, sche
         write_lines(place / "marks.jsonl", marks_of(answers_in(place, FULL_PRECISION), sums))
         run(*command, "--marks", place / "marks.jsonl")
     texts = [f"--{name}={place / name}.jsonl" for name in ("calibration", "evaluation")]
-    sizes = ["--calibration-documents", CALIBRATED, "--evaluation-documents", EVALUATED]
-    cut = ["--bos", "always", "--context", SHAPE["model.context"], "--schemes", schemes]
-    answers = ["--rollouts", place / f"answers-{FULL_PRECISION}"]
+    sizes = [
+        "--set",
+        f"calibration_documents={CALIBRATED}",
+        "--set",
+        f"evaluation_documents={EVALUATED}",
+    ]
+    cut = [
+        "--set",
+        "bos=always",
+        "--set",
+        f"context={SHAPE['model.context']}",
+        "--schemes",
+        schemes,
+    ]
+    answers = ["--set", f"rollouts={place / f'answers-{FULL_PRECISION}'}"]
     run("scan", checkpoint, *texts, *sizes, *cut, *answers, *MACHINE, "--out", place / "audit")
 
 

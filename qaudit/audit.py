@@ -59,7 +59,7 @@ def complete(executor: Executor, *, sign: bool = False) -> Audit:
     record = None
     must_take_files(out)
     if sign:
-        signing_key("--sign")  # before hours go into what it would sign
+        signing_key("--set sign=true")  # before hours go into what it would sign
     with one_writer(out):
         while due := next_round(run.plan, rounds, record):
             number, units = len(rounds) + 1, units_of(due)

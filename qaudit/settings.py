@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
@@ -413,10 +412,9 @@ class Entry:
         return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
 
 
-@cache
 def settings_of(*groups: Settings) -> dict[str, Entry]:
     """Return the settings of groups by name, in the order of the table; without one, of all."""
-    return {entry.name: entry for group in groups or GROUPS for entry in _entries(group)}
+    return {entry.name: entry for group in groups or GROUPS for entry in _TABLE[group]}
 
 
 def written(name: str, value: Any) -> str:
@@ -445,3 +443,6 @@ def _entries(group: Settings) -> Iterator[Entry]:
         yield Entry(
             setting.name, annotation, optional, setting.default, setting.metadata["setting"]
         )
+
+
+_TABLE = {group: [*_entries(group)] for group in GROUPS}

@@ -176,7 +176,7 @@ class _Samples:
             if not bool(torch.isfinite(batch.hidden_BTD[batch.valid_BT]).all()):
                 raise SourceError(
                     "the calibration inputs of a block hold NaN or infinity",
-                    hint="an earlier layer overflowed; try `--dtype float32`",
+                    hint="an earlier layer overflowed; try `--set dtype=float32`",
                 )
             behind = width - batch.hidden_BTD.shape[1]
             marks_BT = torch.where(batch.valid_BT, 0, _IGNORED)

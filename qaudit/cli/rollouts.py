@@ -19,8 +19,8 @@ from qaudit.settings import OUTPUT, SAMPLE, Sampling, settings_of
     "max_tokens",
     "temperature",
     "server",
-    more=("device", "allow_pickle", "trust_remote_code"),
-    keys=(*settings_of(Sampling), "checkpoints", "soups", "chat_template", "dtype"),
+    more=("device", "checkpoints", "soups", "allow_pickle", "trust_remote_code"),
+    keys=(*settings_of(Sampling), "chat_template", "dtype"),
 )
 def rollouts(
     target: Annotated[

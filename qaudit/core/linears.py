@@ -165,7 +165,7 @@ def refuse_nonfinite(linears: Linears) -> None:
         names = ", ".join(f"`{name}`" for name in linears.weights)
         raise SourceError(
             f"the calibration inputs of {names} hold NaN or infinity",
-            hint="an earlier layer overflowed; try `--dtype float32`",
+            hint="an earlier layer overflowed; try `--set dtype=float32`",
         )
 
 

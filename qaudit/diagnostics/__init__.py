@@ -3,7 +3,7 @@
 A module holds any of these. Other rooms look them up (`registry.module`, `registry.parts`) and
 never name a diagnostic:
 
-- a `Diagnostic`, the parameters of `--diagnose` and what it adds to a plan (`work`). A module
+- a `Diagnostic`, the parameters of one and what it adds to a plan (`work`). A module
   without one is not requested; it is computed for every audit from the measurements (`phases`).
 - `judge(table, tables) -> (tables, findings)`, from measurements and rows, where it is requested.
 - `summarize(rows, before) -> rows`, from the rows of all subjects (`weights`).

@@ -127,7 +127,7 @@ def find_room(shape: PassShape, length: int, parameters: Curvature, device: torc
             f"{size(free)} are free",
             hint=f"measure {smaller}"
             if needed <= free
-            else "use a machine with more memory, or a shorter `--context`",
+            else "use a machine with more memory, or a shorter `--set context=N`",
         )
     if windows < most:
         notes.append(f"{windows} of {most} windows side by side, to fit in memory")

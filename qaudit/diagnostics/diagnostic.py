@@ -1,4 +1,4 @@
-"""The parameters of a diagnostic: a frozen dataclass, parsed from `--diagnose`.
+"""The parameters of a diagnostic: a frozen dataclass, parsed from the key `diagnostics`.
 
 The fields are the parameters, the first line of the docstring is the description, and `version`
 is part of the key under which results are stored.

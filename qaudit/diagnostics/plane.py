@@ -79,7 +79,7 @@ class Plane(Diagnostic):
         if first is None:
             raise UsageError(
                 "a slice leads to what a scheme makes of a model, and this audit has none",
-                hint=f"name one, as `--diagnose plane:scheme={EXAMPLE_SCHEME}`",
+                hint=f"name one, as `--set diagnostics=plane:scheme={EXAMPLE_SCHEME}`",
             )
         return first
 

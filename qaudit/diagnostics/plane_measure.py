@@ -158,7 +158,7 @@ class Anchor(StandIn):
         if quantized.forwards or quantized.inputs:
             raise SchemeError(
                 f"`{self.inner.short}` quantizes activations too: no weights are its model",
-                hint=f"name another scheme, as `--diagnose plane:scheme={EXAMPLE_SCHEME}`",
+                hint=f"name another scheme, as `--set diagnostics=plane:scheme={EXAMPLE_SCHEME}`",
             )
         if not self.keeps:
             for place in [p for p in self.moved if p[0] in self.read and p[0] != linears.block]:

@@ -73,14 +73,15 @@ class Sensitivity(Diagnostic):
             if named.mixes_bits or not hasattr(named, "bits"):
                 raise UsageError(
                     f"`{named.short}` has no bits to choose, and sensitivity chooses bits",
-                    hint=f"name another, as `--diagnose sensitivity:scheme={EXAMPLE_SCHEME}`",
+                    hint="name another, as "
+                    f"`--set diagnostics=sensitivity:scheme={EXAMPLE_SCHEME}`",
                 )
             return named
         some = [s for s in schemes if hasattr(s, "bits") and not s.mixes_bits]
         if not some:
             raise UsageError(
                 "no scheme of this audit has bits to choose, and sensitivity chooses bits",
-                hint=f"name one, as `--diagnose sensitivity:scheme={EXAMPLE_SCHEME}`",
+                hint=f"name one, as `--set diagnostics=sensitivity:scheme={EXAMPLE_SCHEME}`",
             )
         return next((scheme for scheme in some if bits_of(scheme) == 3), some[0])
 

@@ -318,5 +318,5 @@ def refuse_shared_cache() -> None:
             f"file system ({kind}): processes on other hosts may read them, and their locks are "
             "not visible here",
             hint="set HF_HUB_CACHE to a folder on a disk of this host, or make room for all "
-            "weights and leave out `--disk-budget`",
+            "weights and leave out `disk_budget`",
         )

@@ -92,7 +92,7 @@ class DownloadSchedule:
         raise MachineError(
             f"`{names[worst]}` needs {size(needed[worst])} of weights on the disk at once, "
             f"and the budget is {size(self.budget)}",
-            hint=f"give `--disk-budget {typed_size(needed[worst])}`, or leave out "
+            hint=f"give `--set disk_budget={typed_size(needed[worst])}`, or leave out "
             + ", ".join(f"`{name}`" for name in names.values()),
         )
 

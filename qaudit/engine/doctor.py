@@ -85,7 +85,7 @@ def _machine() -> Iterator[Fact]:
     yield Fact(about, "device", chosen, "without", hint)
     times = _bfloat16_speed()
     if times > FASTER:
-        hint = "`--dtype bfloat16` is faster here, and its numbers differ from those of float32"
+        hint = "`--set dtype=bfloat16` is faster here, and its numbers differ from those of float32"
         yield Fact(about, "bfloat16", f"{times:.1f} times as fast as float32", "ok", hint)
 
 

@@ -316,5 +316,5 @@ def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 def _disk_full(path: Path) -> MachineError:
     return MachineError(
         f"no space left on device while spilling hidden states to `{path.parent}`",
-        hint="free some space, or raise `--stream-memory` so that less is spilled",
+        hint="free some space, or set a larger `--set stream_memory=SIZE`",
     )

@@ -5,8 +5,8 @@ them return. Of every scored token and layer of experts two numbers are kept, su
 whether the set of experts is that of full precision, and the mass that moved, which is half the
 L1 distance between the routing weights of the two, each normalized to sum to 1.
 
-With `--routing reference` streams are given the choice of full precision, experts and weights, in
-calibration and in evaluation, so that what is measured is what rounding does to experts alone.
+With `--set routing=reference` streams are given the choice of full precision, experts and weights,
+in calibration and in evaluation, so that what is measured is what rounding does to experts alone.
 
 Where a block runs says which batch runs: hidden states are marked as they enter it.
 
@@ -34,7 +34,7 @@ from qaudit.model.experts import Experts
 from qaudit.model.groups import Block
 
 EVALUATION = "evaluation"
-REPLAYED = "experts are chosen as in full precision (`--routing reference`)"
+REPLAYED = "experts are chosen as in full precision (`--set routing=reference`)"
 
 
 @dataclass(frozen=True)
@@ -190,5 +190,5 @@ def _cannot_replay(experts: Experts) -> ModelError:
     return ModelError(
         f"`{type(experts.source).__name__}` scales tokens by their routing before experts see "
         "them, and another routing cannot be put in its place",
-        hint="leave `--routing reference` out for this model",
+        hint="leave `--set routing=reference` out for this model",
     )

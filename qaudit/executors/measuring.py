@@ -230,7 +230,8 @@ class Measuring:
                 raise
             raise MachineError(
                 f"out of memory while measuring `{job.label}`; what was measured is kept",
-                hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
+                hint="set less: `--set context=N`, `--set calibration_documents=N` or "
+                "`--set stream_memory=SIZE`",
             ) from error
 
     def _finish(self, job: _Job) -> None:

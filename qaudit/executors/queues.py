@@ -63,7 +63,7 @@ def gpu_workers(text: str) -> tuple[Worker, ...]:
     if not names or count > len(names):
         raise MachineError(
             f"`--gpus {text}` asks for more GPUs than the {len(names)} that are visible here",
-            hint=f"ask for at most {len(names)}" if names else "use `--executor local --workers 2`",
+            hint=f"ask for at most {len(names)}" if names else "use `--set executor=local`",
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return tuple(
@@ -97,8 +97,9 @@ class Pool(Executor):
         super().__init__(run, out, watch)
         self._workers = list(workers)
         self._options = [*options]
-        if "--stream-memory" not in options:  # each process would take as much as one alone
-            self._options += ["--stream-memory", f"{default_stream_limit() // len(workers)}B"]
+        # Each process would take as much as one alone.
+        if not any(word.startswith("stream_memory=") for word in options):
+            self._options += ["--set", f"stream_memory={default_stream_limit() // len(workers)}B"]
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Run the parts that lack something, until each has ended or failed twice."""
@@ -165,7 +166,7 @@ SECONDS_BETWEEN_QUEUE_LOOKS = 5.0
 
 TEXT = """\
 #!/bin/bash
-# Written by `qaudit scan --executor slurm`. Submit parts yourself: sbatch --array=0,3-5 {script}
+# Written by `qaudit scan`. Submit parts yourself: sbatch --array=0,3-5 {script}
 #SBATCH --job-name=qaudit
 #SBATCH --chdir={here}
 #SBATCH --output={log}
@@ -288,13 +289,13 @@ def _ran(*command: str) -> str:
     except FileNotFoundError as error:
         raise MachineError(
             f"there is no `{command[0]}` here",
-            hint="run it on a login node of the cluster, or use `--executor local`",
+            hint="run it on a login node of the cluster, or use `--set executor=local`",
         ) from error
     except subprocess.CalledProcessError as error:
         why = " ".join((error.stderr or error.stdout).split())
         raise MachineError(
             f"`{command[0]}` refused: {why}",
-            hint="give what the site needs with `--slurm '--account=NAME --partition=NAME'`",
+            hint="give what the site needs with `--set slurm='--account=NAME --partition=NAME'`",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise MachineError(

@@ -84,7 +84,7 @@ def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
     if {text.source for text in pinned_texts} != sources:
         raise NotPinnedError(
             f"the files of `{data.repo}` were not looked up when the audit was planned",
-            hint="plan the audit again: `--update`",
+            hint="plan the audit again: `--set update=true`",
         )
     return [*(text for text in texts if text.source == data.readme), *pinned_texts]
 

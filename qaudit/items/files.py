@@ -136,7 +136,7 @@ def _by_library(repo: str, name: str | None, root: Path, paths: Sequence[str]) -
         if any(path.endswith(".py") for path in paths):
             raise SourceError(
                 f"the data set `{repo}` needs a script, which is not run",
-                hint="name a folder with its files as parquet: `--task-data FOLDER`",
+                hint="name a folder with its files as parquet: `--set task_data=FOLDER`",
             ) from error
         raise SourceError(
             f"the files of the data set `{repo}` are not found: {reason}", hint="leave its task out"

@@ -55,7 +55,7 @@ def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
     if recipe.tasks and recipe.task_data and not Path(recipe.task_data).is_dir():
         raise UsageError(
             f"there is no folder `{recipe.task_data}`",
-            hint="`--task-data` is a folder with data sets as org/name",
+            hint="name a folder with data sets as org/name: `--set task_data=FOLDER`",
         )
     return harness.definitions(named(recipe.tasks)) if recipe.tasks else ()
 
@@ -83,7 +83,7 @@ def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tup
         name, first = next(iter(failed.items()))
         raise type(first)(
             f"the data of task `{name}` cannot be had: {first.message}",
-            hint=first.hint or "leave the task out, or name a folder: `--task-data`",
+            hint=first.hint or "leave the task out, or name a folder: `--set task_data=FOLDER`",
         ) from first
     notes = tuple(f"task `{name}` is left out: {why.message}" for name, why in failed.items())
     return tuple(found.values()), notes

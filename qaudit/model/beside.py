@@ -178,6 +178,6 @@ def _part(name: str, tensor: Tensor, hidden_BTD: Tensor) -> _TensorColumns:
             "schemes that learn on the output of a block cut windows, and what blocks of this "
             f"model leave for later ones cannot be cut: {list(shape)} numbers of `{dtype}` for "
             f"{list(hidden_BTD.shape[:2])} tokens",
-            hint="leave schemes out that learn on whole blocks, or change `--context`",
+            hint="leave schemes out that learn on whole blocks, or set another `--set context=N`",
         )
     return _TensorColumns(name, places[0], shape[1 : places[0]] + shape[places[0] + 1 :], dtype)

@@ -126,7 +126,7 @@ class BlockModel:
             raise ModelError(
                 f"this `{self.model_type}` has no position for every token of a window of "
                 f"{tokens_BT.shape[1]}",
-                hint="use a shorter `--context`",
+                hint="use a shorter `--set context=N`",
             ) from error
 
     @property

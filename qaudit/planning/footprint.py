@@ -170,7 +170,7 @@ def refuse_what_cannot_fit(downloads: PlannedDownloads, budget: int, free_nbytes
 def _more(needed: int, free_nbytes: int) -> str:
     """Propose a larger budget where the disk has it, and a larger disk where it has not."""
     if needed <= free_nbytes:
-        return f"give `--disk-budget {typed_size(needed)}`: {size(free_nbytes)} are free"
+        return f"give `--set disk_budget={typed_size(needed)}`: {size(free_nbytes)} are free"
     return (
         f"free {size(needed - free_nbytes)} on the disk of `{hub_cache()}`, or set HF_HUB_CACHE "
         f"to a folder with room for {size(needed)}"
@@ -368,8 +368,8 @@ class Footprint:
         if self.returning:
             notes.append(
                 "calibration is too long to wait inside a block, and goes through each block once "
-                "for every group of linears: the same numbers, slower; a higher `--stream-memory` "
-                "avoids it"
+                "for every group of linears: the same numbers, slower; a larger "
+                "`--set stream_memory=SIZE` avoids it"
             )
         if self.rounds > 1:
             notes.append(
@@ -388,16 +388,16 @@ class Footprint:
         limit, fewer = self.what_would_fit(available, documents)
         ways = []
         if limit is not None:
-            ways.append(f"`--stream-memory {typed_size(limit, up=False)}`")
+            ways.append(f"`--set stream_memory={typed_size(limit, up=False)}`")
         if fewer is not None:
-            ways.append(f"`--calibration-documents {fewer}`")
+            ways.append(f"`--set calibration_documents={fewer}`")
         raise MachineError(
             f"this audit needs about {size(self.memory_nbytes)} of memory and {size(available)} "
             "are free",
             hint=f"it would fit with {' or with '.join(ways)}"
             if ways
-            else "no `--stream-memory` and no `--calibration-documents` would make it fit: "
-            "use a machine with more memory, or a lower `--context`",
+            else "no value of `stream_memory` and of `calibration_documents` makes it fit: "
+            "use a machine with more memory, or a shorter `--set context=N`",
         )
 
     def what_would_fit(self, available: int, documents: int) -> tuple[int | None, int | None]:
@@ -438,9 +438,9 @@ class Footprint:
     def _larger_disk(self, short_nbytes: int, kept_nbytes: int) -> str:
         ways = ["fewer schemes in `--keep`, or none"] if kept_nbytes else []
         if self.spilled_nbytes >= short_nbytes:
-            ways.append(f"`--stream-memory {typed_size(self.limit_nbytes + short_nbytes)}`")
+            ways.append(f"`--set stream_memory={typed_size(self.limit_nbytes + short_nbytes)}`")
         if self.rounds > 1:
-            ways.append(f"`--task-items {max(1, self.most_items // self.rounds)}`")
+            ways.append(f"`--set task_items={max(1, self.most_items // self.rounds)}`")
         if self.spilled_nbytes:
             ways.append("`TMPDIR` on a larger disk")
         return f"it may fit with {' or with '.join(ways)}"

@@ -122,7 +122,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     """Resolve, pin and price; nothing is written and no weights are read."""
     keys, options = split_settings(settings)
     if options.sign:
-        signing_key("--sign")  # before hours go into what it would sign
+        signing_key("--set sign=true")  # before hours go into what it would sign
     out = options.out or default_folder(targets, settings)
     lock = next((target for target in targets if is_lock(target)), None)
     recipe, resolved = (

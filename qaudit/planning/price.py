@@ -270,7 +270,9 @@ def keeping_notes(specs: Sequence[str], nbytes: int) -> tuple[str, ...]:
 def begins_again_notes(rounds: int, diagnoses: Iterable[DiagnosticWork]) -> tuple[str, ...]:
     """Note why a subject that is interrupted does not go on at a block."""
     reasons = [f"the items of tasks go through in about {rounds} rounds"] * (rounds > 1)
-    reasons += ["`--diagnose weights` reads what is quantized"] * any(w.watches for w in diagnoses)
+    reasons += ["`--set diagnostics=weights` reads what is quantized"] * any(
+        w.watches for w in diagnoses
+    )
     if not reasons:
         return ()
     return (f"a subject that is interrupted begins again, because {' and '.join(reasons)}",)

@@ -227,7 +227,7 @@ def _notes(
     if is_default_choice(recipe, series):
         notes.append(
             f"{len(alone)} of {len(series)} checkpoints, spread over the run and its ends; "
-            "choose others with `--checkpoints`, `--stage`, `--every` or `--last`"
+            "choose others with `--checkpoints`, or `--set` of `stages`, `every` or `last`"
         )
     return tuple(dict.fromkeys([*notes, *(note for c in read for note in c.notes)]))
 
@@ -404,9 +404,9 @@ def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
     learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
     if recipe.routing == "reference" and learned:
         raise UsageError(
-            f"`--routing reference` replays the choice of experts in whole batches, and "
+            f"`--set routing=reference` replays the choice of experts in whole batches, and "
             f"`{learned[0]}` learns on other ones",
-            hint=f"leave `{learned[0]}` out, or `--routing reference`",
+            hint=f"leave `{learned[0]}` out, or `--set routing=reference`",
         )
 
 

@@ -276,7 +276,10 @@ def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:
     gates = list(left_as_gates(names, owners or {"mlp.experts"}))
     if gates and not recipe.quantize_routers:
         shown = ", ".join(f"`{name}`" for name in gates[:4]) + ", ..." * (len(gates) > 4)
-        yield f"routers and small gates are left as they are: {shown} (`--quantize-routers`)"
+        yield (
+            f"routers and small gates are left as they are: {shown} "
+            "(`--set quantize_routers=true` quantizes them)"
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
@@ -28,6 +27,7 @@ from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
 from qaudit.settings import (
+    GROUPS,
     PRESETS,
     SET,
     Entry,
@@ -46,6 +46,22 @@ from qaudit.support.keys import explain, nearest
 Group = TypeVar("Group", Recipe, Presets, RunOptions, Execution, Sampling)
 DEMO = "demo"
 _MOST_NBYTES = 2.0**63
+
+
+def parse_nbytes(text: object) -> Nbytes:
+    """Read a size with its unit: `512MB`, `60GB`, `1.5GiB`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)(B?)", str(text).strip().upper())
+    if match is None:
+        raise UsageError(f"`{text}` is not a size", hint="write it as 512MB, 4GB or 1.5GiB")
+    number, unit, binary, _ = match.groups()
+    nbytes = float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " ")
+    if nbytes >= _MOST_NBYTES:
+        raise UsageError(
+            f"`{str(text)[:20]}` is more than any machine has", hint="write it as 512MB"
+        )
+    if match[0] == number and nbytes:
+        raise UsageError(f"`{number}` has no unit", hint=f"write `{number}GB` or `{number}MB`")
+    return Nbytes(int(nbytes))
 
 
 class _Soup(BaseModel):
@@ -161,8 +177,7 @@ _FOR_READERS: dict[str, Any] = {
 """Keys of a recipe that change nothing."""
 
 
-@cache
-def _model(group: Settings) -> Any:
+def _made(group: Settings) -> Any:
     keys = {name: _key(entry) for name, entry in settings_of(group).items()}
     if group is Recipe:
         targets = {"targets": (Annotated[_TEXTS, Field(min_length=1)], ...)}
@@ -170,9 +185,12 @@ def _model(group: Settings) -> Any:
     return create_model(f"_{group.__name__}", __config__=ConfigDict(extra="forbid"), **keys)
 
 
+_MODELS = {group: _made(group) for group in GROUPS}
+
+
 def _checked(group: type[Group], table: Mapping[str, Any], where: str = "") -> Group:
     """Check a table of keys and return the group of them; errors begin with `where`."""
-    model = _model(group)
+    model = _MODELS[group]
     allowed = {"": tuple(model.model_fields), "soups": tuple(_Soup.model_fields)}
     try:
         checked = model.model_validate(table)
@@ -326,25 +344,11 @@ def value_of(entry: Entry, text: str) -> Any:
         raise RecipeError(f"`{entry.name}` is `{text}`", hint=f"it must be {entry.kind}") from error
 
 
+_SWITCHES = dict.fromkeys(("true", "1", "yes", "on"), True)
+_SWITCHES |= dict.fromkeys(("false", "0", "no", "off"), False)  # as Typer has them
 _READERS: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
-    bool: {"true": True, "false": False}.__getitem__,
+    bool: lambda text: _SWITCHES[text.lower()],
     dict: yaml_of,
 }
-
-
-def parse_nbytes(text: object) -> Nbytes:
-    """Read a size with its unit: `512MB`, `60GB`, `1.5GiB`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)(B?)", str(text).strip().upper())
-    if match is None:
-        raise UsageError(f"`{text}` is not a size", hint="write it as 512MB, 4GB or 1.5GiB")
-    number, unit, binary, _ = match.groups()
-    nbytes = float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " ")
-    if nbytes >= _MOST_NBYTES:
-        raise UsageError(
-            f"`{str(text)[:20]}` is more than any machine has", hint="write it as 512MB"
-        )
-    if match[0] == number and nbytes:
-        raise UsageError(f"`{number}` has no unit", hint=f"write `{number}GB` or `{number}MB`")
-    return Nbytes(int(nbytes))

@@ -99,7 +99,7 @@ def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
     answered = [(row.subject, row.scheme) for row in view.audit.tasks]
     answered += [(row.subject, row.scheme) for row in view.audit.diagnostics.rollouts]
     if (one.subject, one.scheme) not in answered:
-        yield "Neither tasks nor rollouts were measured: `--tasks` and `--rollouts` add them."
+        yield "Neither tasks nor rollouts were measured: add `--tasks NAMES`."
 
 
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:

@@ -31,7 +31,7 @@ class _Choice(LogitsProcessor):
         if not bool(torch.isfinite(scores.max(-1).values).all()):
             raise ModelError(
                 "the model's logits are not finite while it generates",
-                hint="generate with `--dtype float32`, or check the weights with `qaudit scan`",
+                hint="generate with `--set dtype=float32`, or check the weights with `qaudit scan`",
             )
         likely = scores.argmax(-1)
         uniform = torch.stack([torch.rand((), generator=g) for g in self._random])

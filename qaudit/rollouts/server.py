@@ -145,7 +145,8 @@ class Server:
     def _failure(self, what: str) -> MachineError:
         return MachineError(
             f"the server `{urlsplit(self.url).netloc}` {what}",
-            hint=f"check `--server`, `--served-model` and {KEY}, then run the same command again",
+            hint=f"check `--server`, `--set served_model=NAME` and {KEY}, then "
+            "run the same command again",
         )
 
 

@@ -213,7 +213,7 @@ def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"`{_GENERATION}` has a sampler that is none: {error}",
-            hint="give `--temperature`, `--top-k` and `--top-p`",
+            hint="give `--temperature`, `--set top_k=N` and `--set top_p=P`",
         ) from error
     if sampler.temperature <= 0 or not 0 < sampler.top_p <= 1 or (sampler.top_k or 1) < 0:
         raise UsageError(

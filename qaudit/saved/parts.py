@@ -97,7 +97,7 @@ FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
 FIRST = 1
 """The round of the plan itself."""
 
-AGAIN = "delete it, or pass `--update`, to have the plan made anew"
+AGAIN = "delete it, or pass `--set update=true`, to have the plan made anew"
 
 
 def write_plan(

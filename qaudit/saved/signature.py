@@ -45,7 +45,7 @@ def signing_key(option: str) -> bytes:
 
 def sign_audit(folder: Path) -> AuditRecord:
     """Write the signature of an audit into its `audit.json`, and return the audit."""
-    key, document = signing_key("--sign"), _document(folder)
+    key, document = signing_key("--set sign=true"), _document(folder)
     read_saved(folder)  # refuses evidence that is of something else
     value = _signature(document, folder, key)
     text = text_of({**document, "signature": {"method": METHOD, "value": value}})
@@ -58,7 +58,8 @@ def must_be_signed(audit: AuditRecord, folder: Path, option: str = "--signed") -
     key, document = signing_key(option), _document(folder)
     if audit.signature is None:
         raise AuditError(
-            f"`{folder}` is not signed", hint=f"scan it again with `--sign`, and `{VARIABLE}` set"
+            f"`{folder}` is not signed",
+            hint=f"scan it again with `--set sign=true`, and `{VARIABLE}` set",
         )
     read_saved(folder)
     value = _signature(document, folder, key)

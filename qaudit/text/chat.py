@@ -55,8 +55,8 @@ class Chat:
     def __post_init__(self) -> None:
         if self.reasoning is not None and len(self.reasoning.split()) != 2:
             raise UsageError(
-                f"`--reasoning {self.reasoning}` is not two markers",
-                hint="write what begins and what ends reasoning: `--reasoning '<think> </think>'`",
+                f"`--set reasoning={self.reasoning}` is not two markers",
+                hint="write what begins and ends it: `--set reasoning='<think> </think>'`",
             )
         if self.file is not None:  # one that cannot be read is refused whatever the text is
             template_in_file(self.file, self.folders)
@@ -166,13 +166,13 @@ class _Conversation:
             raise CorpusError(
                 f"no answer in {self.where} can be separated from its prompt: the template "
                 "renders the messages before it otherwise than all of them",
-                hint="give a template with `{% generation %}` with `--chat-template FILE`, or use "
-                "`--score all`",
+                hint="give a template with `{% generation %}` by `--set chat_template=FILE`, "
+                "or use `--set score=all`",
             )
         if not spans:
             raise CorpusError(
                 f"no token of {self.where} is scored: no message is of the role `assistant`",
-                hint="leave the conversation out, or use `--score all`",
+                hint="leave the conversation out, or use `--set score=all`",
             )
         return spans, is_cut
 

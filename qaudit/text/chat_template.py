@@ -13,7 +13,7 @@ from qaudit.errors import CorpusError
 from qaudit.types import CALL, REASONING
 from qaudit.whole import read_regular
 
-OTHER_TEMPLATE = "give another template with `--chat-template FILE`"
+OTHER_TEMPLATE = "give another template with `--set chat_template=FILE`"
 _TEMPLATE, _SETTINGS, _SPECIAL = (
     "chat_template.jinja",
     "tokenizer_config.json",
@@ -73,7 +73,7 @@ def template_in_file(file: str, folders: Sequence[Path]) -> ChatTemplate:
         reason = getattr(error, "strerror", None) or str(error)
         raise CorpusError(
             f"the chat template `{file}` cannot be read: {reason.lower()}",
-            hint="name a Jinja file after `--chat-template`",
+            hint="name a Jinja file: `--set chat_template=FILE`",
         ) from error
     return ChatTemplate(file, text, tokens=_special_tokens(folders))
 
@@ -96,7 +96,7 @@ def _no_template(folders: Sequence[Path]) -> NoReturn:
     name = folders[0].name if folders else "the model"
     raise CorpusError(
         f"the text has `messages`, and `{name}` has no chat template",
-        hint="give one with `--chat-template FILE`, or give text in `text`",
+        hint="give one with `--set chat_template=FILE`, or give text in `text`",
     )
 
 

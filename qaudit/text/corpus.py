@@ -5,7 +5,7 @@ seed 0 does too, as published protocols do. The other seeds share the usable one
 `usable.POOL` times as many, so that a draw never reads a whole web crawl: they are shuffled once
 and dealt out, so that two draws have no document in common and are independent of each other;
 draws that overlap would scatter less than fresh text does. What a seed draws does not depend on
-which others are drawn: a scan of seed 3 has the text of draw 3 of `--repeats`.
+which others are drawn: a scan of seed 3 has the text of draw 3 of `repeats`.
 What is cut counts: documents with the same tokens are one, in both texts they are refused, and
 near-copies among those that are measured on are one unit (`text.copies`). What was left out,
 missing or cut short is a note in the corpus.
@@ -93,13 +93,13 @@ def _check(protocol: Protocol, strata: str | None) -> None:
     if protocol.packed and protocol.stride != protocol.context:
         raise CorpusError(
             "packed windows do not overlap, because each is a unit of its own",
-            hint="leave out `--stride`, or `--packed`",
+            hint="leave out `stride`, or `packed`",
         )
     if protocol.packed and strata is not None:
         raise CorpusError(
             "packed windows run documents together, and have no value of "
             f"`{strata}` to be grouped by",
-            hint="leave out `--packed`, or `--strata`",
+            hint="leave out `packed`, or `strata`",
         )
 
 
@@ -114,7 +114,7 @@ def _chat_notes(scored: Sequence[Encoded], protocol: Protocol) -> list[str]:
             hint="give `messages` in every document, or in none",
         )
     if protocol.packed:
-        raise CorpusError("packed windows run conversations together", hint="leave out `--packed`")
+        raise CorpusError("packed windows run conversations together", hint="leave out `packed`")
     alone = sum(encoded.last_alone for encoded in scored)
     sentence = (
         f"of {alone} of {len(scored)} conversations the last answer alone is scored: the template "
@@ -138,7 +138,8 @@ def _refuse_too_little(draws: int, count: int, different: int) -> None:
         raise CorpusError(
             f"{draws} calibration draws of {count} documents need {draws * count} "
             f"different ones, and the calibration text gives {different}",
-            hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
+            hint="set a lower `--set repeats=N` or `--set calibration_documents=N`, or "
+            "give a longer text",
         )
 
 

@@ -202,7 +202,7 @@ class Cutter:
             raise CorpusError(
                 f"option `{option[:40]}` of `{item.name}` does not fit a context of "
                 f"{self.protocol.context} tokens",
-                hint="use a longer `--context`",
+                hint="use a longer `--set context=N`",
             )
         return tokens, len(prefix) + before
 
@@ -223,7 +223,7 @@ def _prefix(tokenizer: Tokenizer, bos: str) -> tuple[int, ...]:
         return ()
     if bos == "always":
         if tokenizer.bos_token_id is None:
-            raise CorpusError("this tokenizer has no BOS token", hint="use `--bos auto`")
+            raise CorpusError("this tokenizer has no BOS token", hint="use `--set bos=auto`")
         return (tokenizer.bos_token_id,)
     with unreadable(_FAILS, _HINT):
         dressed = list(tokenizer("a", verbose=False)["input_ids"])

@@ -30,7 +30,7 @@ def stratum_of(where: str, strata: str | None, value: dict[str, Any]) -> str:
     if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_STRATUM:
         raise CorpusError(
             f"field `{strata}` in {where} is no name that documents can be grouped by",
-            hint=f"give `--strata` a field of whole numbers or of words, of at most "
+            hint=f"name a field of whole numbers or of words, of at most "
             f"{LONGEST_STRATUM} characters",
         )
     return name
@@ -40,7 +40,7 @@ def no_strata(text: str, strata: str) -> CorpusError:
     """Return the refusal of a text whose documents have no fields."""
     return CorpusError(
         f"{text} is plain text and has no field `{strata}` to group its documents by",
-        hint="leave out `--strata`, or give JSON lines or Parquet with `--evaluation`",
+        hint="leave out `strata`, or give JSON lines or Parquet with `--evaluation`",
     )
 
 
@@ -52,13 +52,13 @@ def strata_notes(documents: Sequence[EvaluationDocument], field: str) -> list[st
         raise CorpusError(
             f"each of the {total} evaluation documents has its own value of `{field}`, "
             "and an interval is between documents of one value",
-            hint="give `--strata` a field whose values repeat, as `source`",
+            hint="name a field whose values repeat: `--set strata=source`",
         )
     if len(counts) > MOST_STRATA:
         raise CorpusError(
             f"the field `{field}` has {len(counts)} values in {total} evaluation documents, "
             f"and at most {MOST_STRATA} are compared at once",
-            hint="give `--strata` a field with fewer values, as `source`",
+            hint="name a field with fewer values: `--set strata=source`",
         )
     notes = []
     if len(counts) == 1:

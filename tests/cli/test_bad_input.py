@@ -220,7 +220,7 @@ def test_a_tokenizer_of_another_model(place: Path, scan: Run) -> None:
 def test_a_context_longer_than_a_model_has_positions_for(place: Path, scan: Run) -> None:
     write_documents(place / "evaluation.jsonl", range(200, 212))
     save_tokenizer(save_model(place / "gpt2", 0, "gpt2", max_position_embeddings=16))
-    refused(scan("gpt2", "--context", 40), 4, "a window of", "`--context`")
+    refused(scan("gpt2", "--set", "context=40"), 4, "a window of", "`--set context=N`")
 
 
 def test_different_tokenizers(place: Path, scan: Run) -> None:
@@ -475,7 +475,7 @@ def test_a_line_that_is_not_json(qaudit: Run, place: Path) -> None:
 
 def test_choices_without_an_answer(place: Path, scan: Run) -> None:
     (place / "c.jsonl").write_text('{"question": "a", "choices": ["b", "c"]}', encoding="utf-8")
-    refused(scan("series", "--choices", "c.jsonl"), 2, "no `answer`", '"answer": 0')
+    refused(scan("series", "--set", "choices=c.jsonl"), 2, "no `answer`", '"answer": 0')
 
 
 # ------------------------------------------------------------------------------------ options
@@ -485,11 +485,11 @@ def test_choices_without_an_answer(place: Path, scan: Run) -> None:
     ("options", "sentence"),
     [
         (["--scheme", "rtn-4bit"], "--schemes"),
-        (["--frobnicate"], "No such option"),
-        (["--context", "long"], "--context"),
-        (["--context", "1"], "--context"),
-        (["--evaluation-documents", "1"], "--evaluation-documents"),
-        (["--calibration-seed", "-1"], "--calibration-seed"),
+        (["--frobnicate"], "has no option `--frobnicate`"),
+        (["--set", "context=long"], "context"),
+        (["--set", "context=1"], "context"),
+        (["--set", "evaluation_documents=1"], "evaluation_documents"),
+        (["--set", "calibration_seed=-1"], "calibration_seed"),
     ],
 )
 def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str) -> None:
@@ -503,15 +503,20 @@ def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str
     [
         (["--device", "tpu"], 2, "device", "cuda"),
         (["--device", "cuda:x"], 2, "`cuda:x` is not a device", "cuda"),
-        (["--dtype", "int8"], 2, "dtype", "'float32'"),
-        (["--bos", "sometimes"], 2, "bos", "'never'"),
-        (["--stream-memory", "lots"], 2, "`lots` is not a size", "512MB"),
-        (["--disk-budget", "9" * 400], 2, "is more than any machine has", "512MB"),
-        (["--stream-memory", "-1GB"], 2, "`-1GB` is not a size", "512MB"),
-        (["--disk-budget", "60"], 2, "`60` has no unit", "write `60GB` or `60MB`"),
-        (["--context", "32", "--stride", "40"], 2, "a stride of 40", "context"),
-        (["--packed", "--context", "32", "--stride", "8"], 2, "do not overlap", "`--packed`"),
-        (["--bos", "always"], 2, "no BOS token", "`--bos auto`"),
+        (["--set", "dtype=int8"], 2, "dtype", "'float32'"),
+        (["--set", "bos=sometimes"], 2, "bos", "'never'"),
+        (["--set", "stream_memory=lots"], 2, "`lots` is not a size", "512MB"),
+        (["--set", f"disk_budget={'9' * 400}"], 2, "is more than any machine has", "512MB"),
+        (["--set", "stream_memory=-1GB"], 2, "`-1GB` is not a size", "512MB"),
+        (["--set", "disk_budget=60"], 2, "`60` has no unit", "write `60GB` or `60MB`"),
+        (["--set", "context=32", "--set", "stride=40"], 2, "a stride of 40", "context"),
+        (
+            ["--set", "packed=true", "--set", "context=32", "--set", "stride=8"],
+            2,
+            "do not overlap",
+            "`--set packed=true`",
+        ),
+        (["--set", "bos=always"], 2, "no BOS token", "`--set bos=auto`"),
         (["--checkpoints", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
         (["--checkpoints", "step100"], 2, "no checkpoint `step100`", "did you mean `step1000`?"),
         (["--soup", "step10"], 2, "has one member, `step10`", "two or more"),
@@ -661,7 +666,7 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr("qaudit.engine.route.run_blocks", run_out)
-    refused(scan("series"), 4, "out of memory", "`--context`")
+    refused(scan("series"), 4, "out of memory", "`--set context=N`")
 
 
 FOOTPRINT = "qaudit.planning.footprint.Footprint"
@@ -674,7 +679,7 @@ def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyP
         scan("series"),
         4,
         "needs about 1152921.5 TB of memory",
-        "it would fit with `--stream-memory",
+        "it would fit with `--set stream_memory=SIZE",
     )
 
 
@@ -719,5 +724,5 @@ def test_an_output_folder_without_a_name_is_refused(qaudit: Run, option: tuple[s
 
 
 def test_a_window_longer_than_any_model_reads_is_refused(qaudit: Run) -> None:
-    done = qaudit("scan", "demo", "--context", 10**30, "--dry-run")
-    refused(done, 2, "--context", "")
+    done = qaudit("scan", "demo", "--set", f"context={10**30}", "--dry-run")
+    refused(done, 2, "--set", "context=")

@@ -70,7 +70,7 @@ def test_strict_warns_of_a_chat_model_that_kl_does_not_rank(talks: Path, qaudit:
 
 
 def test_all_tokens_are_scored_on_request(talks: Path, qaudit: Run) -> None:
-    assert qaudit(*SCAN, "--score", "all").code == 0
+    assert qaudit(*SCAN, "--set", "score=all").code == 0
     audit: Any = audit_of(talks / "out")
     assert {row["role"] for row in audit["diagnostics"]["roles"]} == {
         "prompt",
@@ -92,14 +92,14 @@ def test_a_checkpoint_without_a_template_is_refused_before_it_is_measured(
 ) -> None:
     (talks / "series" / "step10" / "chat_template.jinja").unlink()
     done = qaudit(*SCAN)
-    refused(done, 2, "`step10` has no chat template", "`--chat-template FILE`")
+    refused(done, 2, "`step10` has no chat template", "`--set chat_template=FILE`")
     assert not (talks / "out" / "evidence").exists()
 
 
 def test_a_hostile_template_ends_the_plan(talks: Path, qaudit: Run) -> None:
     (talks / "bomb.jinja").write_text("{{ 'a' * 10**10 }}")
-    done = qaudit(*SCAN, "--chat-template", "bomb.jinja")
-    refused(done, 2, "line 1 of `talks.jsonl` cannot be rendered", "`--chat-template FILE`")
+    done = qaudit(*SCAN, "--set", "chat_template=bomb.jinja")
+    refused(done, 2, "line 1 of `talks.jsonl` cannot be rendered", "`--set chat_template=FILE`")
 
 
 def test_tools_that_are_no_list_are_refused(talks: Path, qaudit: Run) -> None:

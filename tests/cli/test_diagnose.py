@@ -1,4 +1,4 @@
-"""`--diagnose`: from the option to the plan, the audit, the card and the exit code."""
+"""`--set diagnostics=NAME`: from the option to the plan, the audit, the card and the exit code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from qaudit.saved.audits import read_audit
 from tests.support.cards import whole_at
 from tests.support.cli import Run, audit_of, refused
 
-ONE = ("series/step1000", "--diagnose", "weights")
+ONE = ("series/step1000", "--set", "diagnostics=weights")
 PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
 
 
 def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: Path) -> None:
     assert scan("series/step1000").code == 0
-    done = scan(*ONE, "--diagnose", PARTS)
+    done = scan(*ONE, "--set", f"diagnostics={PARTS}")
     assert done.code == 0
     assert "step1000: measured already, and their weights are needed again" in _lines(done.err)
     assert "diagnose sensitivity at rtn-3bit: about 18 streams more for each" in _lines(done.err)
@@ -31,8 +31,8 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     assert [row["part"] for row in found["diagnostics"]["sensitivity"]][-1] == "mixture"
     card = whole_at(place / "out")
     assert "<summary>Why</summary>" in card
-    assert f"--diagnose weights,{PARTS}" in card
-    assert "needed again" not in _lines(scan(*ONE, "--diagnose", PARTS).err)
+    assert f"--set diagnostics=weights,{PARTS}" in card
+    assert "needed again" not in _lines(scan(*ONE, "--set", f"diagnostics={PARTS}").err)
 
 
 def test_positions_are_listed_where_they_are_requested_and_need_no_weights(
@@ -40,7 +40,7 @@ def test_positions_are_listed_where_they_are_requested_and_need_no_weights(
 ) -> None:
     assert scan("series/step1000").code == 0
     assert "positions" not in audit_of(place / "out")["diagnostics"]
-    done = scan("series/step1000", "--diagnose", "positions")
+    done = scan("series/step1000", "--set", "diagnostics=positions")
     assert (done.code, "needed again" in _lines(done.err)) == (0, False)
     found = audit_of(place / "out")
     cells = {(row["subject"], row["scheme"]) for row in found["diagnostics"]["positions"]}
@@ -75,13 +75,13 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
 def test_what_cannot_be_asked_for_is_refused(
     scan: Run, asked: str, sentence: str, hint: str
 ) -> None:
-    refused(scan("series/step10", "--dry-run", "--diagnose", asked), 2, sentence, hint)
+    refused(scan("series/step10", "--dry-run", "--set", f"diagnostics={asked}"), 2, sentence, hint)
 
 
 def test_sensitivity_needs_a_scheme_with_bits(place: Path, qaudit: Run) -> None:
     done = qaudit("scan", "series/step10", "--schemes", "bnb-nf4", "--dry-run",
                   "--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl",
-                  "--diagnose", "sensitivity")  # fmt: skip
+                  "--set", "diagnostics=sensitivity")  # fmt: skip
     refused(done, 2, "no scheme of this audit has bits to choose", "scheme=gptq-3bit")
 
 
@@ -100,7 +100,9 @@ def test_a_recipe_and_the_environment_can_ask_for_diagnostics(
 
 def test_a_diagnosis_is_part_of_the_price(scan: Run) -> None:
     plain = json.loads(scan("series", "--dry-run", "--json").out)
-    asked = json.loads(scan("series", "--dry-run", "--json", "--diagnose", "sensitivity").out)
+    asked = json.loads(
+        scan("series", "--dry-run", "--json", "--set", "diagnostics=sensitivity").out
+    )
     assert asked["streams"] == plain["streams"] + 3 * 19
     assert plain["diagnoses"] == []
 

@@ -25,6 +25,7 @@ from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.linear_hashes import sha256_of
 from qaudit.export import parts
+from qaudit.export.quantized import export_quantized
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.report.format import spread
 from qaudit.saved.exports import read_export
@@ -194,10 +195,11 @@ def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, pl
 
 
 @pytest.mark.slow
-def test_shards_have_an_index(qaudit: Run, place: Path) -> None:
+def test_shards_have_an_index(qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = (*WHERE, "--scheme", SCHEMES[2], "-q")
     assert qaudit("export", *what, "--out", "one").code == 0
-    assert qaudit("export", *what, "--out", "many", "--shard-size", "20KB").code == 0
+    monkeypatch.setitem(export_quantized.__kwdefaults__, "shard_nbytes", 20_000)
+    assert qaudit("export", *what, "--out", "many").code == 0
     one, many = tensors_of(place / "one"), tensors_of(place / "many")
     assert len(list((place / "many").glob("*.safetensors"))) > 1
     assert set(one) == set(many)

@@ -30,7 +30,17 @@ def save(place: Path, family: str) -> Path:
 def test_transformers_runs_what_was_audited(family: str, place: Path, qaudit: Run) -> None:
     folder = save(place, family)
     (folder / "preprocessor_config.json").write_text('{"size": 28}')
-    options = ("--context", 32, "--schemes", SCHEME, "--dtype", "bfloat16", "--out", "out", "-q")
+    options = (
+        "--set",
+        "context=32",
+        "--schemes",
+        SCHEME,
+        "--set",
+        "dtype=bfloat16",
+        "--out",
+        "out",
+        "-q",
+    )
     assert qaudit("scan", "model", *TEXT, *options).code == 0
     named = ("--subject", "model", "--scheme", SCHEME, "--out", "new", "-q")
     done = qaudit("export", "out", *named)
@@ -54,7 +64,9 @@ def test_experts_that_no_runtime_names_are_refused_before_they_are_downloaded(
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    done = qaudit("export", "org/model", *TEXT, "--context", 32, "--scheme", SCHEME, "--out", "new")
+    done = qaudit(
+        "export", "org/model", *TEXT, "--set", "context=32", "--scheme", SCHEME, "--out", "new"
+    )
     refused(done, 4, "no runtime has names for the quantized linears", "the scan's numbers stand")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
@@ -62,8 +74,8 @@ def test_experts_that_no_runtime_names_are_refused_before_they_are_downloaded(
 def test_experts_are_refused_in_a_format_whose_runtimes_load_none(place: Path, qaudit: Run) -> None:
     save(place, "olmoe")
     options = (
-        "--context",
-        32,
+        "--set",
+        "context=32",
         "--scheme",
         "bnb-nf4:blocksize=32",
         "--format",

@@ -186,7 +186,7 @@ def test_a_wrapper_is_exported_in_another_format(qaudit: Run, place: Path) -> No
     text = released.text_of_wrapper(wrapper, place / "text")
     save_tokenizer(text)
     write_gguf(text, place / "template.gguf")
-    options = ("--scheme", "gguf-q8_0", "--context", 32, "--out", "new", *ENDS["gguf"])
+    options = ("--scheme", "gguf-q8_0", "--set", "context=32", "--out", "new", *ENDS["gguf"])
     done = qaudit("export", "wrapper", *TEXT, *options)
     refused(
         done,
@@ -196,7 +196,7 @@ def test_a_wrapper_is_exported_in_another_format(qaudit: Run, place: Path) -> No
     )
     assert not (place / "new").exists()
     hinted = ("--scheme", "rtn-8bit:group=32", "--format", "compressed-tensors", "--out", "new")
-    done = qaudit("export", "wrapper", *TEXT, "--context", 32, *hinted, "-q")
+    done = qaudit("export", "wrapper", *TEXT, "--set", "context=32", *hinted, "-q")
     assert (done.code, done.out) == (0, "new\n"), done.err
 
 

@@ -227,7 +227,7 @@ def test_a_family_is_audited_along_its_schedule(
     with Hub(root).running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         targets = [f"{release.repo}@{revision}" for revision in release.rates]
-        settings_of_scan = (*TEXT, "--context", 32, "--schemes", "rtn-4bit", "--out", "out")
+        settings_of_scan = (*TEXT, "--set", "context=32", "--schemes", "rtn-4bit", "--out", "out")
         done = qaudit("scan", *targets, *settings_of_scan, *options)
     assert done.code == 0, done.err
     audit: Any = audit_of(place / "out")

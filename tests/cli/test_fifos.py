@@ -36,10 +36,10 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("option", ["--policy", "--tasks", "--evaluation", "--choices"])
-def test_a_file_that_an_option_names(place: Path, qaudit: Run, option: str) -> None:
+@pytest.mark.parametrize("key", ["policy", "tasks", "evaluation", "choices"])
+def test_a_file_that_a_setting_names(place: Path, qaudit: Run, key: str) -> None:
     fifo(place / "named.yaml")
-    done = qaudit("scan", "model", *QUICK, option, "named.yaml", "--dry-run")
+    done = qaudit("scan", "model", *QUICK, "--set", f"{key}=named.yaml", "--dry-run")
     assert done.code == 2, done.err
     assert "did you mean `named.yaml`" not in done.err
 

@@ -380,7 +380,7 @@ def test_a_scan_carries_the_checks_of_its_policy(place: Path, qaudit: Run) -> No
     rule = "{name: any, metric: relative_error, margin: 0%, schemes: rtn-4bit, subjects: '@all'}"
     (place / "ours.yaml").write_text(f"minimum_documents: 10\nrules: [{rule}]\n", "utf-8")
     text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    series = ("series", *text, "--schemes", "rtn-4bit", "--last", 1, "--out", "out", "-q")
+    series = ("series", *text, "--schemes", "rtn-4bit", "--set", "last=1", "--out", "out", "-q")
     done = qaudit("scan", *series, "--policy", "ours.yml")
     refused(done, 2, "there is no policy `ours.yml`", "")
     assert not (place / "out").exists()

@@ -169,7 +169,7 @@ def test_trials_read_neither_rollouts_nor_items(
     rollouts.written(trained / "rolls", (rollout,), tokenizer_sha256=tokenizer_sha256([folder]))
     item = {"question": "which", "choices": ["fox", "dog", "night"], "answer": 0}
     (trained / "items.jsonl").write_text(7 * f"{json.dumps(item)}\n", "utf-8")
-    more = ("--rollouts", "rolls", "--choices", "items.jsonl")
+    more = ("--set", "rollouts=rolls", "--set", "choices=items.jsonl")
     done = scan("ends", *GREEDY, "--checkpoints", "series-c", *more)
     assert done.code == 0, done.err
     whole, bare = (True, 7), (False, 0)

@@ -14,7 +14,16 @@ from tests.support.parts import MAIN, WITHOUT_TORCH, same_audit, start
 from tests.support.quantized import quantized_copy
 
 REPO, SHIPPED = "lab/series", "lab/series-GPTQ"
-ASKED = (REPO, *TEXT, "--schemes", "rtn-3bit:group=16", "--soup", "step10+step200", "--context", 32)
+ASKED = (
+    REPO,
+    *TEXT,
+    "--schemes",
+    "rtn-3bit:group=16",
+    "--soup",
+    "step10+step200",
+    "--set",
+    "context=32",
+)
 
 
 @pytest.fixture
@@ -75,7 +84,7 @@ def test_what_was_not_fetched_is_named_and_the_next_run_fixes_it(
 def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
     hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = (*ASKED, "--diagnose", "weights", "--repeats", 1)
+    asked = (*ASKED, "--set", "diagnostics=weights", "--set", "repeats=1")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     fetched = []
     for number in range(3):
@@ -97,7 +106,7 @@ def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
     hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert qaudit("plan", *ASKED, "--out", "out").code == 0
-    budget = ("--disk-budget", "1MB")
+    budget = ("--set", "disk_budget=1MB")
     (place / "mounts").write_text("scratch:/ / lustre rw 0 0\n")
     with monkeypatch.context() as shared:
         shared.setattr("qaudit.host.MOUNTS", place / "mounts")
@@ -114,7 +123,7 @@ def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
 def test_files_that_ship_are_measured_in_parts(
     hub: Hub, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = (REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--context", 32)
+    asked = (REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--set", "context=32")
     asked = (*asked, "--shipped", f"{SHIPPED}@v1")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     done = qaudit("fetch", "out")

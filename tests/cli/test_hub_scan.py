@@ -77,7 +77,7 @@ def test_the_demo_from_the_hub_gives_the_audit_of_its_folder(
     for name in DEMO_CHECKPOINTS:
         shutil.copytree(shipped_series() / name, online / "root" / DEMO / name)
     settings(online / "root" / DEMO, branch_per_revision=True, main=None)
-    asked = ["--family", "demo", "--schemes", "gptq-4bit", "--context", 64]
+    asked = ["--set", "family=demo", "--schemes", "gptq-4bit", "--set", "context=64"]
     asked += ["--calibration", shipped / "calibration.jsonl"]
     asked += ["--evaluation", shipped / "evaluation.jsonl"]
     asked += ["--checkpoints", "stage*", "--soup", f"soup=mean({'+'.join(INGREDIENTS)})"]
@@ -155,7 +155,7 @@ def test_the_second_run_goes_on_from_the_lock_and_asks_nothing(
 def test_a_lock_is_measured_elsewhere_on_the_same_commits(
     hub: Hub, scan: Run, qaudit: Run, place: Path, online: Path
 ) -> None:
-    assert scan(REPO, "--disk-budget", "1MB").code == 0
+    assert scan(REPO, "--set", "disk_budget=1MB").code == 0
     assert weights_in(online / "hf") == []  # measured, and not needed any more
     others = ("--schemes", "rtn-4bit", "--out")  # the lock says which text
     hub.log.clear()
@@ -391,11 +391,11 @@ def test_a_subject_is_diagnosed_before_its_weights_leave_the_disk(
     hub: Hub, scan: Run, place: Path, online: Path
 ) -> None:
     """Measured first, diagnosed by a later scan: fetched once more, and then never again."""
-    tight = (REPO, "--disk-budget", "1MB")
+    tight = (REPO, "--set", "disk_budget=1MB")
     assert scan(*tight).code == 0
     assert weights_in(online / "hf") == []
     hub.log.clear()
-    assert scan(*tight, "--diagnose", "weights").code == 0
+    assert scan(*tight, "--set", "diagnostics=weights").code == 0
     assert weights_in(online / "hf") == []
     tables = audit_of(place / "out")["diagnostics"]
     models = [row for row in tables["weights"] if row["part"] == "model"]  # type: ignore[index]
@@ -405,7 +405,7 @@ def test_a_subject_is_diagnosed_before_its_weights_leave_the_disk(
 
 def asked_again(hub: Hub, scan: Run, tight: tuple[str, ...]) -> list[str]:
     hub.log.clear()
-    assert scan(*tight, "--diagnose", "weights").code == 0
+    assert scan(*tight, "--set", "diagnostics=weights").code == 0
     return asked_of(hub)
 
 
@@ -455,7 +455,7 @@ def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         missing = scan(f"{REPO}@step10", "--shipped", f"{repo}@v1//files/series-Q5_0.gguf")
         refused(missing, 4, "there is no file `files/series-Q5_0.gguf`", "files/series-Q")
-        done = scan(f"{REPO}@step10", "--shipped", file, "--disk-budget", "40MB")
+        done = scan(f"{REPO}@step10", "--shipped", file, "--set", "disk_budget=40MB")
         assert done.code == 0, done.err
         rows = audit_of(place / "out")["measurements"]
         assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-Q4_0"]
@@ -465,7 +465,7 @@ def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
         assert (pinned["files"][0]["nbytes"], len(pinned["commit"])) == (size, 40)
         assert not [one for one in asked_of(hub) if "Q8_0" in one]
         hub.log.clear()
-        assert scan(f"{REPO}@step10", "--shipped", file, "--disk-budget", "40MB").code == 0
+        assert scan(f"{REPO}@step10", "--shipped", file, "--set", "disk_budget=40MB").code == 0
         # Of a file that was evicted the header is read again, for the plan.
         assert len([one for one in asked_of(hub) if "gguf" in one and "/resolve/" in one]) <= 1
 
@@ -483,16 +483,16 @@ def test_shipped_files_leave_within_the_disk_budget_and_resume(
     arguments = (f"{REPO}@step10", "--shipped", "lab/4bit@v1", "--shipped", "lab/8bit@v1")
     with Hub(root).running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = scan(*arguments, "--disk-budget", "1MB")
+        done = scan(*arguments, "--set", "disk_budget=1MB")
         assert done.code == 0, done.err
         assert weights_in(online / "hf") == []  # measured, and not needed any more
         rows = audit_of(place / "out")["measurements"]
         assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "4bit", "8bit"]
         hub.log.clear()
-        assert scan(*arguments, "--disk-budget", "1MB").code == 0
+        assert scan(*arguments, "--set", "disk_budget=1MB").code == 0
         assert not _weights_asked(hub)
-        fewer = (*arguments, "--evaluation-documents", 11)
-        refused(scan(*fewer, "--disk-budget", "90kB"), 4, "needs", "--disk-budget")
+        fewer = (*arguments, "--set", "evaluation_documents=11")
+        refused(scan(*fewer, "--set", "disk_budget=90kB"), 4, "needs", "disk_budget=")
         hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
         cut = scan(*fewer)
         assert cut.code == 4, cut.err

@@ -39,7 +39,7 @@ def budget(online: Path, hub: Hub) -> int:
 def test_members_stay_until_their_soup_is_measured(
     qaudit: Run, place: Path, online: Path, hub: Hub, budget: int
 ) -> None:
-    scan = ("scan", REPO, *MIX, *QUICK, "--disk-budget", f"{budget}B", "--out", "tight")
+    scan = ("scan", REPO, *MIX, *QUICK, "--set", f"disk_budget={budget}B", "--out", "tight")
     done = qaudit(*scan)
     assert done.code == 0, done.err
     assert not audit_of(place / "tight")["skipped"]
@@ -53,8 +53,8 @@ def test_a_budget_below_the_members_of_a_soup_is_refused_before_any_weights(
     qaudit: Run, place: Path, online: Path, budget: int, command: tuple[str, ...]
 ) -> None:
     name, *options = command
-    done = qaudit(name, REPO, *MIX, *options, "--disk-budget", f"{budget - 1}B", "--out", "new")
-    refused(done, 4, "for its 2 members at once", "--disk-budget")
+    done = qaudit(name, REPO, *MIX, *options, "--set", f"disk_budget={budget - 1}B", "--out", "new")
+    refused(done, 4, "for its 2 members at once", "disk_budget=")
     assert not (place / "new" / "audit.json").exists()
     assert weights_in(online / "hf") == []
 
@@ -62,7 +62,7 @@ def test_a_budget_below_the_members_of_a_soup_is_refused_before_any_weights(
 def test_a_soup_is_written_from_members_under_a_budget(
     qaudit: Run, place: Path, online: Path, budget: int
 ) -> None:
-    done = qaudit("soup", REPO, *MIX, "--disk-budget", f"{budget}B", "--out", "new")
+    done = qaudit("soup", REPO, *MIX, "--set", f"disk_budget={budget}B", "--out", "new")
     assert done.code == 0, done.err
     assert sorted(p.name for p in place.glob(".*")) == []
     assert json.loads((place / "new" / "config.json").read_text())

@@ -99,7 +99,7 @@ def test_a_killed_subject_goes_on_at_its_block(place: Path, qaudit: Run, firsts:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "beside",
-    [("--shipped", "model-GPTQ"), ("series/step10", "--reference", "series/step10")],
+    [("--shipped", "model-GPTQ"), ("series/step10", "--set", "reference=series/step10")],
     ids=["file", "reference"],
 )
 def test_what_is_beside_a_subject_goes_on_with_it(
@@ -122,14 +122,6 @@ def test_experts_tasks_and_rollouts_go_on_with_their_subject(
         for k in range(4)
     ]
     written(place / "rolls", samples, tokenizer_sha256=tokenizer_sha256([model]))
-    items = ("--tasks", "arc_easy,piqa", "--task-data", "data", "--task-items", "4")
-    goes_on(place, qaudit, firsts, "model", *items, "--rollouts", "rolls")
+    items = ("--tasks", "arc_easy,piqa", "--set", "task_data=data", "--set", "task_items=4")
+    goes_on(place, qaudit, firsts, "model", *items, "--set", "rollouts=rolls")
     assert len(numbers(place / "out")) > 2 + 4  # two streams, two tasks of each, and the rest
-
-
-@pytest.mark.slow
-def test_without_checkpoints_nothing_is_kept(place: Path, scan: Run, firsts: list[int]) -> None:
-    killed_in_the_middle(place, "series/step10", "--no-checkpoints")
-    assert not (place / "out" / "evidence" / "passes").exists()
-    assert scan("series/step10").code == 0
-    assert firsts == [0]

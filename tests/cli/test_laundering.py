@@ -16,7 +16,7 @@ from tests.support.cli import TEXT, Run, audit_of, refused, run_in
 
 ASKED = (
     "series", "--checkpoints", "step10", "--checkpoints", "step200", *TEXT, "--schemes",
-    "rtn-4bit:group=32,rtn-3bit:group=32", "--context", 32, "--out", "out",
+    "rtn-4bit:group=32,rtn-3bit:group=32", "--set", "context=32", "--out", "out",
 )  # fmt: skip
 
 

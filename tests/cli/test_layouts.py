@@ -39,7 +39,7 @@ def test_a_release_is_audited_from_the_hub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = serve_model(tmp_path, family, serve, monkeypatch)
-    done = qaudit("scan", "org/model", *QUICK, "--context", 32, "--schemes", SCHEMES)
+    done = qaudit("scan", "org/model", *QUICK, "--set", "context=32", "--schemes", SCHEMES)
     assert done.code == 0, done.err
     rows: Any = audit_of(place / "out")["measurements"]
     full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))

@@ -20,14 +20,19 @@ ROUNDING = 1e-5  # the head takes other numbers of rows at once on a GPU
     "chosen",
     [
         ("--shipped", "model-GPTQ", "--shipped", "model-AWQ"),
-        ("--diagnose", "weights", "--diagnose", "sensitivity:layers=1:scheme=rtn-3bit"),
+        (
+            "--set",
+            "diagnostics=weights",
+            "--set",
+            "diagnostics=sensitivity:layers=1:scheme=rtn-3bit",
+        ),
     ],
     ids=["files", "diagnostics"],
 )
 def test_a_scan_has_the_cpus_numbers(chosen: tuple[str, ...], place: Path, scan: Run) -> None:
     quantized_copy(place / BASE, place / "model-GPTQ", "gptq")
     quantized_copy(place / BASE, place / "model-AWQ", "awq", scale=2.0)
-    chosen = (BASE, *chosen, "--schemes", "gptq-3bit", "--dtype", "float32")
+    chosen = (BASE, *chosen, "--schemes", "gptq-3bit", "--set", "dtype=float32")
     assert scan(*chosen, "--device", "cpu", "--out", "cpu").code == 0
     with pretended() as device:
         done = scan(*chosen, "--device", "cuda", "--out", "gpu")

@@ -60,7 +60,7 @@ def is_run(words: list[str]) -> bool:
     absent = any(
         re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
     )
-    signed = "--sign" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
+    signed = "sign=true" in words or "--signed" in words  # needs a key; `tests/cli/test_signed.py`
     return not (elsewhere or absent or signed)
 
 

@@ -52,7 +52,12 @@ def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it
         patched.setattr(measuring_module, "measure", scarce)
         for _ in range(2):
             done = qaudit("part", planned, "--part", "0/1")
-            refused(done, 4, "out of memory while measuring `step200`", "lower `--stream-memory`")
+            refused(
+                done,
+                4,
+                "out of memory while measuring `step200`",
+                "lower `--set stream_memory=SIZE`",
+            )
         done = qaudit("part", planned, "--part", "0/1")
         assert (done.code, "1 failed" in done.err) == (3, True)
     assert status(qaudit, planned)["failed"] == ["step200"]

@@ -19,7 +19,7 @@ from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, losses, same_audit, s
 
 ASKED = (
     "series", *TEXT, "--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--soup",
-    "step10+step200", "--calibration-documents", 2, "--context", 32,
+    "step10+step200", "--set", "calibration_documents=2", "--set", "context=32",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_copies_of_a_folder_are_merged_by_content(
 def test_a_copy_that_another_plan_measured_is_refused(
     place: Path, planned: Path, qaudit: Run
 ) -> None:
-    assert qaudit("plan", *ASKED, "--out", "other", "--context", 16).code == 0
+    assert qaudit("plan", *ASKED, "--out", "other", "--set", "context=16").code == 0
     done = qaudit("collect", planned, "other")
     refused(done, 2, "was measured by another plan", "copy the folder of the plan")
 
@@ -141,7 +141,7 @@ def test_edited_evidence_is_measured_again(planned: Path, qaudit: Run) -> None:
 
 def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--soup")
-    asked = (*asked, "greedy(step10+step200+step1000)", "--context", 32)
+    asked = (*asked, "greedy(step10+step200+step1000)", "--set", "context=32")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     assert qaudit("part", "out", "--part", "0/1").code == 0
     refused(qaudit("collect", "out"), 3, "round 2 has 1 subject, and", "qaudit part")
@@ -154,7 +154,7 @@ def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> 
 @pytest.mark.slow
 def test_candidates_that_are_no_subjects_are_a_round_of_their_own(place: Path, qaudit: Run) -> None:
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
-    asked = (*asked, "--diagnose", "weights", "--soup", "greedy(step10+step200+step1000)")
+    asked = (*asked, "--set", "diagnostics=weights", "--soup", "greedy(step10+step200+step1000)")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     for due in ("round 1 has 1 subject", "round 2 has 2 subjects", "round 3 has 1 subject"):
         refused(qaudit("collect", "out"), 3, f"{due}, and", "qaudit part")
@@ -170,7 +170,7 @@ def test_candidates_that_are_no_subjects_are_a_round_of_their_own(place: Path, q
 
 @pytest.mark.slow
 def test_diagnostics_of_parts_are_those_of_one_process(place: Path, qaudit: Run) -> None:
-    asked = (*ASKED, "--diagnose", "weights", "--repeats", 1)
+    asked = (*ASKED, "--set", "diagnostics=weights", "--set", "repeats=1")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     assert {one.code for one in parts(qaudit, place / "out", 3)} == {0}
     assert qaudit("collect", "out").code == 0

@@ -126,7 +126,7 @@ def test_what_cannot_be_picked_is_refused(
 def test_audits_on_other_text_are_refused(
     qaudit: Run, scan: Run, audited: Path, place: Path
 ) -> None:
-    assert scan("series", *MORE, "--evaluation-documents", "11", "--out", "fewer").code == 0
+    assert scan("series", *MORE, "--set", "evaluation_documents=11", "--out", "fewer").code == 0
     refused(qaudit("pick", "out", "fewer"), 2, "were measured on different documents", "same")
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.quantized import quantized_copy
 
-SCHEME = ("--schemes", "rtn-4bit:group=32", "--context", 32)
+SCHEME = ("--schemes", "rtn-4bit:group=32", "--set", "context=32")
 STEP10, STEP200 = Path("series/step10"), Path("series/step200")
 
 

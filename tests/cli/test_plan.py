@@ -56,7 +56,7 @@ def test_a_scan_begins_with_the_plan_that_a_dry_run_prints(hub: Hub, scan: Run) 
 
 
 def test_a_plan_of_the_hub_is_data_too(hub: Hub, scan: Run, place: Path) -> None:
-    done = scan(REPO, "--dry-run", "--json", "--disk-budget", "50MB")
+    done = scan(REPO, "--dry-run", "--json", "--set", "disk_budget=50MB")
     plan = json.loads(done.out)
     assert [subject["label"] for subject in plan["subjects"]] == [*LABELS, "main"]
     assert all(len(checkpoint["commit"]) == 40 for checkpoint in plan["checkpoints"])
@@ -71,15 +71,15 @@ def test_a_plan_of_the_hub_is_data_too(hub: Hub, scan: Run, place: Path) -> None
 
 
 def test_a_budget_that_holds_nothing_is_refused_with_one_that_does(hub: Hub, scan: Run) -> None:
-    done = scan(REPO, "--disk-budget", "100KB")
-    refused(done, 4, "100 kB may be used", "give `--disk-budget ")
-    proposed = done.err.partition("--disk-budget ")[2].partition("`")[0]
-    assert scan(REPO, "--disk-budget", proposed).code == 0
+    done = scan(REPO, "--set", "disk_budget=100KB")
+    refused(done, 4, "100 kB may be used", "give `--set disk_budget=")
+    proposed = done.err.partition("disk_budget=")[2].partition("`")[0]
+    assert scan(REPO, "--set", f"disk_budget={proposed}").code == 0
 
 
 @pytest.mark.parametrize("size", ["lots", "-1GB", ""])
 def test_a_budget_that_is_no_size(scan: Run, size: str) -> None:
-    done = scan("series", "--disk-budget", size) if size else scan("series")
+    done = scan("series", "--set", f"disk_budget={size}") if size else scan("series")
     if size:
         refused(done, 2, f"`{size}` is not a size", "512MB")
     else:
@@ -129,7 +129,7 @@ def test_the_options_that_choose_come_from_the_environment_too(
     assert recipe["family"] == "olmo2-7b"
     assert len(plan["subjects"]) == 1
     assert plan["traffic"]["nbytes_disk_budget"] == 60_000_000
-    monkeypatch.setenv("QAUDIT_STAGE", "stage9")
+    monkeypatch.setenv("QAUDIT_STAGES", "stage9")
     refused(scan(REPO), 2, "there is no stage `stage9`", "")
 
 
@@ -236,7 +236,7 @@ def test_another_scheme_is_measured_at_the_commits_of_the_first(
     assert done.code == 0
     assert not hub.asked("/api/")  # weights that were evicted come again, from where they were
     assert [s["commit"] for s in audit_of(place / "out")["subjects"]] == [was]
-    moved = scan(REPO, "--checkpoints", "step10", "--schemes", "rtn-3bit", "--update")
+    moved = scan(REPO, "--checkpoints", "step10", "--schemes", "rtn-3bit", "--set", "update=true")
     assert f"it was at {was[:10]}" in " ".join(moved.err.split())
     assert [s["commit"] for s in audit_of(place / "out")["subjects"]] == [branches["step10"]]
 
@@ -248,8 +248,8 @@ def test_a_lock_that_is_damaged_is_refused_and_made_anew_when_asked(
     lock = place / "out" / "plan.json"
     whole = lock.read_text(encoding="utf-8")
     lock.write_text(whole[:100], encoding="utf-8")
-    refused(scan(REPO, "--checkpoints", "step10"), 2, "cannot be read", "pass `--update`")
-    assert scan(REPO, "--checkpoints", "step10", "--update").code == 0
+    refused(scan(REPO, "--checkpoints", "step10"), 2, "cannot be read", "pass `--set update=true`")
+    assert scan(REPO, "--checkpoints", "step10", "--set", "update=true").code == 0
     again = json.loads(lock.read_text(encoding="utf-8"))
     assert again["resolved"] == json.loads(whole)["resolved"]
 
@@ -263,7 +263,7 @@ def test_a_lock_is_not_chosen_from_and_takes_options_that_choose_nothing(
         (["series"], "other targets are given beside it", "by itself"),
         (["--checkpoints", "step200"], "`checkpoints` would change that", "leave it out"),
         (["--soup", "a+b"], "`soups` would change that", "leave it out"),
-        (["--limit", "1"], "`limit` would change that", "leave it out"),
+        (["--set", "limit=1"], "`limit` would change that", "leave it out"),
         (["--evaluation", "other.jsonl"], "`evaluation` would change that", "leave it out"),
     ):
         refused(qaudit("scan", "out/plan.json", *arguments), 2, sentence, hint)
@@ -288,6 +288,6 @@ def test_a_disk_budget_on_a_shared_cache_is_refused_before_anything_is_fetched(
 ) -> None:
     (place / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
     monkeypatch.setattr("qaudit.host.MOUNTS", place / "mounts")
-    done = scan(REPO, "--disk-budget", "50MB")
-    refused(done, 4, "network file system (nfs4)", "leave out `--disk-budget`")
+    done = scan(REPO, "--set", "disk_budget=50MB")
+    refused(done, 4, "network file system (nfs4)", "leave out `disk_budget`")
     assert not (place / "out").exists()

@@ -80,7 +80,7 @@ def test_what_is_installed_is_measured_and_judged_without_it(
     installed: Path, scan: Run, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soup = "soup=middle(step10+step200+step1000)"
-    more = ("--schemes", "ternary", "--soup", soup, "--diagnose", "zeros", "--last", "1")
+    more = ("--schemes", "ternary", "--soup", soup, "--set", "diagnostics=zeros", "--set", "last=1")
     done = scan("series", *more)
     assert done.code == 0, done.err
     audit = audit_of(place / "out")
@@ -196,7 +196,7 @@ def test_a_broken_plug_in_is_refused_where_it_is_used(
     (tmp_path / "site" / "leaving.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(tmp_path / "site")
     refused(scan("series/step10", "--schemes", "broken"), 4, sentence, "uninstall other-one")
-    worse = scan("series/step10", "--diagnose", "worse")
+    worse = scan("series/step10", "--set", "diagnostics=worse")
     refused(worse, 4, "the diagnostic `worse` of other-one 2.5 cannot", "uninstall other-one")
     assert scan("series/step10", "--dry-run").code == 0
     listed = qaudit("list", "schemes")

@@ -1,4 +1,4 @@
-"""`qaudit scan --reference`: one of the subjects is what all others are compared with."""
+"""The key `reference`: one of the subjects is what all others are compared with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.models import save_model
 from tests.support.parts import same_audit
 
 PARENT, CHILD = "series/step10", "series/step200"
-REFERENCE = (PARENT, CHILD, "--reference", PARENT)
+REFERENCE = (PARENT, CHILD, "--set", f"reference={PARENT}")
 
 
 def rows_of(out: Path) -> dict[tuple[str, str], dict[str, object]]:
@@ -82,7 +82,7 @@ def test_answers_are_paired_with_the_reference(place: Path, scan: Run) -> None:
     items = [{"context": f"{k} and", "choices": [" a", " the", " of"], "answer": k % 3}
              for k in range(12)]  # fmt: skip
     (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
-    assert scan(*REFERENCE, "--choices", "items.jsonl").code == 0
+    assert scan(*REFERENCE, "--set", "choices=items.jsonl").code == 0
     tasks = {(t["subject"], t["scheme"]): t for t in audit_of(place / "out")["tasks"]}
     parent, child = tasks["step10", "fp"], tasks["step200", "fp"]
     assert child["drop"] is None
@@ -103,14 +103,19 @@ def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -
 
 
 def test_a_reference_that_is_not_measured_is_refused(place: Path, scan: Run) -> None:
-    refused(scan(PARENT, "--reference", CHILD), 2, f"the reference `{CHILD}` is not", "as a target")
+    refused(
+        scan(PARENT, "--set", f"reference={CHILD}"),
+        2,
+        f"the reference `{CHILD}` is not",
+        "as a target",
+    )
 
 
 def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) -> None:
     targets = (PARENT, CHILD)
     assert qaudit("soup", *targets, "--soup", "step10+step200", "--out", "merged").code == 0
-    soup = ("--soup", "step10+step200", "--reference", "mean(step10+step200)", "--out", "soup")
-    written = ("merged", "--reference", "merged", "--out", "written")
+    soup = ("--soup", "step10+step200", "--set", "reference=mean(step10+step200)", "--out", "soup")
+    written = ("merged", "--set", "reference=merged", "--out", "written")
     for more in (soup, written):
         done = qaudit("scan", *targets, *TEXT, "--schemes", "rtn-4bit", *more)
         assert done.code == 0, done.err
@@ -123,7 +128,7 @@ def test_a_reference_of_another_depth_is_refused_by_name(place: Path, scan: Run)
     shallow = save_model(place / "shallow", 3, num_hidden_layers=1)
     for file in (place / PARENT).glob("tokenizer*"):
         shutil.copy(file, shallow)
-    done = scan("shallow", CHILD, "--reference", "shallow")
+    done = scan("shallow", CHILD, "--set", "reference=shallow")
     assert done.code == 3, done.err
     (skipped,) = audit_of(place / "out")["skipped"]
     assert skipped["subject"] == "step200"

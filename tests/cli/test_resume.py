@@ -230,7 +230,7 @@ def test_another_config_with_the_same_weights_is_measured_anew(
 
 @pytest.mark.usefixtures("after_step10")
 def test_other_text_is_measured_anew(scan: Run, passes: list[tuple[str, ...]]) -> None:
-    scan("series/step10", "--context", 16)
+    scan("series/step10", "--set", "context=16")
     assert len(passes) == 1
 
 
@@ -239,7 +239,7 @@ def test_a_check_that_was_not_made_is_made(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:
     for _ in range(2):
-        scan("series/step10", "--self-check")
+        scan("series/step10", "--set", "self_check=true")
         rows = audit_of(place / "out")["measurements"]
         assert any("self-check" in note for note in rows[0]["notes"])
     assert len(passes) == 1
@@ -291,16 +291,16 @@ LACKING = [
     (("series", "--checkpoints", "step200"), "`step10`", "scan series --schemes rtn-4bit,rtn"),
     (("series", "--schemes", "gptq-3bit"), "rtn-3bit", "--schemes rtn-4bit,rtn-3bit,gptq-3bit"),
     (("series", "--evaluation", "further.jsonl"), "evaluation.jsonl as its", "out-2`"),
-    (("series", "--evaluation-documents", 5), "documents beyond 5", "--out out`"),
+    (("series", "--set", "evaluation_documents=5"), "documents beyond 5", "--out out`"),
     (("series/step200",), "`step10`", "as `--out out-2`"),
-    (("series",), "the diagnostic `weights`", "--diagnose weights"),
+    (("series",), "the diagnostic `weights`", "diagnostics=weights"),
 ]
 
 
 def test_an_audit_is_replaced_by_none_that_lacks_what_it_has(place: Path, scan: Run) -> None:
     write_documents(place / "further.jsonl", range(300, 312))
     assert scan("series/step10").code == 0
-    assert scan("series", "--schemes", "rtn-3bit", "--diagnose", "weights").code == 0
+    assert scan("series", "--schemes", "rtn-3bit", "--set", "diagnostics=weights").code == 0
     raw = (place / "out" / "audit.json").read_bytes()
     for arguments, lacking, adding in LACKING:
         done = scan(*arguments)
@@ -395,10 +395,10 @@ def test_hidden_states_that_find_no_place_on_disk(
 
     with monkeypatch.context() as patched:
         patched.setattr("qaudit.engine.measure.send", limited)
-        done = scan("series", "--stream-memory", "0")
-    refused(done, 4, "while spilling hidden states", "`--stream-memory`")
+        done = scan("series", "--set", "stream_memory=0")
+    refused(done, 4, "while spilling hidden states", "`--set stream_memory=SIZE`")
     assert list(temporary.iterdir()) == []
-    spilled = scan("series", "--stream-memory", "0")
+    spilled = scan("series", "--set", "stream_memory=0")
     in_memory = audit_of(place / "out")
     shutil.rmtree(place / "out")
     assert scan("series").code == spilled.code == 0

@@ -77,7 +77,7 @@ def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: 
     ]
     lines = "\n".join(json.dumps(item) for item in items)
     (place / "choices.jsonl").write_text(lines, encoding="utf-8")
-    assert scan("series/step10", "series/step200", "--choices", "choices.jsonl").code == 0
+    assert scan("series/step10", "series/step200", "--set", "choices=choices.jsonl").code == 0
     audit = audit_of(place / "out")
     rows = {(row["subject"], row["scheme"]): row for row in audit["tasks"]}
     pairs = [(label, scheme) for label in LABELS[:2] for scheme in ("fp", "rtn-4bit")]

@@ -18,7 +18,7 @@ from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text
 from tests.support.rollouts import written
 
-ROLLOUTS = ("series/step10", "--rollouts", "rolls")
+ROLLOUTS = ("series/step10", "--set", "rollouts=rolls")
 WRITTEN = 16
 
 
@@ -85,7 +85,7 @@ def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: 
     samples = read_rollouts(rolls).samples
     texts = (tokenizer.decode([token]) for sample in samples for token in sample.new_ids[:-1])
     end = next(t for t in texts if t.isalpha() and len(tokenizer.encode(t)) == 1)
-    run = scan(*ROLLOUTS, "--chat-template", "chat.jinja", "--reasoning", f"@ {end}")
+    run = scan(*ROLLOUTS, "--set", "chat_template=chat.jinja", "--set", f"reasoning=@ {end}")
     assert run.code == 0, run.err
     tables = audit_of(place / "out")["diagnostics"]
     places = {row["scheme"]: row for row in tables["rollout_positions"]}
@@ -107,7 +107,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
     lines = [json.dumps({"prompt": text(seed, 3)}) for seed in range(30, 42)]
     (place / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
     how = ("--prompts", "prompts.jsonl", "--samples", 12, "--max-tokens", 4, "--out", "rolls")
-    write = ("rollouts", "series/step10", *how, "--temperature", 0.8, "--top-k", 250)
+    write = ("rollouts", "series/step10", *how, "--temperature", 0.8, "--set", "top_k=250")
     assert qaudit(*write).code == 0
     samples = [s for s in read_rollouts(place / "rolls").samples if not s.greedy]
     right = [s.new_ids[0] % 2 == 0 for s in samples]
@@ -118,7 +118,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
             for s, one in zip(samples, correct, strict=True)
         ]
         (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
-        assert qaudit(*write, "--marks", "marks.jsonl").code == 0
+        assert qaudit(*write, "--set", "marks=marks.jsonl").code == 0
 
     mark([not one for one in right])
     assert scan(*ROLLOUTS).code == 0

@@ -33,8 +33,8 @@ CALIBRATED = (
 DATA_FREE = ("hqq-4bit:group=16", "rtn-4bit:group=16:kv=int4")
 LABELS = ("step10", "step200", "step1000")
 SETTINGS = (
-    "series", *TEXT, "--schemes", ",".join((*CALIBRATED, *DATA_FREE)), "--repeats", "2",
-    "--calibration-documents", "2", "--context", "32",
+    "series", *TEXT, "--schemes", ",".join((*CALIBRATED, *DATA_FREE)), "--set", "repeats=2",
+    "--set", "calibration_documents=2", "--set", "context=32",
 )  # fmt: skip
 
 Stream = tuple[str, str, str]  # the subject, which pass of it, and the scheme

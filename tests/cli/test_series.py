@@ -70,7 +70,7 @@ def test_only_trees_of_what_is_selected_are_read(hub: Hub, tmp_path: Path, qaudi
     assert "* step40000" in done.out
     assert "... 2 more, steps 1,000 to 2,000" not in done.out  # too short to fold
     assert "5.0 MB" in done.out
-    qaudit("series", "o/run", "--last", "3")
+    qaudit("series", "o/run", "--set", "last=3")
     assert calls(hub) == {"refs": 2, "tree": 13}  # main and step40000 are known by now
 
 
@@ -99,14 +99,14 @@ def test_everything_is_read_when_asked_for_and_kept(hub: Hub, tmp_path: Path, qa
 def test_a_thousand_names_are_folded_into_a_page(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
     names = [name for name in names_of(REPO) if name != "main"]
     hub.add_names(REPO, names, tmp_path / "one", main=None, hashed=False, pretend_nbytes=9)
-    done = qaudit("series", REPO, "--last", "1")
+    done = qaudit("series", REPO, "--set", "last=1")
     assert len(hub.asked("/api/")) == 2
     assert "965 checkpoints, 1 selected, 1 checked" in done.out
     assert len(done.out.splitlines()) < 60
     assert "... 92 more of stage1, steps 837,000 to 928,000, every 1,000" not in done.out
     assert "1 `stage1-step98000-tokens412B`, `stage1-step101000-tokens424B`" in done.out
     assert "Ingredients 1, 2 and 3 are the seeds 42, 42069 and 666." in done.out
-    whole = qaudit("series", REPO, "--last", "1", "--all")
+    whole = qaudit("series", REPO, "--set", "last=1", "--all")
     assert len(whole.out.splitlines()) > 965
 
 
@@ -177,7 +177,7 @@ def test_a_selection_that_means_nothing_is_refused(hub: Hub, tmp_path: Path, qau
     small(hub, tmp_path)
     done = qaudit("series", "o/run", "--checkpoints", "@90k..80k")
     refused(done, 2, "`@90k..80k` ends before it starts", "stage1@100k..900k/50k")
-    refused(qaudit("series", "o/run", "--stage", "stage2"), 2, "no stage `stage2`", "by name")
+    refused(qaudit("series", "o/run", "--set", "stages=stage2"), 2, "no stage `stage2`", "by name")
 
 
 # ------------------------------------------------------------------------------- folders and JSON

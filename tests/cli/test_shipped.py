@@ -58,7 +58,7 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
 
 def test_weights_are_diagnosed_beside_shipped_files(place: Path, scan: Run) -> None:
     copy(place, "model-GPTQ")
-    assert scan(BASE, "--shipped", "model-GPTQ", "--diagnose", "weights").code == 0
+    assert scan(BASE, "--shipped", "model-GPTQ", "--set", "diagnostics=weights").code == 0
     rows = audit_of(place / "out")["diagnostics"]["weights"]
     assert {name for row in rows for name in row["perturbation"]} == {"rtn-4bit"}
 

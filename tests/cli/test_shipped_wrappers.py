@@ -20,7 +20,7 @@ def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -
     save_tokenizer(text)
     kind = "Q8_0"
     meant = write_gguf(text, place / "text.gguf", lambda n: kind if "_proj" in n else "F32")
-    options = ("--context", 32, "--schemes", "none", "--out", "out")
+    options = ("--set", "context=32", "--schemes", "none", "--out", "out")
     done = qaudit("scan", wrapper, "--shipped", "text.gguf", *TEXT, *options)
     assert done.code == 0, done.err
     rows = {row["scheme"]: row for row in audit_of(place / "out")["measurements"]}
@@ -34,7 +34,7 @@ def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -
 def test_an_exported_file_is_measured_beside_its_wrapper(place: Path, qaudit: Run) -> None:
     save_tokenizer(released.save(place / "wrapper", "gemma3"))
     scheme = "gptq-4bit:group=32"
-    options = (*TEXT, "--context", 32, "-q")
+    options = (*TEXT, "--set", "context=32", "-q")
     assert qaudit("scan", "wrapper", *options, "--schemes", scheme, "--out", "out").code == 0
     named = ("--subject", "wrapper", "--scheme", scheme, "--out", "new", "-q")
     assert qaudit("export", "out", *named).code == 0

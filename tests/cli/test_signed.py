@@ -23,7 +23,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def signed(place: Path, scan: Run, key: None) -> Path:
-    options = ("--schemes", "rtn-4bit:group=32", "--sign", "-q")
+    options = ("--schemes", "rtn-4bit:group=32", "--set", "sign=true", "-q")
     assert scan("series/step10", *options).code == 0
     return place / "out"
 
@@ -83,10 +83,12 @@ def test_another_key_and_no_signature_are_refused(
     monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
     refused(qaudit("gate", signed, "--signed"), 2, "is not of this key", "another key")
     unsigned(signed)
-    refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--sign`")
+    refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--set sign=true`")
 
 
-@pytest.mark.parametrize("options", [["--sign"], ["--sign", "--dry-run"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [["--set", "sign=true"], ["--set", "sign=true", "--dry-run"]], ids=" ".join
+)
 @pytest.mark.parametrize(("value", "state"), [("", "is not set"), ("short", "has 5 characters")])
 def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
     place: Path,
@@ -165,5 +167,5 @@ def test_what_parts_measured_is_signed_when_it_is_collected(
     )
     assert qaudit("plan", *what, "--schemes", "rtn-4bit", "--out", "out").code == 0
     assert qaudit("part", "out", "--part", "0/1").code == 0
-    assert qaudit("collect", "out", "--sign").code == 0
+    assert qaudit("collect", "out", "--set", "sign=true").code == 0
     assert "error: " not in qaudit("gate", "out", "--signed").err

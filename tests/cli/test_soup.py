@@ -41,7 +41,8 @@ def test_checkpoints_that_are_targets_make_their_mean(qaudit: Run, place: Path) 
         (("series", "--soup", "step10"), 2, "has one member, `step10`", "two or more"),
         (("series/step10", "--soup", "step10+step200"), 2, "no checkpoint `step200`", "step10"),
         (("serie", *NAMED), 2, "there is no folder `serie`", "series"),
-        (("series", *NAMED, "--shard-size", "x"), 2, "`x` is not a size", "4GB"),
+        (("series", *NAMED, "--set", "disk_budget=x"), 2, "`x` is not a size", "4GB"),
+        (("series", *NAMED, "--set", "context=9"), 2, "takes no `context`", "disk_budget"),
     ],
 )
 def test_what_makes_no_soup_is_refused(

@@ -347,7 +347,7 @@ def test_a_plan_and_what_is_wrong_with_one_need_no_torch(place: Path) -> None:
 def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     every = ("--schemes", "gptq-4bit,awq-4bit,bnb-nf4,bnb-int8")
     write_documents(place / "calibration.jsonl", range(400, 408))
-    options = ("--self-check", "--json", "-q")
+    options = ("--set", "self_check=true", "--json", "-q")
     done = process(place, COMMAND, "scan", "series/step10", *QUICK, *every, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["measurements"]) == 6
@@ -374,10 +374,10 @@ HOSTILE = "x\n::error::y\n##[error]z"
         ["scan", HOSTILE],
         ["scan", "demo", "--schemes", HOSTILE],
         ["scan", "demo", "--dry-run", "--checkpoints", HOSTILE],
-        ["scan", "demo", "--dtype", HOSTILE],
-        ["scan", "demo", "--stream-memory", HOSTILE],
+        ["scan", "demo", "--set", f"dtype={HOSTILE}"],
+        ["scan", "demo", "--set", f"stream_memory={HOSTILE}"],
         ["scan", "demo", f"--{HOSTILE}"],
-        ["scan", "demo", "--context", HOSTILE],
+        ["scan", "demo", "--set", f"context={HOSTILE}"],
         ["series", HOSTILE],
         ["pick", HOSTILE],
         ["pick", "demo", "--objective", HOSTILE],

@@ -1,4 +1,4 @@
-"""`--strata`: shown by the same evidence, whatever the field, and refused before anything runs."""
+"""Strata: shown by the same evidence, whatever the field, and refused before anything runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_another_field_needs_no_new_measurement(grouped: Path, scan: Run) -> Non
         ("half", ("0",) * 6 + ("1",) * 6),
         (None, ()),
     ):
-        assert scan("series/step10", *(["--strata", field] if field else [])).code == 0
+        assert scan("series/step10", *(["--set", f"strata={field}"] if field else [])).code == 0
         audit = audit_of(grouped / "out")
         assert [row["seconds"] for row in audit["measurements"]] == seconds
         assert strata(grouped) == {expected}
@@ -51,9 +51,16 @@ def test_a_field_that_groups_nothing_is_refused_by_the_plan(grouped: Path, scan:
     def dry(*more: object) -> Outcome:
         return scan("series/step10", "--dry-run", *more)
 
-    refused(dry("--strata", "origin"), 2, "no value of the field `origin`", "its fields are text")
-    refused(dry("--strata", "id"), 2, "each of the 12 evaluation documents", "`source`")
-    refused(dry("--strata", "source", "--packed"), 2, "packed windows", "leave out `--packed`")
+    refused(
+        dry("--set", "strata=origin"), 2, "no value of the field `origin`", "its fields are text"
+    )
+    refused(dry("--set", "strata=id"), 2, "each of the 12 evaluation documents", "`source`")
+    refused(
+        dry("--set", "strata=source", "--set", "packed=true"),
+        2,
+        "packed windows",
+        "leave out `--set packed=true`",
+    )
     (grouped / "evaluation.txt").write_text("one two three", encoding="utf-8")
-    plain = dry("--evaluation", "evaluation.txt", "--strata", "source")
+    plain = dry("--evaluation", "evaluation.txt", "--set", "strata=source")
     refused(plain, 2, "is plain text", "`--evaluation`")

@@ -100,7 +100,7 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_f
 
 @pytest.mark.slow
 def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> None:
-    chosen = ("--tasks", "piqa,arc_easy", "--dtype", "float32", "--out")
+    chosen = ("--tasks", "piqa,arc_easy", "--set", "dtype=float32", "--out")
     assert scan(*chosen, "cpu", "--device", "cpu").code == 0
     with pretended():
         done = scan(*chosen, "gpu", "--device", "cuda")
@@ -129,7 +129,9 @@ def test_a_task_whose_data_fail_is_skipped_and_costs_the_others_nothing_later(
 
 @pytest.mark.slow
 def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
-    done = scan("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)
+    done = scan(
+        "--tasks", "arc_easy,mmlu_anatomy", "--set", "task_data=data", "--set", "task_items=4"
+    )
     assert done.code == 0, done.err
     assert rows(Path("out"))["fp", "mmlu_anatomy"]["items"] == 4
     assert "`arc_easy`" in whole_at(Path("out"))
@@ -138,7 +140,7 @@ def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
 @pytest.mark.slow
 def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run) -> None:
     quantized_copy(place / "model", place / "model-GPTQ", "gptq", bits=2)
-    data = ("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)
+    data = ("--tasks", "arc_easy,mmlu_anatomy", "--set", "task_data=data", "--set", "task_items=4")
     done = scan(*data, "--shipped", "model-GPTQ")
     assert done.code == 0, done.err
     found = rows(Path("out"))
@@ -180,14 +182,16 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
     names = qaudit("list", "lm-eval", "-q").out.split()
     assert len(names) > 10_000
     assert {"gsm8k", "arc_easy", "mmlu"} <= set(names)
-    refused(scan("--tasks", "gsm8k", "--task-data", "data"), 2, "`gsm8k` generates text", "mmlu")
+    refused(
+        scan("--tasks", "gsm8k", "--set", "task_data=data"), 2, "`gsm8k` generates text", "mmlu"
+    )
 
 
 @pytest.mark.parametrize(
     ("tasks", "sentence", "hint"),
     [
         ("arc_eazy", "no task `arc_eazy`", "did you mean `arc_easy`?"),
-        ("data", "no task `data`", "`--choices FILE` scores items of your own"),
+        ("data", "no task `data`", "`--set choices=FILE` scores items of your own"),
         ("gsm8k", "`gsm8k` generates text", "mmlu"),
         ("wikitext", "`wikitext` measures perplexity", "--evaluation"),
         ("truthfulqa_mc2", "marks answers by code of its own", "mmlu"),
@@ -197,15 +201,15 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
 def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(
     scan: Run, tasks: str, sentence: str, hint: str
 ) -> None:
-    refused(scan("--tasks", tasks, "--task-data", "data"), 2, sentence, hint)
+    refused(scan("--tasks", tasks, "--set", "task_data=data"), 2, sentence, hint)
 
 
 def test_a_number_of_items_that_is_none_is_refused(scan: Run) -> None:
-    refused(scan("--tasks", "piqa", "--task-items", "some"), 2, "`some` is no number", "")
+    refused(scan("--tasks", "piqa", "--set", "task_items=some"), 2, "`some` is no number", "")
 
 
 def test_a_folder_that_is_missing_is_refused(scan: Run) -> None:
-    done = scan("--tasks", "piqa", "--task-data", "nowhere")
+    done = scan("--tasks", "piqa", "--set", "task_data=nowhere")
     refused(done, 2, "there is no folder `nowhere`", "org/name")
 
 
@@ -225,7 +229,7 @@ def test_a_split_that_is_missing_and_a_script_are_refused_while_planning(
 ) -> None:
     done = scan("--tasks", "piqa")
     refused(done, 4, "has no split `validation`: it has train", "leave")
-    refused(scan("--tasks", "sciq"), 4, "needs a script, which is not run", "--task-data")
+    refused(scan("--tasks", "sciq"), 4, "needs a script, which is not run", "task_data=")
     assert not Path("out/audit.json").exists()
 
 
@@ -262,7 +266,7 @@ def test_a_network_that_is_gone_half_way_costs_what_was_not_fetched_and_nothing_
 
 
 def test_what_is_published_has_the_items_of_tasks(scan: Run, tmp_path: Path) -> None:
-    assert scan("--tasks", "arc_easy,piqa", "--task-data", "data").code == 0
+    assert scan("--tasks", "arc_easy,piqa", "--set", "task_data=data").code == 0
     files = read_for_publishing(Path("out")).files
     for path, data in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -278,7 +282,7 @@ def test_a_tokenizer_with_one_of_bos_and_eos_scores_items_without_a_context(
 ) -> None:
     _special_tokens(place, kind)
     _without_context(place)
-    assert scan("--tasks", BLIMP, "--task-data", "data").code == 0
+    assert scan("--tasks", BLIMP, "--set", "task_data=data").code == 0
     assert rows(Path("out"))["fp", BLIMP]["items"] == 4
 
 
@@ -287,7 +291,7 @@ def test_a_tokenizer_with_neither_bos_nor_eos_leaves_tasks_without_a_context_out
 ) -> None:
     _special_tokens(place)
     _without_context(place)
-    assert scan("--tasks", f"{BLIMP},piqa", "--task-data", "data").code == 3
+    assert scan("--tasks", f"{BLIMP},piqa", "--set", "task_data=data").code == 3
     assert {task for _, task in rows(Path("out"))} == {"piqa"}
     (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
     assert "has neither BOS nor EOS" in skipped["reason"]
@@ -310,7 +314,7 @@ def _without_context(place: Path) -> None:
 
 
 def test_options_that_lose_the_beginning_of_their_context_are_counted(scan: Run) -> None:
-    done = scan("--tasks", "piqa", "--task-data", "data", "--context", 64)
+    done = scan("--tasks", "piqa", "--set", "task_data=data", "--set", "context=64")
     assert done.code == 0, done.err
     notes = " ".join(audit_of(Path("out"))["plan"]["protocol"]["notes"])  # type: ignore[index,call-overload]
     assert "piqa: 12 of 12 options lost the beginning of their context" in notes

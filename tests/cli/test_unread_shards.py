@@ -18,7 +18,7 @@ from tests.support.models import save_tokenizer
 
 TOWERS, WORDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 SCHEME = "rtn-4bit:group=32"
-SHORT = (*TEXT, "--context", 32, "--schemes", SCHEME)
+SHORT = (*TEXT, "--set", "context=32", "--schemes", SCHEME)
 
 
 def shard(folder: Path, *, mixed: bool = False) -> None:

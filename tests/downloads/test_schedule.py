@@ -266,7 +266,7 @@ def test_a_budget_below_one_subject_is_refused_with_what_would_fit() -> None:
     assert refused.value.message == (
         "`soup` needs 43.8 GB of weights on the disk at once, and the budget is 30.0 GB"
     )
-    assert refused.value.hint == "give `--disk-budget 44GB`, or leave out `soup`"
+    assert refused.value.hint == "give `--set disk_budget=44GB`, or leave out `soup`"
 
 
 def test_what_is_cached_does_not_count_against_the_budget() -> None:
@@ -279,5 +279,5 @@ def test_the_budget_proposed_is_enough(nbytes: int) -> None:
 
     with pytest.raises(MachineError) as refused:
         itinerary([["a"]], {"a": nbytes}, cached=(), budget=nbytes - 1)
-    proposed = refused.value.hint.split("`")[1].removeprefix("--disk-budget ")
+    proposed = refused.value.hint.split("`")[1].removeprefix("--set disk_budget=")
     assert nbytes <= parse_nbytes(proposed) <= 1.2 * nbytes + 1

@@ -158,7 +158,7 @@ def test_then_the_subject_fails_with_an_option_that_helps(checkpoint, tmp_path):
         pytest.raises(ModelError, match="out of memory while measuring `step10`") as refused,
     ):
         on_gpu(checkpoint, tmp_path)
-    assert "`--context`" in refused.value.hint
+    assert "`--set context=N`" in refused.value.hint
     assert refused.value.code == 4
 
 

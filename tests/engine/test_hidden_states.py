@@ -110,4 +110,4 @@ def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
         monkeypatch.setattr(streams._files["a"], "_file", FullFile())
         with pytest.raises(MachineError, match="no space left on device") as caught:
             streams.put("a", 1, torch.zeros(1, 2, 2))
-    assert "--stream-memory" in caught.value.hint
+    assert "stream_memory=" in caught.value.hint

@@ -136,7 +136,7 @@ def test_the_choice_of_full_precision_is_replayed(tmp_path: Path) -> None:
         expected.append(float(nll[max(window.scored_from - 1, 0) :].double().sum()))
     np.testing.assert_allclose(measured, expected, rtol=1e-5)
     assert not tallies[RTN].routing
-    assert any("--routing reference" in note for note in tallies[RTN].notes)
+    assert any("routing=reference" in note for note in tallies[RTN].notes)
     own = losses(feed(), tallies_of(folder, "rtn-4bit", tmp_path)[RTN])
     assert np.abs(own - measured).max() > 1e-4
 

@@ -29,7 +29,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder whose first round is measured, with a diagnostic."""
     place = tmp_path_factory.mktemp("damaged")
     arguments = [*demo(place), "--checkpoints", "step10", "--checkpoints", "step200"]
-    arguments += ["--diagnose", "weights", "--out", place / "out"]
+    arguments += ["--set", "diagnostics=weights", "--out", place / "out"]
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(place)
         patched.setattr(records, "LAG_SECONDS", 0.0)

@@ -33,7 +33,7 @@ def test_two_workers_give_the_audit_of_one_process(
 
     monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_is_killed)
     monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
-    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--executor", "local")
+    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--set", "executor=local")
     assert done.code == 0, done.err
     assert f"part {killed[0]}/2 on worker 0 ended with -9" in done.err
     assert qaudit("scan", *demo(tmp_path), "--out", "whole").code == 0
@@ -45,7 +45,7 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = (*demo(tmp_path), "--checkpoints", "step10", "--repeats", 1)
+    asked = (*demo(tmp_path), "--checkpoints", "step10", "--set", "repeats=1")
     asked = (*asked, "--soup", "best=greedy(step10+step200+step1000)")
     started: list[tuple[str, int]] = []
     start = queues.Pool._start
@@ -62,11 +62,11 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_round_2_is_killed)
     monkeypatch.setattr("qaudit.executors.queues.TRIES", 1)
     monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
-    done = qaudit("scan", *asked, "--out", "out", "--executor", "local")
+    done = qaudit("scan", *asked, "--out", "out", "--set", "executor=local")
     assert done.code == 3, done.err
     assert "round 2 has 2 subjects, and 1 is not measured yet" in done.err
     assert started == [("worker 0", 0), ("worker 1", 1)]  # a candidate for each of two workers
-    done = qaudit("scan", *asked, "--out", "out", "--executor", "local")
+    done = qaudit("scan", *asked, "--out", "out", "--set", "executor=local")
     assert done.code == 0, done.err
     assert qaudit("scan", *asked, "--out", "whole").code == 0
     same_audit(tmp_path / "whole", tmp_path / "out")
@@ -115,8 +115,8 @@ def test_gpus_that_are_no_number_are_refused_before_anything_is_planned(
 def test_gpus_of_another_executor_or_device_are_refused(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = qaudit("scan", "demo", "--gpus", 1, "--executor", "slurm")
-    refused(done, 2, "`--gpus` is an option of `--executor local`", "leave one of them out")
+    done = qaudit("scan", "demo", "--gpus", 1, "--set", "executor=slurm")
+    refused(done, 2, "`--gpus` is of the executor `local`", "leave one of them out")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--gpus", 1)
     refused(done, 2, "the plan computes on `cpu`", "--device cuda")
@@ -133,14 +133,17 @@ def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_executor_that_is_none(tmp_path: Path, qaudit: Run) -> None:
-    done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--executor", "moon")
+    done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--set", "executor=moon")
     assert done.code == 2
-    assert "there is no executor `moon`" in done.err
+    assert "`executor` is `moon`" in done.err
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [([], ["--stream-memory", "250B"]), (["--stream-memory", "7B"], ["--stream-memory", "7B"])],
+    [
+        ([], ["--set", "stream_memory=250B"]),
+        (["--set", "stream_memory=7B"], ["--set", "stream_memory=7B"]),
+    ],
 )
 def test_workers_share_the_memory_for_hidden_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]

@@ -84,7 +84,7 @@ if "part" in sys.orig_argv:
 
 
 class Job:
-    """`qaudit scan --executor slurm` in one folder, as often as it is run.
+    """`qaudit scan --set executor=slurm` in one folder, as often as it is run.
 
     Parts write no evidence while there is a file `hold`, so that a test finds them measuring.
     """
@@ -94,8 +94,8 @@ class Job:
         (place / "site").mkdir()
         (place / "site" / "sitecustomize.py").write_text(HOLD)
         self.hold = place / "hold"
-        self.asked = ("scan", *demo(place), "--out", "out", "--executor", "slurm", *more)
-        self.asked = (*self.asked, "--slurm", "--mem=100 --cpus-per-task=1")
+        self.asked = ("scan", *demo(place), "--out", "out", "--set", "executor=slurm", *more)
+        self.asked = (*self.asked, "--set", "slurm=--mem=100 --cpus-per-task=1")
         self.parts = place / "out" / "parts"
 
     def run(self, *more: object) -> int:
@@ -144,9 +144,9 @@ class TestOnSlurm:
     def test_preempted_and_killed_parts_give_the_audit_of_one_process(
         self, slurm: Slurm, tmp_path: Path
     ) -> None:
-        job = Job(slurm, tmp_path, "--parts", 5, "--soup", "step200+step1000")
+        job = Job(slurm, tmp_path, "--set", "parts=5", "--soup", "step200+step1000")
         job.hold.touch()
-        assert job.run("--detach") == 0, job.heard
+        assert job.run("--set", "detach=true") == 0, job.heard
         (first,) = job.submitted()
         assert re.fullmatch("0-[34] of 5", first)  # of five subjects two may be in one part
         victim = job.measuring()
@@ -168,9 +168,9 @@ class TestOnSlurm:
         assert job.submitted() == []
 
     def test_a_node_that_is_gone_is_replaced_by_another(self, slurm: Slurm, tmp_path: Path) -> None:
-        job = Job(slurm, tmp_path, "--parts", 2)
+        job = Job(slurm, tmp_path, "--set", "parts=2")
         job.hold.touch()
-        assert job.run("--detach") == 0, job.heard
+        assert job.run("--set", "detach=true") == 0, job.heard
         assert job.submitted() == ["0-1 of 2"]
         victim = job.measuring()
         node = slurm.lose_node_of(jobs(victim)[-1])
@@ -183,7 +183,7 @@ class TestOnSlurm:
         job.must_be_as_in_one_process()
 
     def test_a_search_is_a_job_of_one_part(self, slurm: Slurm, tmp_path: Path) -> None:
-        job = Job(slurm, tmp_path, "--parts", 2, "--soup", "greedy(step10+step200+step1000)")
+        job = Job(slurm, tmp_path, "--set", "parts=2", "--soup", "greedy(step10+step200+step1000)")
         job.run_until_complete()
         assert job.submitted()[:2] == ["0-1 of 2", "0 of 1"]
         job.must_be_as_in_one_process()
@@ -199,7 +199,7 @@ def test_a_machine_without_slurm_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--executor", "slurm")
+    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--set", "executor=slurm")
     assert done.code == 4
     assert "there is no `sbatch` here" in done.err
     assert "sbatch --array=" in (tmp_path / "out" / "parts" / "job.sbatch").read_text()

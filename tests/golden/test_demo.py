@@ -64,14 +64,14 @@ def options(folder: Path) -> list[object]:
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     arguments = [
-        "--context",
-        256,
-        "--document-tokens",
-        160,
-        "--bos",
-        "always",
+        "--set",
+        "context=256",
+        "--set",
+        "document_tokens=160",
+        "--set",
+        "bos=always",
     ]  # the demo's defaults
-    arguments += ["--dtype", "float32", "--schemes", TWO["schemes"], "--soup", SOUP]
+    arguments += ["--set", "dtype=float32", "--schemes", TWO["schemes"], "--soup", SOUP]
     for name in TWO["checkpoints"]:
         arguments += ["--checkpoints", name]
     for name in ("calibration", "evaluation"):
@@ -111,7 +111,7 @@ def test_a_series_on_the_hub(
         shutil.copytree(PACKAGE / "demo" / name, online / "root" / REPO / name)
     settings(online / "root" / REPO, branch_per_revision=True, main=None)
     monkeypatch.setenv("HF_ENDPOINT", serve(online / "root").url)
-    scan = ["scan", REPO, "--family", "demo", *options(tmp_path), "--out", tmp_path / "out"]
+    scan = ["scan", REPO, "--set", "family=demo", *options(tmp_path), "--out", tmp_path / "out"]
     done = qaudit(*scan)
     assert done.code == 0, done.err
     check_losses(tmp_path / "out", TWO["ce"])
@@ -121,6 +121,6 @@ def test_a_series_on_the_hub(
 @same_python
 @pytest.mark.slow
 def test_the_whole_demo(qaudit: Run, without_pictures: None, tmp_path: Path) -> None:
-    done = qaudit("scan", "demo", "--dtype", "float32", "--out", tmp_path / "out")
+    done = qaudit("scan", "demo", "--set", "dtype=float32", "--out", tmp_path / "out")
     assert done.code == 0, done.err
     check_losses(tmp_path / "out", RECORD["demo"]["ce"])

@@ -1,4 +1,4 @@
-"""Write docs/options.md: every command, every option, its variable and its default.
+"""Write docs/options.md: every command, every option, every key.
 
     make readme
 
@@ -15,23 +15,36 @@ import typer.main
 
 from qaudit.cli.app import app
 from qaudit.cli.help import shown_default
+from qaudit.settings import settings_of
 from tests.house.source import ROOT
 
 PAGE = ROOT / "docs" / "options.md"
-HEAD = """# Every command and every option
+HEAD = """# Every command, option and key
 
 <!-- written by `make readme` from the commands themselves: edit those -->
 
-Every option can also be set in the environment under its variable; the command line wins. Results
-go to stdout, everything else to stderr. Colour is used only on a terminal, and not with `NO_COLOR`.
-Exit codes are in [exit-codes.md](exit-codes.md). Options of `scan` are also keys of a recipe and
-arguments of `qaudit.scan(...)`: `--calibration-documents` is `calibration_documents`, `--soup` is
-`soups`, `--stage` is `stages`, `--diagnose` is `diagnostics`.
+What few set has no option: `--set key=value`, repeatable, with the [keys](#keys) below, which are
+keys of a recipe and arguments of `qaudit.scan(...)`, too; `qaudit list settings` prints all.
+Options have keys as well: `--evaluation` is `evaluation`, `--soup` is `soups`. In the environment
+an option or key is `QAUDIT_` and its name: `--out DIR` is `QAUDIT_OUT=DIR`, `context` is
+`QAUDIT_CONTEXT`; the command line wins. Results go to stdout, everything else to stderr. Colour
+is used only on a terminal, and not with `NO_COLOR`. Exit codes are in
+[exit-codes.md](exit-codes.md).
 
 Of Hugging Face's variables `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`
-and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there. `QAUDIT_SIGNING_KEY` is the
-secret of `--sign` and `--signed`. `QAUDIT_CACHE` is the folder with answers
-of the Hub.
+and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there. `QAUDIT_SIGNING_KEY` is the secret of
+`sign` and `--signed`. `QAUDIT_CACHE` is the folder with answers of the Hub.
+"""
+KEYS = """
+## Keys
+
+`scan` takes all but those of rollouts and `threads`. `plan` takes `threads`, and neither `sign`
+nor keys of the executor. `collect` and `import` take `sign`; `part`: `stream_memory`,
+`disk_budget`, `verbose`; `series`: `stages`, `every`, `last`, `limit`, `family`; `soup`:
+`family`, `disk_budget`; `export`: those of its text, `dtype`, `disk_budget`.
+
+| key | what it does | takes | default |
+| --- | --- | --- | --- |
 """
 OF_THE_SHELL = {"help", "version", "install_completion", "show_completion"}
 
@@ -50,7 +63,13 @@ def commands(
 
 def page() -> str:
     """Return the whole page."""
-    return HEAD + "".join(_section(path, command) for path, command in commands())
+    keys = (
+        f"| `{name}` | {_cell(entry.setting.help)} | {entry.kind} | {entry.shown_default} |\n"
+        for name, entry in settings_of().items()
+        if not entry.option
+    )
+    sections = (_section(path, command) for path, command in commands())
+    return "".join((HEAD, *sections, KEYS, *keys))
 
 
 def _section(path: tuple[str, ...], command: Any) -> str:
@@ -60,16 +79,18 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     takes = [p for p in command.params if p.param_type_name == "argument"]
     parts += ["".join(f"- `{_called(p)}`: {_cell(p.help or '')}\n" for p in takes)] if takes else []
     options = [p for p in command.params if p.param_type_name == "option"]
-    rows = [_row(p) for p in options if p.name not in OF_THE_SHELL]
+    shared = {p.name for p in dict(commands())[("scan",)].params} if path == ("plan",) else set()
+    rows = [_row(p) for p in options if p.name not in OF_THE_SHELL | shared]
+    parts += ["The options are those of `scan`, without `--dry-run` and `--gpus`.\n"] * bool(shared)
     if rows:
-        head = "| option | variable | what it does | default |\n| --- | --- | --- | --- |\n"
+        head = "| option | what it does | default |\n| --- | --- | --- |\n"
         parts.append(head + "".join(rows))
     return "\n".join(parts)
 
 
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    cells = (names, f"`{option.envvar}`", _cell(option.help or ""), shown_default(option))
+    cells = (names, _cell(option.help or ""), shown_default(option))
     return f"| {' | '.join(cells)} |\n"
 
 

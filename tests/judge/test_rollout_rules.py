@@ -114,7 +114,7 @@ def test_audits_without_rollouts_are_asked_for_them() -> None:
     found = check(judged(rules, held()), A)
     assert found.outcome == "missing"
     assert "no rollouts were scored" in found.message
-    assert "--rollouts" in found.hint
+    assert "rollouts=" in found.hint
 
 
 def test_few_prompts_are_inconclusive() -> None:

@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_files_run_as_audited(qaudit: Run, place: Path, form: str, scheme: str) -> None:
-    options = (*TEXT, "--schemes", scheme, "--dtype", "bfloat16", "--out", "out", "-q")
+    options = (*TEXT, "--schemes", scheme, "--set", "dtype=bfloat16", "--out", "out", "-q")
     assert qaudit("scan", "model", *options).code == 0
     named = ("--subject", "model", "--scheme", scheme)  # 12 documents are too few to ship it
     assert qaudit("export", "out", *named, "--format", form, "--out", "new", "-q").code == 0

@@ -12,7 +12,7 @@ from qaudit.planning.price import begins_again_notes
     ("rounds", "diagnose", "reason"),
     [
         (3, "curvature", "the items of tasks go through in about 3 rounds"),
-        (1, "weights", "`--diagnose weights` reads what is quantized"),
+        (1, "weights", "`--set diagnostics=weights` reads what is quantized"),
     ],
 )
 def test_what_is_not_kept_within_itself_is_said(rounds: int, diagnose: str, reason: str) -> None:

@@ -91,7 +91,7 @@ def test_weights_that_the_output_disk_does_not_hold_are_refused_with_fewer_items
     with pytest.raises(MachineError, match=r"needs up to 25\.0 GB of disk in `out`") as short:
         PLANNED.refuse_short_disk(Path("out"), 0)
     assert "24.0 GB are free" in short.value.message
-    assert "--task-items 478" in short.value.hint
+    assert "--set task_items=478" in short.value.hint
 
 
 def test_hidden_states_that_the_temporary_disk_does_not_hold_are_refused_with_more_memory(
@@ -100,11 +100,14 @@ def test_hidden_states_that_the_temporary_disk_does_not_hold_are_refused_with_mo
     free |= {Path("out"): 25 * GB, Path("temporary"): 30 * GB}
     with pytest.raises(MachineError, match="in `temporary`") as short:
         PLANNED.refuse_short_disk(Path("out"), 0)
-    assert "`--stream-memory 11GB` or with `--task-items 478` or with `TMPDIR`" in short.value.hint
+    assert (
+        "`--set stream_memory=11GB` or with `--set task_items=478` or with `TMPDIR`"
+        in short.value.hint
+    )
     monkeypatch.setattr(Planned, "rounds", 1)
     with pytest.raises(MachineError, match="in `temporary`") as short:
         PLANNED.refuse_short_disk(Path("out"), 0)
-    assert "--task-items" not in short.value.hint
+    assert "task_items" not in short.value.hint
 
 
 def test_downloads_come_off_the_disk_that_they_share(
@@ -202,8 +205,8 @@ def _scanned(root: Path, count: int) -> tuple[dict[str, Any], int]:
     (root / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
     arguments = (
         f"scan model --calibration calibration.jsonl --evaluation evaluation.jsonl --out {count} "
-        "--choices items.jsonl --schemes rtn-4bit,gptq-4bit,awq-4bit --repeats 1 --dtype float32 "
-        f"-q --stream-memory {STREAM_NBYTES}B"
+        "--choices items.jsonl --schemes rtn-4bit,gptq-4bit,awq-4bit --set repeats=1 "
+        f"--set dtype=float32 -q --set stream_memory={STREAM_NBYTES}B"
     )
     done = subprocess.run(
         [sys.executable, "-c", _SCAN, *arguments.split()],

@@ -217,7 +217,7 @@ def test_a_truncated_lock_is_refused(written: Path, share: float) -> None:
     written.write_text(text[: int(share * len(text))], encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be read") as refusal:
         pin.read_lock(written)
-    assert "--update" in refusal.value.hint
+    assert "--set update=true" in refusal.value.hint
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "3", "null", '{"schema": "1", "qaudit": "1"}'])
@@ -375,7 +375,7 @@ def test_what_a_lock_says_of_a_folder_on_this_machine_may_lie_anywhere(written: 
 def test_an_edit_that_leaves_the_digest_is_refused(written: Path) -> None:
     with pytest.raises(UsageError, match="was edited") as refusal:
         pin.read_lock(edited(written, "resolved", "checkpoints", 0, "step", value=7, renewed=False))
-    assert "--update" in refusal.value.hint
+    assert "--set update=true" in refusal.value.hint
 
 
 class Listed:

@@ -290,7 +290,7 @@ def test_a_soup_that_the_budget_does_not_hold_is_refused_before_the_first_byte_o
     found = resolve(ends, hub)
     with pytest.raises(MachineError, match=r"`ends` needs 116\.8 GB of disk") as refusal:
         make_plan(ends, hub=hub, resolved=found, options=RunOptions(disk_budget=60 * GB))
-    assert "`--disk-budget 117GB`" in refusal.value.hint
+    assert "`--set disk_budget=117GB`" in refusal.value.hint
     assert "leave out the soup `ends`" in refusal.value.hint
     enough = make_plan(ends, hub=hub, resolved=found, options=RunOptions(disk_budget=117 * GB))
     assert enough.traffic is not None
@@ -309,7 +309,7 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     with pytest.raises(MachineError, match=r"17\.2 GB are free") as refusal:
         make_plan(wide, hub=hub, resolved=found)
     words = refusal.value.hint.replace("`", "").split()
-    documents = int(words[words.index("--calibration-documents") + 1])
+    (documents,) = (int(w.partition("=")[2]) for w in words if "documents=" in w)
     assert 1 <= documents < 512
     fewer = replace(found, recipe=replace(found.recipe, calibration_documents=documents))
     assert make_plan(wide, hub=hub, resolved=fewer).nbytes_memory <= 16 * 2**30

@@ -162,7 +162,7 @@ def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> Non
         "`ends` needs 116.8 GB of disk for its 4 members at once, and 60.0 GB may be used"
     )
     assert error.hint == (
-        "give `--disk-budget 117GB`: 500.0 GB are free, or leave out the soup `ends`, "
+        "give `--set disk_budget=117GB`: 500.0 GB are free, or leave out the soup `ends`, "
         "or mix 2 of its 4 members"
     )
 
@@ -170,7 +170,7 @@ def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> Non
 def test_what_is_proposed_is_accepted() -> None:
     subjects = [*SERIES, soup("ends", *ENDS)]
     error = refusal(subjects, 60 * GB, 500 * GB)
-    proposed = re.search(r"--disk-budget (\w+)`", error.hint)
+    proposed = re.search(r"disk_budget=(\w+)`", error.hint)
     assert proposed is not None
     larger = price_traffic(downloads(subjects), parse_nbytes(proposed[1]), 500 * GB)
     assert larger.nbytes_disk_peak <= parse_nbytes(proposed[1])

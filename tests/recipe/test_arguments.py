@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import RecipeError, UsageError
-from qaudit.recipe.table import parse_nbytes, recipe_and_options
-from qaudit.settings import PRESETS, Presets, Recipe, RunOptions, settings_of
+from qaudit.recipe.table import parse_nbytes, recipe_and_options, set_values
+from qaudit.settings import GROUPS, PRESETS, Presets, Recipe, RunOptions, settings_of
 
 
 def test_settings_are_split_into_what_to_measure_and_how() -> None:
@@ -51,21 +51,51 @@ def test_a_size_has_a_unit(text: str, nbytes: float) -> None:
 
 
 def test_every_setting_has_help_and_a_default_to_show() -> None:
-    for group in (Recipe, RunOptions, Presets):
+    assert len(settings_of()) == sum(len(settings_of(group)) for group in GROUPS)
+    for group in GROUPS:
         assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
-        for entry in settings_of(group).values():
-            assert entry.setting.help.endswith(".")
-            assert entry.shown_default not in ("", "None", "()")
+    for entry in settings_of().values():
+        assert entry.setting.help.endswith(".")
+        assert entry.shown_default not in ("", "None", "()")
 
 
 def test_a_preset_sets_several_keys_and_an_argument_beside_it_wins() -> None:
-    recipe, _ = recipe_and_options("a", quick=True, calibration_documents=48, thorough=False)
+    recipe, _ = recipe_and_options("a", quick=True, calibration_documents=48)
     assert recipe == Recipe(("a",), **{**PRESETS["quick"], "calibration_documents": 48})
     assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("bfloat16", 512, 1)
-    with pytest.raises(UsageError, match="exclude each other"):
-        recipe_and_options("a", quick=True, thorough=True)
 
 
 def test_presets_are_keys_of_a_recipe() -> None:
     assert PRESETS.keys() == settings_of(Presets).keys()
     assert all(keys.keys() <= settings_of(Recipe).keys() for keys in PRESETS.values())
+
+
+def test_texts_are_read_by_the_type_of_their_key() -> None:
+    texts = ["context=64", "packed=true", "confidence=0.9", "stages=a", "stages=b", "strata=a=b"]
+    texts += ["schedule={kind: linear, peak: 0.003, end: 1000}"]
+    values = set_values(texts, [*settings_of()], "scan")
+    assert values == {
+        "context": 64, "packed": True, "confidence": 0.9, "stages": ["a", "b"], "strata": "a=b",
+        "schedule": {"kind": "linear", "peak": 0.003, "end": 1000},
+    }  # fmt: skip
+    assert recipe_and_options("a", **values)[0].stages == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "hint"),
+    [
+        ("contxt=3", "there is no setting `contxt`", "did you mean `context`?"),
+        ("threads=3", "`qaudit scan` takes no `threads`", "context"),
+        ("context", "`--set context` has no value", "`--set context=VALUE`"),
+        ("context=long", "`context` is `long`", "a whole number from 2"),
+        ("packed=2", "`packed` is `2`", "true or false"),
+        ("confidence=high", "`confidence` is `high`", "a number"),
+        ("schedule=[", "`schedule` is `[`", "a table"),
+        ("last=1 last=2", "`last` is set twice", "leave one of them out"),
+    ],
+)
+def test_a_wrong_text_is_named(text: str, sentence: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        set_values(text.split(), [*settings_of(Recipe)], "scan")
+    assert sentence in caught.value.message
+    assert hint in caught.value.hint

@@ -92,7 +92,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def write(place: Path, qaudit: Run, served: Served) -> Callable[..., Outcome]:
     def run(*options: object) -> Outcome:
-        how = ("--server", served.url, "--served-model", "small", "--max-tokens", 9, *options)
+        how = ("--server", served.url, "--set", "served_model=small", "--max-tokens", 9, *options)
         files = ("--prompts", "prompts.jsonl", "--out", "out", "--samples", 1)
         ended = qaudit("rollouts", "model", *files, *how)
         stored = b"".join(path.read_bytes() for path in place.rglob("out/*") if path.is_file())
@@ -108,7 +108,7 @@ def test_text_becomes_the_ids_that_the_server_counted(
     tokenizer = AutoTokenizer.from_pretrained("model")
     ids = tokenizer(" a lazy dog", add_special_tokens=False)["input_ids"]
     served.answer = lambda _: (200, completion(" a lazy dog", len(ids) + 1, "stop"))
-    assert write("--temperature", 0.7, "--top-k", 20).code == 0
+    assert write("--temperature", 0.7, "--set", "top_k=20").code == 0
     rollouts = read_rollouts(place / "out")
     assert [list(r.new_ids) for r in rollouts.samples] == [[*ids, 270]] * 2
     assert all(r.finished for r in rollouts.samples)
@@ -185,13 +185,13 @@ def test_a_server_that_reads_text_alone_is_sent_text(
 ) -> None:
     tokens = len(AutoTokenizer.from_pretrained("model")("the quick fox")["input_ids"])
     served.answer = of_text_alone(tokens)
-    assert write("--temperature", 0.7, "--top-k", 20).code == 0
+    assert write("--temperature", 0.7, "--set", "top_k=20").code == 0
     assert [r["prompt"] for r in served.requests if r["prompt"] == "the quick fox"]
     assert all(r["top_k"] in (-1, 20) for r in served.requests)
     assert len(read_rollouts(place / "out").samples) == 2
     served.answer = of_text_alone(tokens + 1)
     sentence = f"the server reads prompt 0 as {tokens + 1} tokens, and it has {tokens}"
-    refused(write("--seed", 1, "--out", "again"), 2, sentence, "without `--server`")
+    refused(write("--set", "seed=1", "--out", "again"), 2, sentence, "without `--server`")
 
 
 def test_a_server_that_refuses_settings_is_sent_a_configuration(
@@ -207,7 +207,7 @@ def test_a_server_that_refuses_settings_is_sent_a_configuration(
         return 200, completion(" a lazy dog")
 
     served.answer = answer
-    assert write("--temperature", 0.7, "--top-k", 20, "--top-p", 0.9).code == 0
+    assert write("--temperature", 0.7, "--set", "top_k=20", "--set", "top_p=0.9").code == 0
     settings = [json.loads(r["generation_config"]) for r in served.requests if len(r) == 7]
     greedy, sampled = sorted(settings, key=lambda values: values["do_sample"])
     assert greedy == {"do_sample": False, "eos_token_id": [270], "pad_token_id": 270}
@@ -249,9 +249,9 @@ def test_what_a_server_says_of_a_refusal_is_printed_without_the_key(
     write: Callable[..., Outcome], served: Served
 ) -> None:
     served.answer = lambda _: (400, {"error": {"message": f"no model `small`\n for {KEY}"}})
-    refused(write(), 4, "answers with 400: no model `small`", "`--served-model`")
+    refused(write(), 4, "answers with 400: no model `small`", "`--set served_model=NAME`")
     served.answer = lambda _: (503, b"\xff")
-    refused(write(), 4, "answers with 503", "`--served-model`")
+    refused(write(), 4, "answers with 503", "`--set served_model=NAME`")
 
 
 def test_answers_of_anything_else_end_in_a_sentence(

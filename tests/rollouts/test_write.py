@@ -74,7 +74,7 @@ def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: R
     assert (rollouts.header.sampler.temperature, rollouts.header.sampler.top_k) == (0.5, 1)
     samples = by_key(rollouts)
     assert all(r.new_ids == samples[r.prompt, 0, True].new_ids for r in rollouts.samples)
-    other = write(qaudit, "other", "--top-k", 0, "--temperature", 2)
+    other = write(qaudit, "other", "--set", "top_k=0", "--temperature", 2)
     assert other.header.sampler.top_k is None
     drawn = {r.new_ids for r in other.samples if r.prompt == 0 and not r.greedy}
     assert len(drawn) == 3
@@ -117,7 +117,7 @@ def test_the_same_command_goes_on_after_a_kill(
 
 def test_a_folder_of_another_request_is_refused(place: Path, qaudit: Run) -> None:
     write(qaudit, "out")
-    other = qaudit("rollouts", *COMMAND, "--out", "out", "--seed", 1)
+    other = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "seed=1")
     refused(other, 2, "was begun with another `seed`: 0, not 1", "--out")
     save_tokenizer(save_model(place / "model", 2, eos_token_id=END, max_position_embeddings=48))
     refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "another `weights`", "--out")
@@ -142,7 +142,7 @@ def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) ->
 def test_marks_that_cannot_be_read_are_refused_before_anything_is_written(
     place: Path, qaudit: Run
 ) -> None:
-    done = qaudit("rollouts", *COMMAND, "--out", "out", "--marks", "none.jsonl")
+    done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
     refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
     assert not (place / "out").exists()
 
@@ -154,15 +154,15 @@ def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
         {"prompt": 0, "greedy": True, "score": 0.5},
     ]
     (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
-    samples = by_key(write(qaudit, "out", "--marks", "marks.jsonl"))
+    samples = by_key(write(qaudit, "out", "--set", "marks=marks.jsonl"))
     assert samples[1, 2, False].mark == 1
     assert samples[0, 0, True].mark == 0.5
     assert samples[0, 0, False].mark is None
     (place / "marks.jsonl").write_text(json.dumps({"prompt": 9, "correct": True}), "utf-8")
-    strange = qaudit("rollouts", *COMMAND, "--out", "out", "--marks", "marks.jsonl")
+    strange = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=marks.jsonl")
     refused(strange, 2, "sample of prompt 9, which `out` does not have", "answers.jsonl")
     (place / "marks.jsonl").write_text('{"prompt": 0, "correct": 1}', "utf-8")
-    wrong = qaudit("rollouts", *COMMAND, "--out", "out", "--marks", "marks.jsonl")
+    wrong = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=marks.jsonl")
     refused(wrong, 2, "line 1 is no mark", "correct")
 
 

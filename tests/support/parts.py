@@ -97,6 +97,6 @@ def demo(folder: Path) -> tuple[object, ...]:
     write_documents(folder / "calibration.jsonl", range(100, 108))
     write_documents(folder / "evaluation.jsonl", range(200, 212))
     text = ("--calibration", folder / "calibration.jsonl", "--evaluation")
-    schemes = ("--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--context", 32)
-    soup = ("--soup", "step10+step200", "--calibration-documents", 2)
+    schemes = ("--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--set", "context=32")
+    soup = ("--soup", "step10+step200", "--set", "calibration_documents=2")
     return (folder / "series", *text, folder / "evaluation.jsonl", *schemes, *soup)

@@ -242,7 +242,7 @@ def test_a_checkpoint_without_a_template_is_named(tmp_path: Path) -> None:
     with chat_of(tmp_path / "base", None) as chat:
         error = refusal(chat, TALK)
         assert "`base` has no chat template" in error.message
-        assert "--chat-template FILE" in error.hint
+        assert "--set chat_template=FILE" in error.hint
 
 
 def test_a_template_that_refuses_a_conversation_is_quoted(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_file_that_is_no_template_is_refused_before_text_is_read(tmp_path: Pat
 
 def test_one_marker_is_not_two(tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match="`--reasoning <think>` is not two markers"),
+        pytest.raises(UsageError, match="`--set reasoning=<think>` is not two markers"),
         chat_of(tmp_path, CHATML, reasoning="<think>"),
     ):
         pass

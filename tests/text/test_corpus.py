@@ -301,7 +301,7 @@ def test_too_little_text_for_so_many_draws_is_refused(documents: int, gives: int
     with pytest.raises(CorpusError, match="3 calibration draws of 4 documents need 12") as refusal:
         drawn(0, 3, many(documents))
     assert f"gives {gives}" in refusal.value.message
-    assert "--repeats" in refusal.value.hint
+    assert "--set repeats=N" in refusal.value.hint
     assert len(drawn(0, 3, many(12)).draws) == 3
 
 

@@ -78,7 +78,8 @@ def without_answers(policy: Policy, audit: GateInput, checks: Sequence[Check]) -
                 outcome="missing",
                 message=f"`{measured.subject}` at {measured.scheme} is below {NEAR_BASELINE} nats, "
                 "where KL divergence ranks nothing, and neither tasks nor rollouts were measured",
-                hint="scan with `--tasks` or `--rollouts`, or `qaudit import` answers of both",
+                hint="scan with `--tasks NAMES` or `--set rollouts=FOLDER`, or `qaudit import` "
+                "answers of both",
                 bit_class=chosen.bit_class,
                 line=policy.line_of_required,
             )

@@ -177,20 +177,20 @@ def question_of(rule: PolicyRule, audit: GateInput, label: str, scheme: str) -> 
     if not absent and plain.record.of_fidelity:
         absent, hint = _uncompared(plain, table)
     if not absent and rule.strata and not plain.is_grouped:
-        absent, hint = "the documents are not grouped", "scan with `--strata FIELD`"
+        absent, hint = "the documents are not grouped", "scan with `--set strata=FIELD`"
     if not absent and plain.record.of_tasks:
         measured = table.find(label, scheme)
         assert measured is not None
         if measured.evidence.tasks:
             return plain
         absent = f"no items of tasks were measured on `{label}` under {scheme}"
-        hint = "scan with `--tasks` or `--choices`, or `qaudit import` answers of both"
+        hint = "scan with `--tasks` or `--set choices=FILE`, or `qaudit import` answers of both"
     if not absent and plain.record.of_rollouts:
         streams = (table.find(*cell) for cell in plain.own)
         if all(stream.evidence.rollouts for stream in streams if stream is not None):
             return plain
         absent = f"no rollouts were scored by `{label}` under {scheme}"
-        hint = "scan with `--rollouts`, a folder that `qaudit rollouts` writes"
+        hint = "scan with `--set rollouts=FOLDER`, a folder that `qaudit rollouts` writes"
     if absent:
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
     if METRICS[rule.metric].against == "members":
@@ -207,7 +207,7 @@ def _uncompared(question: Question, table: Measurements) -> tuple[str, str]:
     if np.isnan(SUMS[record.sums](measured.evidence)).any():
         hint = "scan again"
         if record.sums == "reroutings":
-            hint = "only models with experts have it, unless `--routing reference` replays it"
+            hint = "only models with experts have it, unless `--set routing=reference` replays it"
         return f"{record.compared} of `{label}` under {scheme} was not measured", hint
     scored = table.scored()
     if record.sums == "sure_flips" and not sure_tokens(measured.evidence)[scored].any():

@@ -1,4 +1,4 @@
-"""What `--diagnose zeros` takes."""
+"""What `--set diagnostics=zeros` takes."""
 
 from qaudit.diagnostics.diagnostic import Diagnostic
 
