@@ -383,8 +383,8 @@ class Entry:
     @property
     def option(self) -> str:
         """The option, as `--bits`; empty where there is only the key."""
-        named = self.setting.flag or f"--{self.name.replace('_', '-')}"
-        return named if self.setting.option else ""
+        flag = self.setting.flag or f"--{self.name.replace('_', '-')}"
+        return flag if self.setting.option else ""
 
     @property
     def variable(self) -> str:

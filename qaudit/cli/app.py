@@ -107,8 +107,8 @@ def invoke(group: typer.core.TyperGroup, name: str, arguments: list[str]) -> int
             return 2
         command = name if where is None else where.command_path
         message, hint = message.rstrip("."), f"see `{command} --help`"
-        if where is not None and (given := getattr(error, "option_name", None)):
-            message, hint = _no_option(given, where.command, command)
+        if where is not None and (option := getattr(error, "option_name", None)):
+            message, hint = _no_option(option, where.command, command)
         raise UsageError(message, hint=hint) from error
     return 0
 
@@ -120,7 +120,7 @@ def _no_option(given: str, command: Any, name: str) -> tuple[str, str]:
     word, message = given.strip("-").replace("-", "_"), f"`{name}` has no option `{given}`"
     if word in keys:
         return message, f"write `{SET} {word}=VALUE`; it takes {keys[word].kind}"
-    known = {option.strip("-").replace("-", "_"): f"`{option}`" for option in options}
-    known |= {key: f"`{SET} {key}=VALUE`" for key in keys if key not in known}
-    near = get_close_matches(word, known, n=1)
-    return message, f"did you mean {known[near[0]]}?" if near else f"see `{name} --help-all`"
+    written = {option.strip("-").replace("-", "_"): f"`{option}`" for option in options}
+    written |= {key: f"`{SET} {key}=VALUE`" for key in keys if key not in written}
+    near = get_close_matches(word, written, n=1)
+    return message, f"did you mean {written[near[0]]}?" if near else f"see `{name} --help-all`"

@@ -116,7 +116,7 @@ def out_of_memory(label: str) -> ModelError:
     return ModelError(
         f"out of memory while measuring `{label}`, with hidden states on the host and one window "
         "at a time too",
-        hint="lower `--context`, or use a `--device` with more memory",
+        hint="lower `--set context=N`, or use a `--device` with more memory",
     )
 
 

@@ -159,7 +159,7 @@ def _library() -> Any:
     except ImportError as error:
         raise MachineError(
             "tasks need lm-eval, which is not installed",
-            hint=f"{install('lm_eval')}; `--choices FILE` needs nothing more",
+            hint=f"{install('lm_eval')}; `--set choices=FILE` needs nothing more",
         ) from error
     return lm_eval.tasks
 
@@ -183,7 +183,9 @@ def _in_library(name: str) -> Iterator[Definition]:
         near = nearest(name, names)
         hint = near if near.startswith("did you mean") else "`qaudit list tasks` names them"
         if Path(name).exists():
-            hint = "`--choices FILE` scores items of your own, and `qaudit import` takes answers"
+            hint = (
+                "`--set choices=FILE` scores items of your own, and `qaudit import` takes answers"
+            )
         raise UsageError(f"lm-eval has no task `{name}`", hint=hint)
     leaves = tuple(_leaves(manager, name, {}))
     if not leaves:

@@ -297,8 +297,8 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOpti
     """Return the keys of a recipe, unchecked, and the run options, checked."""
     rest = dict(settings)
     options, presets = take(RunOptions, rest), take(Presets, rest)
-    known = settings_of(Recipe)
-    if unknown := [name for name in rest if name not in known]:
+    recipe = settings_of(Recipe)
+    if unknown := [name for name in rest if name not in recipe]:
         names = settings_of(Recipe, RunOptions, Presets)
         raise UsageError(f"there is no setting `{unknown[0]}`", hint=nearest(unknown[0], names))
     keys = {name: value for name, value in rest.items() if value is not None}
@@ -316,30 +316,31 @@ def set_values(texts: Sequence[str], taken: Collection[str], command: str) -> di
 
     A key of several texts may be repeated.
     """
-    known, values = settings_of(), dict[str, Any]()
+    entries, values = settings_of(), dict[str, Any]()
     for text in texts:
         name, equals, value = text.partition("=")
         if name not in taken:
-            there = f"`qaudit {command}` takes no `{name}`" if name in known else ""
-            raise UsageError(there or f"there is no setting `{name}`", hint=nearest(name, taken))
+            message = f"`qaudit {command}` takes no `{name}`"
+            message = message if name in entries else f"there is no setting `{name}`"
+            raise UsageError(message, hint=nearest(name, taken))
         if not equals:
             raise UsageError(
                 f"`{SET} {text}` has no value",
-                hint=f"write `{SET} {name}=VALUE`; it takes {known[name].kind}",
+                hint=f"write `{SET} {name}=VALUE`; it takes {entries[name].kind}",
             )
-        is_list = get_origin(known[name].type) is tuple
+        is_list = get_origin(entries[name].type) is tuple
         if name in values and not is_list:
             raise UsageError(f"`{name}` is set twice", hint="leave one of them out")
-        parsed = value_of(known[name], value)
+        parsed = value_of(entries[name], value)
         values[name] = [*values.get(name, ()), parsed] if is_list else parsed
     return values
 
 
 def value_of(entry: Entry, text: str) -> Any:
     """Read one value as the command line and the environment have it."""
-    read = _READERS.get(get_origin(entry.type) or entry.type, str)
+    reader = _READERS.get(get_origin(entry.type) or entry.type, str)
     try:
-        return read(text)
+        return reader(text)
     except (KeyError, ValueError) as error:
         raise RecipeError(f"`{entry.name}` is `{text}`", hint=f"it must be {entry.kind}") from error
 

@@ -514,7 +514,7 @@ def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str
             ["--set", "packed=true", "--set", "context=32", "--set", "stride=8"],
             2,
             "do not overlap",
-            "`--set packed=true`",
+            "`packed`",
         ),
         (["--set", "bos=always"], 2, "no BOS token", "`--set bos=auto`"),
         (["--checkpoints", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
@@ -679,7 +679,7 @@ def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyP
         scan("series"),
         4,
         "needs about 1152921.5 TB of memory",
-        "it would fit with `--set stream_memory=SIZE",
+        "it would fit with `--set stream_memory=",
     )
 
 
@@ -725,4 +725,4 @@ def test_an_output_folder_without_a_name_is_refused(qaudit: Run, option: tuple[s
 
 def test_a_window_longer_than_any_model_reads_is_refused(qaudit: Run) -> None:
     done = qaudit("scan", "demo", "--set", f"context={10**30}", "--dry-run")
-    refused(done, 2, "--set", "context=")
+    refused(done, 2, "`context` is", "less than or equal to")

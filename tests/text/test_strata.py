@@ -123,7 +123,7 @@ def test_too_many_groups_are_refused() -> None:
 def test_packed_windows_have_no_group() -> None:
     with pytest.raises(CorpusError, match="packed windows") as caught:
         build(["a", "b"] * 4, packed=True)
-    assert "--set strata=" in caught.value.hint
+    assert "`strata`" in caught.value.hint
 
 
 def test_what_limits_a_group_is_noted() -> None:

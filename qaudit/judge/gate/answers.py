@@ -312,7 +312,7 @@ def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
         if count is None:
             return Deciding("more items may not decide it: the estimate is at the margin")
         imported = [task for task in tasks_of(measured).values() if task.imported]
-        more = "import more" if imported else "raise `--task-items`"
+        more = "import more" if imported else "raise `--set task_items=N`"
         return Deciding(f"needs about {count} items to decide; {items} were measured: {more}")
 
     return _Answer(whole, task if rule.tasks else None, needed)
