@@ -36,9 +36,9 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.judge.rollouts import places_of_divergence
 from qaudit.model.blocks import BlockModel
+from qaudit.rollouts.folder import DrawSettings, DueSample, Prompt
 from qaudit.rollouts.generate import generate
-from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt
-from qaudit.text.python_text import python_part
+from qaudit.text.documents import python_part
 from qaudit.text.rollouts import Sampler
 from qaudit.types import (
     FULL_PRECISION,

@@ -41,7 +41,7 @@ from qaudit.model.blocks import BlockModel
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
-from qaudit.text.python_text import python_part
+from qaudit.text.documents import python_part
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, RolloutText, Window
 
 Ints = npt.NDArray[np.int32]

@@ -24,7 +24,7 @@ from experiments.shapes import ModelShape
 from experiments.text import TokenStream, train_tokenizer
 from experiments.train import train
 from qaudit.core.schedules import Constant, Linear
-from qaudit.text.python_text import part_of, python_documents
+from qaudit.text.documents import part_of, python_documents
 from qaudit.types import Document, digest
 
 SHAPE = ModelShape(hidden=128, ffn=384, layers=4, heads=4, kv_heads=2, vocabulary=2048, context=256)

@@ -27,8 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, SourceError, UsageError, not_written
-from qaudit.text.documents import read_documents
-from qaudit.text.python_text import part_of, python_documents
+from qaudit.text.documents import part_of, python_documents, read_documents
 from qaudit.types import Document, digest
 from qaudit.whole import locked, write_whole
 

@@ -59,7 +59,7 @@ from experiments.folder import (
 )
 from experiments.run import TrainingRun
 from experiments.text import TokenStream
-from qaudit.engine.machine import open_device
+from qaudit.engine.tasks import open_device
 from qaudit.errors import TrainingError, UsageError
 from qaudit.planning.price import choose_device
 from qaudit.whole import locked

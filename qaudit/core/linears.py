@@ -84,7 +84,7 @@ class Linears:
     `fold_is_norm` tells whether that is the weight of a norm, and `block_has_norm_folds` whether
     any group of the block has such a fold: in a post-norm model none does. `norm_C` is that norm's
     weight, and `fold_source` names what absorbs the scale. `rows` are outputs that can be rotated
-    for nothing (`qaudit/model/turns.py`), where a scheme asks for them.
+    for nothing (`qaudit/model/folds.py`), where a scheme asks for them.
     """
 
     weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme

@@ -17,7 +17,7 @@ what precedes. What is rounded is the same as with QuaRot's rotations, some of w
 - R3, of queries and keys: `qaudit/core/activations.py`. R4, of what down reads: online there, too.
 
 Norms behind sublayers (OLMo 2) have no R1 that is free: readers are rotated online, what writes is
-not. A block says what can be rotated of its outputs (`qaudit/model/turns.py`).
+not. A block says what can be rotated of its outputs (`qaudit/model/folds.py`).
 
 Shapes: R rows, C columns.
 """

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.engine.block_pass import Progress
-from qaudit.engine.route import open_weights
+from qaudit.engine.block_pass import Progress, open_weights
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError

@@ -33,12 +33,12 @@ from qaudit.core.statistics import Array
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane import Plane
 from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import opened_states, route_of
 from qaudit.engine.evidence import document_sums
-from qaudit.engine.route import opened_states, route_of
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
-from qaudit.model.merged import must_agree, must_be_equal
+from qaudit.model.routes import must_agree, must_be_equal
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.types import FULL_PRECISION, PlaneRow
 

@@ -44,11 +44,10 @@ from qaudit.diagnostics.sensitivity import (
     low_and_high,
     variants_of,
 )
-from qaudit.engine.block_pass import Progress
+from qaudit.engine.block_pass import Progress, feed_of, opened_states, route_of
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.gathering import Captured, capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.route import feed_of, opened_states, route_of
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError

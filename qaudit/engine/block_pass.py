@@ -5,28 +5,54 @@
 A block's tensors are read once. Each stream in turn makes the block's linears what they are for
 it, and sends its evaluation tokens through. The read-out walks batch by batch over all streams.
 No quantized model ever exists as a whole, and none is written.
+
+How a subject is run: in blocks where that gives the numbers of `transformers`, else not at all.
+
+A family that a test holds bit-identical to `transformers` runs in blocks at once. Any other is
+first compared with the whole model on one short batch, which takes the memory of the model; what
+differs in a bit, or cannot be taken apart, is refused. Code of a repository never counts as a
+tested family, and a note says that it was run.
+
+What a pass begins with: weights, the files and the reference beside them, text in batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from qaudit.checkpoints.adapters import open_checkpoint
+from qaudit.checkpoints.safetensors import unread_tensors
+from qaudit.checkpoints.stamps import folder_of, own_folder, weights_of
+from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Calibration, Scheme, Shipped
+from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, make_rollout_batches
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
 from qaudit.engine.mixing import table_of
 from qaudit.engine.read_out import read_out
 from qaudit.engine.routing import REPLAYED, RoutingWatch
-from qaudit.engine.shipped import ReferenceStream, ShippedStream
+from qaudit.engine.shipped import ReferenceStream, ShippedStream, opener, reference_opener
 from qaudit.engine.streams import FullPrecision, Observer, SchemeStream, Stream
 from qaudit.engine.tally import Tally, timed
-from qaudit.engine.tokens import REFERENCE, Feed, Tokens
-from qaudit.errors import SourceError
-from qaudit.model.blocks import Block, BlockModel
-from qaudit.types import FULL_PRECISION
+from qaudit.engine.tasks import Machine, Task
+from qaudit.engine.tokens import REFERENCE, Feed, Openers, Tokens
+from qaudit.errors import ModelError, SourceError
+from qaudit.formats.weights import QuantizedFolder, quantization_of
+from qaudit.model.blocks import Block, BlockModel, ExpertOptions, Weights, self_check
+from qaudit.model.config import must_be_one_architecture, read_config
+from qaudit.model.device import fits_whole
+from qaudit.model.remote import foreign, is_remote, ran
+from qaudit.model.routes import MergedWeights
+from qaudit.model.skeleton import load_whole
+from qaudit.types import FULL_PRECISION, Checkpoint, Subject
 
 Progress = Callable[[int, int, str], None]
 """Called as (blocks done, blocks in all, what is being done)."""
@@ -155,3 +181,190 @@ def _through(stream: Stream, block: Block, tokens: Tokens) -> None:
             raise
         stream.fail(error)
         stream.leave(block)
+
+
+_EXPERTS_WITHIN = {2: 2e-2, 4: 1e-5, 8: 1e-12}
+"""How far logits may be from the whole model's where there are experts, by bytes of a number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """How one subject's weights are run."""
+
+    folder: Path
+    weights: Weights
+    dtype: torch.dtype
+    device: torch.device
+    trust_remote_code: bool = False
+    experts: ExpertOptions = field(default_factory=ExpertOptions)
+
+    def follow(
+        self,
+        feed: Feed,
+        schemes: Sequence[Scheme],
+        states: HiddenStates,
+        progress: Progress,
+        observe: Observer,
+        *,
+        check: bool,
+        kept: KeptPass = NOT_KEPT,
+    ) -> Mapping[str, Tally]:
+        self._check_vocabulary(feed)
+        remote = is_remote(self.folder)
+        with foreign(self.folder, "while it is measured") if remote else nullcontext():
+            model, notes = self.streamed(check=check or remote)
+            tallies = run_blocks(model, feed, schemes, states, progress, observe, kept)
+        tallies[FULL_PRECISION].note(*notes, *model.notes)
+        if remote:
+            for tally in tallies.values():
+                tally.note(ran(self.folder))
+        return tallies
+
+    def _check_vocabulary(self, feed: Feed) -> None:
+        """Refuse text cut by the tokenizer of a model with more tokens than this one."""
+        batches = (*feed.calibration, *feed.evaluation)
+        highest = max((int(batch.tokens_BT.max()) for batch in batches), default=0)
+        config = read_config(self.folder, trust_remote_code=self.trust_remote_code)
+        vocabulary = int(getattr(config.get_text_config(), "vocab_size", None) or highest + 1)
+        if highest >= vocabulary:
+            raise ModelError(
+                f"the model in `{self.folder}` knows {vocabulary} tokens, "
+                f"and its tokenizer makes token {highest}",
+                hint="take the tokenizer that belongs to the model",
+            )
+
+    def streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
+        """Return the model as blocks, and notes of its check."""
+        trusted = self.trust_remote_code
+        fits = fits_whole(self.weights, self.dtype, self.device)
+        if is_remote(self.folder) and not fits:
+            raise ModelError(
+                f"the model in `{self.folder}` is code of its own, with which its blocks are "
+                "compared, and does not fit in memory as a whole",
+                hint="use a machine with more memory",
+            )
+        model = BlockModel(
+            self.folder,
+            self.weights,
+            dtype=self.dtype,
+            device=self.device,
+            trust_remote_code=trusted,
+            experts=self.experts,
+        )
+        if model.is_streamable and not check:
+            return model, ()
+        if not fits:
+            if model.is_streamable:
+                return model, ("self-check left out: the whole model does not fit in memory",)
+            raise ModelError(
+                f"`{model.model_type}` is not a family this engine is tested on, and the whole "
+                "model does not fit in memory to check it",
+                hint="use a machine with more memory, or `--device` with a larger one",
+            )
+        whole = load_whole(self.folder, self.weights, self.dtype, trust_remote_code=trusted)
+        compared = self_check(model, whole)
+        # The library's kernels for experts are others than a product for each.
+        close = model.has_experts and compared.difference <= _EXPERTS_WITHIN[self.dtype.itemsize]
+        if not (compared.equal or close):
+            raise ModelError(
+                f"the blocks of a `{model.model_type}`, run one at a time, give other logits than "
+                f"the whole model, by {compared.difference:.1e} of the largest",
+                hint="only models that run block by block can be audited",
+            )
+        return model, (compared.note,)
+
+
+def open_weights(
+    subject: Subject, *, allow_pickle: bool, folder: Callable[[Checkpoint], Path] = own_folder
+) -> Weights:
+    """Open a subject's weights: a checkpoint's as they are, a soup's merged as they are read."""
+    places = [folder(checkpoint) for checkpoint, _ in subject.members]
+    if subject.merge is None and not subject.first.is_adapter and quantization_of(places[0]):
+        return QuantizedFolder(places[0])
+    without = unread_tensors(places, [checkpoint for checkpoint, _ in subject.members])
+    members = [
+        open_checkpoint(checkpoint, allow_pickle=allow_pickle, folder=folder, without=without)
+        for checkpoint, _ in subject.members
+    ]
+    if subject.merge is None:
+        return members[0]
+    labels = [checkpoint.label for checkpoint, _ in subject.members]
+    shares = [share for _, share in subject.members]
+    merged = MergedWeights(labels, members, shares, parse_merge(subject.merge))
+    must_be_one_architecture(labels, [folder_of(checkpoint) for checkpoint, _ in subject.members])
+    return merged
+
+
+def route_of(task: Task, weights: Weights, machine: Machine) -> Route:
+    """Return how a task's weights are run."""
+    return Route(
+        folder_of(task.subject.first),
+        weights,
+        machine.dtype,
+        machine.device,
+        trust_remote_code=machine.trust_remote_code,
+        experts=machine.experts,
+    )
+
+
+@contextmanager
+def opened_states(machine: Machine) -> Iterator[HiddenStates]:
+    """Hold hidden states for one pass."""
+    with (
+        tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
+        HiddenStates(
+            Path(spill),
+            machine.stream_limit_nbytes,
+            machine.device,
+            machine.device_stream_limit_nbytes,
+        ) as states,
+    ):
+        yield states
+
+
+def feed_of(task: Task) -> Feed:
+    """Return the batches of a pass; of one that rounds otherwise, smaller and in reverse."""
+    corpus, context, limit = task.corpus, task.corpus.protocol.context, task.pad_until
+    scored, half = corpus.evaluation, TOKENS_PER_BATCH // 2
+    if not task.perturbed:
+        documents = make_batches(scored, context, pad_until=limit)
+        return Feed(
+            make_batches(corpus.calibration, context, pad_until=limit),
+            (*documents, *make_rollout_batches(corpus, pad_until=limit)),
+            full_precision=task.pass_.full_precision,
+            compared=task.compared,
+            items=corpus.windows_by_task,
+        )
+    return Feed(
+        calibration=backwards(make_batches(corpus.calibration, context, half, limit)),
+        evaluation=make_batches(scored, context, half, limit),
+        full_precision=task.pass_.full_precision,
+        compared=task.compared,
+        perturbed=True,
+    )
+
+
+def openers_of(task: Task, weights: Weights) -> Openers:
+    """Return a function that opens each shipped file of a task."""
+    names, base = frozenset(weights.names()), folder_of(task.subject.first)
+    places = {
+        shipped.label: weights_of(shipped, task.folder(shipped)) for shipped in task.pass_.shipped
+    }
+    return {
+        scheme.spec: opener(scheme, places[scheme.file], base, names)
+        for scheme in task.schemes
+        if isinstance(scheme, Shipped)
+    }
+
+
+def reference_of(task: Task, machine: Machine) -> Callable[[BlockModel], BlockModel] | None:
+    """Return a function that opens the reference beside a model, where a pass has one."""
+    subject = task.pass_.reference
+    if subject is None:
+        return None
+    return reference_opener(
+        subject.label,
+        folder_of(subject.first) if subject.first.base else task.folder(subject.first),
+        partial(open_weights, subject, allow_pickle=machine.allow_pickle, folder=task.folder),
+        trust_remote_code=machine.trust_remote_code,
+    )

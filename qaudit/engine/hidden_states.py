@@ -36,7 +36,7 @@ from torch import Tensor
 
 from qaudit.errors import MachineError
 from qaudit.model.beside import GIVEN, beside, leave
-from qaudit.model.copies import Copies, HostCopy
+from qaudit.model.device import Copies, HostCopy
 
 if TYPE_CHECKING:
     from qaudit.model.blocks import Block

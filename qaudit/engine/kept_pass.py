@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.kept_weights import LinearHashes
 from qaudit.engine.streams import Stream
 from qaudit.engine.tasks import Machine, StoredResults, Task
 from qaudit.engine.tokens import Feed

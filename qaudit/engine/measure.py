@@ -39,18 +39,24 @@ from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
 from qaudit.core.scheme import Calibration, Scheme, Shipped, shipped_reference
 from qaudit.engine.batches import Batch, make_batches
-from qaudit.engine.block_pass import Progress
-from qaudit.engine.evidence import evidence_of
-from qaudit.engine.kept_pass import kept_pass, place_of, remove
-from qaudit.engine.kept_weights import WeightKeeper, is_whole, restored
-from qaudit.engine.linear_hashes import LinearHashes, rest_names, rest_sha256
-from qaudit.engine.route import (
+from qaudit.engine.block_pass import (
+    Progress,
     feed_of,
     open_weights,
     opened_states,
     openers_of,
     reference_of,
     route_of,
+)
+from qaudit.engine.evidence import evidence_of
+from qaudit.engine.kept_pass import kept_pass, place_of, remove
+from qaudit.engine.kept_weights import (
+    LinearHashes,
+    WeightKeeper,
+    is_whole,
+    rest_names,
+    rest_sha256,
+    restored,
 )
 from qaudit.engine.shipped import BESIDE, without_reference
 from qaudit.engine.streams import Observer

@@ -24,7 +24,7 @@ from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import BlockModel
-from qaudit.model.copies import Copies, HostCopy
+from qaudit.model.device import Copies, HostCopy
 
 
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:

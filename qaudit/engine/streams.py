@@ -45,10 +45,9 @@ from qaudit.engine.gathering import (
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import Block, ExpertOptions, Group
-from qaudit.model.cache import RoundingCache
 from qaudit.model.experts import Routed
-from qaudit.model.links import is_same_call
-from qaudit.model.tape import Arguments, Shape, hidden_keyword
+from qaudit.model.groups import RoundingCache
+from qaudit.model.tape import Arguments, Shape, hidden_keyword, is_same_call
 from qaudit.types import FULL_PRECISION
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]

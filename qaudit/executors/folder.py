@@ -36,7 +36,7 @@ from qaudit.saved.parts import (
     unit_path,
     write_unit,
 )
-from qaudit.text.hub_texts import fetch_texts
+from qaudit.text.texts import fetch_texts
 from qaudit.types import SILENT, Checkpoint, Corpus, Pins, Run, Watch, WorkUnit, units_of
 from qaudit.whole import partial_name
 

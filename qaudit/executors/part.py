@@ -143,7 +143,7 @@ class PartExecutor(Executor):
 
 def _must_be_one_kind(folder: Path, device: torch.device) -> None:
     """Refuse a GPU of another kind than the first that measured here: kinds round otherwise."""
-    from qaudit.engine.machine import device_name
+    from qaudit.engine.tasks import device_name
 
     kind, path = device_name(device), folder / f"{device.type}.kind"
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def units_of_part(
 
 def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> PartExecutor:
     """Check the device and the text before any weight is read."""
-    from qaudit.engine.machine import open_device
+    from qaudit.engine.tasks import open_device
     from qaudit.executors.ready import make_ready, refuse_bad_device
     from qaudit.hub import open_hub
 

@@ -21,14 +21,14 @@ from qaudit.core.gptq_triton import obstacle
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, Shipped
-from qaudit.engine.machine import (
+from qaudit.engine.tasks import (
+    Machine,
     device_name,
     environment,
     open_device,
     peak_nbytes,
     resident_nbytes,
 )
-from qaudit.engine.tasks import Machine
 from qaudit.errors import OtherIdentityError, SourceError
 from qaudit.executors.records import one_error
 from qaudit.host import default_stream_limit
@@ -40,8 +40,7 @@ from qaudit.planning.passes import with_draws
 from qaudit.planning.price import kept_specs
 from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
-from qaudit.text.hub_texts import fetch_texts
-from qaudit.text.texts import read_corpus
+from qaudit.text.texts import fetch_texts, read_corpus
 from qaudit.types import CHOICES, Corpus, Plan, Subject
 from qaudit.version import __version__
 

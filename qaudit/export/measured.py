@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qaudit.core.scheme import Scheme
-from qaudit.engine.kept_weights import KeptRest, kept_groups
-from qaudit.engine.linear_hashes import LinearHashes, rest_sha256
+from qaudit.engine.kept_weights import KeptRest, LinearHashes, kept_groups, rest_sha256
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.export.choice import ExportChoice

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.linears import Linears, Quantize, Quantized, WholeBlock
 from qaudit.core.scheme import Scheme
-from qaudit.engine.linear_hashes import sha256_of
+from qaudit.engine.kept_weights import sha256_of
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.formats.packing import Format

@@ -18,9 +18,9 @@ from typing import cast
 from qaudit.checkpoints.stamps import folder_of, refuse_changed_settings
 from qaudit.core.scheme import Scheme
 from qaudit.downloads.downloads import Downloads
+from qaudit.engine.block_pass import open_weights
 from qaudit.engine.kept_weights import kept_groups
 from qaudit.engine.measure import quantize_only, send
-from qaudit.engine.route import open_weights
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import NotShipping, UsageError
 from qaudit.executors.ready import Ready, make_ready

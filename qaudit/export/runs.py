@@ -20,10 +20,10 @@ from qaudit.core import statistics
 from qaudit.core.fidelity import ComparedRows, Reference, row_parts
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Route, open_weights, opened_states
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.items import ItemStream
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.route import Route, open_weights, opened_states
 from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens

@@ -29,7 +29,7 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
     shares = [f"{share:.4g} of {checkpoint.label}" for checkpoint, share in soup.members]
     watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
     note_doubts(soup, watch)
-    from qaudit.engine.route import open_weights  # imports torch: after the message
+    from qaudit.engine.block_pass import open_weights  # imports torch: after the message
     from qaudit.export.soup_folder import identity, must_be_new, write_soup
     from qaudit.export.unfinished import begun_folder
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.safetensors import grouped, shard_name, write_index
 from qaudit.checkpoints.stamps import folder_of
-from qaudit.engine.route import open_weights
+from qaudit.engine.block_pass import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import copy_settings

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.registry import parse_scheme
-from qaudit.engine.linear_hashes import sha256_of
+from qaudit.engine.kept_weights import sha256_of
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit

@@ -16,8 +16,15 @@ from typing import Any
 import numpy as np
 
 from qaudit.errors import UsageError
-from qaudit.items import inspect_logs, lm_eval_samples
-from qaudit.items.marks import AnsweredItem, AnswerFile, AnswerMark, bad_file
+from qaudit.items.answer_files import (
+    AnsweredItem,
+    AnswerFile,
+    AnswerMark,
+    bad_file,
+    read_inspect,
+    read_inspect_archive,
+    read_lm_eval,
+)
 from qaudit.judge.tasks import MEAN, same_items
 from qaudit.saved.evidence import SavedAudit, read_saved
 from qaudit.saved.parts import PLAN, one_writer
@@ -27,9 +34,9 @@ from qaudit.types import FULL_PRECISION, ImportedAnswers, Measurement, TaskEvide
 from qaudit.whole import read_regular
 
 _READERS: dict[str, Callable[[Path, bytes], AnswerFile]] = {
-    ".jsonl": lm_eval_samples.read,
-    ".json": inspect_logs.read,
-    ".eval": inspect_logs.read_archive,
+    ".jsonl": read_lm_eval,
+    ".json": read_inspect,
+    ".eval": read_inspect_archive,
 }
 
 

@@ -30,7 +30,7 @@ from qaudit.errors import (
 )
 from qaudit.hub import Hub
 from qaudit.items import files, harness
-from qaudit.items.data import (
+from qaudit.items.files import (
     Data,
     NotPinnedError,
     files_sha256,

@@ -9,37 +9,94 @@ bit-identical to `transformers`, which a test holds for every family in `STREAMA
 
 What was given up: caches, padding masks and packed sequences. Batches are right-padded at
 most, which a causal model cannot see from the left.
+
+Losses from hidden states, a chunk of rows of logits at a time.
+
+Does the stream compute what the model computes? One short batch, both ways.
+
+The families in `STREAMABLE` are held bit-identical by tests. For any other the same comparison
+can be made on the spot, with the checkpoint at hand: the library loads the same tensors as a
+whole model, in its own way, and both read one short batch. It costs the memory of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.core.fidelity import head_rows
+from qaudit.core.fidelity import head_rows, losses
 from qaudit.errors import ModelError
-from qaudit.model.copies import Copies
+from qaudit.model.device import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.folds import Heads
-from qaudit.model.front import Front
+from qaudit.model.front import Front, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
-from qaudit.model.head import chunked_nll, target_nll
-from qaudit.model.inspector import Inspector
-from qaudit.model.links import Links
 from qaudit.model.proven import BRANCHING, STREAMABLE
 from qaudit.model.remote import computed_buffers, is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
 from qaudit.model.structure import is_linear, notes_of_left
-from qaudit.model.tape import Arguments
+from qaudit.model.tape import Arguments, Links
+
+
+def chunked_nll(
+    head: Callable[[Tensor], Tensor], hidden_BTD: Tensor, tokens_BT: Tensor, rows: int
+) -> Tensor:
+    """Return -log p(token | tokens before it) in fp32; position 0 has nothing before it, and 0.
+
+    The log-sum-exp is taken in fp32 while a chunk of rows is warm in the cache. For a small model
+    with a large vocabulary this is most of an evaluation's work, and a full (B, T, V) tensor most
+    of its memory. Given up: the order of additions inside a chunk.
+    """
+    batch, length, width = hidden_BTD.shape
+    nll_BT = torch.zeros(batch, length, dtype=torch.float32, device=hidden_BTD.device)
+    if length < 2:
+        return nll_BT
+    hidden_ND = hidden_BTD[:, :-1].reshape(-1, width)
+    targets_N = tokens_BT[:, 1:].reshape(-1).to(hidden_BTD.device, torch.long)
+    chunks = [
+        losses(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
+        for i in range(0, len(targets_N), rows)
+    ]
+    nll_BT[:, 1:] = torch.cat(chunks).reshape(batch, length - 1)
+    return nll_BT
+
+
+def target_nll(
+    head: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    rows_Q: Tensor,
+    targets_Q: Tensor,
+    rows: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of a token after each of some rows, in fp32, and if it is the likeliest.
+
+    A row may be asked for several tokens; it goes through the head once.
+    """
+    device = hidden_ND.device
+    read_U, places_Q = torch.unique(rows_Q, return_inverse=True)
+    nll_Q = torch.zeros(len(rows_Q), dtype=torch.float32)
+    greedy_Q = torch.zeros(len(rows_Q), dtype=torch.bool)
+    for start in range(0, len(read_U), rows):
+        rows_U = read_U[start : start + rows].to(device)
+        logits_UV = head(hidden_ND[rows_U][None])[0].float()
+        some = torch.nonzero((places_Q >= start) & (places_Q < start + rows)).squeeze(1)
+        at_Q = (places_Q[some] - start).to(device)
+        wanted_Q = targets_Q[some].to(device)
+        total_U = logits_UV.logsumexp(1)
+        nll_Q[some] = (total_U[at_Q] - logits_UV[at_Q, wanted_Q]).cpu()
+        greedy_Q[some] = (logits_UV.argmax(1)[at_Q] == wanted_Q).cpu()
+    return nll_Q, greedy_Q
+
 
 __all__ = ["Block", "BlockModel", "ExpertOptions", "Group", "Weights"]
 
@@ -292,3 +349,37 @@ class BlockModel:
         """Note what a block leaves on the probe, where a later one reads it."""
         if self.links.later(index):
             self._front.note(index, module, self._inspector.hidden().to(self.dtype))
+
+
+SHAPE = (2, 24)
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """How far the stream's logits are from the whole model's."""
+
+    equal: bool  # bit for bit
+    difference: float  # largest, in units of the largest logit
+
+    @property
+    def note(self) -> str:
+        result = "bit-identical to" if self.equal else f"within {self.difference:.1e} of"
+        tokens = SHAPE[0] * SHAPE[1]
+        return f"self-check on {tokens} tokens: streamed logits {result} the whole model's"
+
+
+@torch.no_grad()
+def self_check(model: BlockModel, whole: Any) -> SelfCheck:
+    """Compare the stream with the whole model on a short batch."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    tokens_BT = torch.randint(0, vocabulary, SHAPE, generator=generator).to(model.device)
+    hidden_BTD = model.embed(tokens_BT)
+    for block in model.blocks():
+        hidden_BTD = block.forward(hidden_BTD)
+    model.forget()
+    streamed_BTV = model.logits(hidden_BTD).float()
+    whole_BTV: Tensor = whole.to(model.device)(input_ids=tokens_BT, use_cache=False).logits.float()
+    scale = float(whole_BTV.abs().max()) or 1.0
+    difference = float((streamed_BTV - whole_BTV).abs().max()) / scale
+    return SelfCheck(torch.equal(streamed_BTV, whole_BTV), difference)

@@ -4,6 +4,22 @@ A parameter is one stored tensor under another name, or is made of several: the 
 are stored one by one and held in one tensor. The library's `WeightConverter` makes it here, as in
 `from_pretrained`, of the tensors of that parameter alone. Conversions only move numbers, so that
 tensors of a soup can be merged before they are joined.
+
+Names of experts one by one in files, for releases that store all experts of a layer together.
+
+`transformers` reads experts one by one for most types (`conversion_mapping.py`), and exports use
+the names it reads. Here are types whose own release is fused and for which runtimes name the
+linears of each expert all the same:
+
+llama4    `feed_forward.experts.3.gate_proj`: `SequentialLlama4TextExperts` of transformers 5.23
+          (quantizers/base.py), which it puts in place for compressed-tensors; `Llama4LinearExperts`
+          of llm-compressor (modeling/moe/llama4.py); Defuser 0.0.28, which GPTQModel 7.6 runs.
+
+Types that are not here are refused. Of gpt-oss, gate and up alternate by row: Defuser 0.0.28 calls
+the first half of these rows `gate_proj`, llm-compressor since its pull request 3100 every second
+one, vLLM's loader (models/gpt_oss.py, September 2026) has names for neither, nor has transformers.
+Experts of Granite and Qwen3-VL have names in llm-compressor and Defuser; a runtime that loads them
+quantized was not found.
 """
 
 from __future__ import annotations
@@ -21,6 +37,9 @@ import torch
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    Transpose,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -30,7 +49,6 @@ from transformers.core_model_loading import (
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.errors import SourceError
 from qaudit.model.routes import Weights, must_be_read, must_fit
-from qaudit.model.unfusing import further_converters
 
 _MISMATCH = "the config and the weights do not belong together"
 
@@ -205,3 +223,24 @@ def _predicts_further(key: str, config: Any, ignored: Sequence[re.Pattern[str]])
     blocks = getattr(config.get_text_config(), "num_hidden_layers", None)
     match = re.search(r"(^|\.)layers\.(\d+)\.", key)
     return bool(further and blocks and match and int(match[2]) >= int(blocks))
+
+
+_LLAMA4 = "feed_forward.experts"
+
+
+def further_converters(model_type: str) -> list[WeightConverter]:
+    """Return conversions of experts one by one that the library does not have."""
+    if model_type not in ("llama4", "llama4_text"):
+        return []
+    return [
+        WeightConverter(
+            [f"{_LLAMA4}.*.gate_proj.weight", f"{_LLAMA4}.*.up_proj.weight"],
+            f"{_LLAMA4}.gate_up_proj",
+            [MergeModulelist(dim=0), Concatenate(dim=1), Transpose(1, 2)],
+        ),
+        WeightConverter(
+            [f"{_LLAMA4}.*.down_proj.weight"],
+            f"{_LLAMA4}.down_proj",
+            [MergeModulelist(dim=0), Transpose(1, 2)],
+        ),
+    ]

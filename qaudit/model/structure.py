@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from qaudit.errors import ModelError
 from qaudit.model.experts import ExpertPart, Experts, Sample, expert_parts
-from qaudit.model.gates import left_as_gates
+from qaudit.model.proven import left_as_gates
 from qaudit.model.routes import some
 
 _LARGEST_SHARE_OUTSIDE = 0.05

@@ -42,7 +42,7 @@ from qaudit.report.format import listing
 from qaudit.settings import RunOptions
 from qaudit.support.keys import nearest
 from qaudit.support.sizes import size
-from qaudit.text.hub_texts import find_texts, hub_sources, with_default_texts
+from qaudit.text.texts import find_texts, hub_sources, with_default_texts
 from qaudit.types import (
     Checkpoint,
     Recipe,

@@ -26,9 +26,8 @@ from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
 from qaudit.support.sizes import size
-from qaudit.text.hub_texts import is_hub_text
 from qaudit.text.rollouts import read_rollouts
-from qaudit.text.texts import cut_texts
+from qaudit.text.texts import cut_texts, is_hub_text
 from qaudit.text.tokenizer import must_be_bounded, tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 

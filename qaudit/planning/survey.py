@@ -36,8 +36,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.families.family import Need
 from qaudit.formats.weights import QuantizedFolder, format_of, quantization_of
 from qaudit.hub.weights import weights_on_hub
-from qaudit.model.gates import left_as_gates
-from qaudit.model.proven import STREAMABLE, reads_trees
+from qaudit.model.proven import STREAMABLE, left_as_gates, reads_trees
 from qaudit.planning.sizes import Sizes, first_whole, with_beside
 from qaudit.support.sizes import size
 from qaudit.types import Checkpoint, Recipe, Subject

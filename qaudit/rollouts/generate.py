@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from qaudit.core.fidelity import draw, log_probabilities
 from qaudit.errors import ModelError
-from qaudit.rollouts.samples import DrawSettings, DueSample
+from qaudit.rollouts.folder import DrawSettings, DueSample
 from qaudit.text.rollouts import Rollout
 
 

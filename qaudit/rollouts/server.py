@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from qaudit.errors import MachineError, UsageError
 from qaudit.report.format import printable
-from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt
+from qaudit.rollouts.folder import DrawSettings, DueSample, Prompt
 from qaudit.support.foreign import json_of
 from qaudit.text.rollouts import Rollout
 

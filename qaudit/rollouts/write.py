@@ -19,8 +19,16 @@ from qaudit.hub.series import is_hub
 from qaudit.planning.price import choose_audited
 from qaudit.planning.resolve import resolve, resolve_soup
 from qaudit.planning.survey import refuse
-from qaudit.rollouts.folder import RolloutFolder, add_marks, read_marks, write_texts
-from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt, read_prompts
+from qaudit.rollouts.folder import (
+    DrawSettings,
+    DueSample,
+    Prompt,
+    RolloutFolder,
+    add_marks,
+    read_marks,
+    read_prompts,
+    write_texts,
+)
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.sandbox import Templates
 from qaudit.saved.parts import one_writer
@@ -135,8 +143,8 @@ def _writer(source: _Writing, request: RolloutRequest, machine: tuple[str, str])
         client = ServerClient(request.server, source.tokenizer)
         yield lambda rows: client.complete(rows, [drawing(row.prompt) for row in rows])
         return
-    from qaudit.engine.machine import open_device
-    from qaudit.engine.route import open_weights
+    from qaudit.engine.block_pass import open_weights
+    from qaudit.engine.tasks import open_device
     from qaudit.model.device import fits_whole
     from qaudit.model.skeleton import load_whole
     from qaudit.rollouts.generate import generate

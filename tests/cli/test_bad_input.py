@@ -665,7 +665,7 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
     def run_out(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("qaudit.engine.route.run_blocks", run_out)
+    monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", run_out)
     refused(scan("series"), 4, "out of memory", "`--set context=N`")
 
 

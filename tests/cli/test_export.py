@@ -23,7 +23,7 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.rtn import RoundToNearest
-from qaudit.engine.linear_hashes import sha256_of
+from qaudit.engine.kept_weights import sha256_of
 from qaudit.export import parts
 from qaudit.export.quantized import export_quantized
 from qaudit.formats.weights import QuantizedFolder

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.engine.linear_hashes import sha256_of
+from qaudit.engine.kept_weights import sha256_of
 from qaudit.formats import gguf as gguf_files
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.saved.exports import FILE, read_export

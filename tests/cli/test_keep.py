@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from qaudit.engine.kept_weights import kept_groups
-from qaudit.engine.linear_hashes import sha256_of
+from qaudit.engine.kept_weights import kept_groups, sha256_of
 from qaudit.errors import SourceError
 from qaudit.saved.exports import read_export, write_export
 from tests.support.cli import TEXT, Outcome, Run, audit_of, refused

@@ -19,7 +19,7 @@ def test_a_part_on_another_kind_of_device_is_refused(
     monkeypatch.chdir(tmp_path)
     assert qaudit("plan", *demo(tmp_path), "--out", "out").code == 0
     for kind, code in (("A100", 0), ("H200", 78), ("A100", 0)):
-        monkeypatch.setattr("qaudit.engine.machine.device_name", lambda _, kind=kind: kind)
+        monkeypatch.setattr("qaudit.engine.tasks.device_name", lambda _, kind=kind: kind)
         done = qaudit("part", "out", "--part", "0/2" if kind == "A100" else "1/2")
         assert done.code == code
         if code:

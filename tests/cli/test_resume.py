@@ -156,7 +156,7 @@ def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
     [
         "qaudit.planning.prepare.make_plan",
         "qaudit.executors.ready.read_corpus",
-        "qaudit.engine.route.make_batches",
+        "qaudit.engine.block_pass.make_batches",
         "qaudit.saved.results.np.savez_compressed",
         "qaudit.judging.judge",
         "qaudit.report.folder.write",

@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qaudit.text.rollout_roles import TokenMarker, roles_of
-from qaudit.text.rollouts import Rollout, read_rollouts
+from qaudit.text.rollouts import Rollout, TokenMarker, read_rollouts, roles_of
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support.cards import whole_at
 from tests.support.cli import Run, audit_of, refused

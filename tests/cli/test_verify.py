@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qaudit.engine.linear_hashes import sha256_of
+from qaudit.engine.kept_weights import sha256_of
 from qaudit.export import runtimes
 from qaudit.export.contents import hashes_in
 from qaudit.export.runs import RuntimeRun as Measured
@@ -144,7 +144,7 @@ def test_only_the_runtime_holds_a_whole_model(
     def whole(*_: object, **__: object) -> None:
         raise AssertionError("the original was loaded as a whole")
 
-    for module in ("qaudit.engine.route", "qaudit.model.skeleton"):
+    for module in ("qaudit.engine.block_pass", "qaudit.model.skeleton"):
         monkeypatch.setattr(f"{module}.load_whole", whole)
     done = qaudit("verify", "new", "--audit", "out")
     assert (done.code, "KL -" in done.out) == (0, False), done.err

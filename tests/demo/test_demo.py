@@ -9,7 +9,7 @@ from qaudit.checkpoints.folder import find_all, shipped_series
 from qaudit.core.schedules import Linear
 from qaudit.planning.prepare import make_plan
 from qaudit.recipe.table import recipe_of
-from qaudit.text.python_text import part_of, python_documents
+from qaudit.text.documents import part_of, python_documents
 
 FOLDER = shipped_series()
 

@@ -74,7 +74,7 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("something was computed again")
 
-    monkeypatch.setattr("qaudit.engine.route.run_blocks", refused)
+    monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", refused)
     monkeypatch.setattr("qaudit.diagnostics.sensitivity_measure.run_partly", refused)
 
 
@@ -147,7 +147,7 @@ def test_another_scheme_lets_only_that_one_quantize(
         sent.append(tuple(scheme.short for scheme in schemes))
         return run_blocks(model, feed, schemes, *others)
 
-    monkeypatch.setattr("qaudit.engine.route.run_blocks", counted)
+    monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", counted)
     more = (*SCHEMES, *parse_schemes(["rtn-3bit:group=16"]))
     found = diagnose(series[:1], again, "weights:group=16", schemes=more)
     assert sent == [("rtn-3bit:group=16",)]

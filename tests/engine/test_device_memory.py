@@ -169,7 +169,7 @@ def test_a_host_without_memory_is_not_tried_again(checkpoint, tmp_path, monkeypa
         calls.append(1)
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("qaudit.engine.route.run_blocks", run_out)
+    monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", run_out)
     with pytest.raises(RuntimeError, match="can't allocate"):
         on_gpu(checkpoint, tmp_path, MACHINE)
     assert len(calls) == 1

@@ -29,7 +29,7 @@ from qaudit.engine.gathering import (
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
-from qaudit.model.merged import MergedWeights
+from qaudit.model.routes import MergedWeights
 from qaudit.saved.arrays import arrays_of
 from qaudit.types import Corpus, Protocol
 from tests.support import released

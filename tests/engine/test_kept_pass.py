@@ -21,7 +21,7 @@ from qaudit.engine.batches import make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.kept_pass import KeptPass
-from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.kept_weights import LinearHashes
 from qaudit.engine.shipped import opener
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally

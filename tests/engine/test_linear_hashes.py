@@ -6,7 +6,7 @@ import torch
 
 from qaudit.core.linears import FoldSource, Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.engine.linear_hashes import LinearHashes, sha256_of
+from qaudit.engine.kept_weights import LinearHashes, sha256_of
 from tests.support.pretended_device import pretended
 
 RTN, AWQ = parse_scheme("rtn-4bit"), parse_scheme("awq-4bit:exact_fold=true")

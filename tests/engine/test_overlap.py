@@ -16,10 +16,10 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.linear_hashes import LinearHashes
+from qaudit.engine.kept_weights import LinearHashes
 from qaudit.errors import QauditError
 from qaudit.model.blocks import BlockModel
-from qaudit.model.copies import _UNDER_WAY, Copies, HostCopy
+from qaudit.model.device import _UNDER_WAY, Copies, HostCopy
 from tests.support.passes import SHAPE, feed, losses
 from tests.support.pretended_device import pretended
 
@@ -60,7 +60,7 @@ def three_blocks(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def reads_and_hashes_at_once(monkeypatch):
     monkeypatch.setattr("qaudit.model.blocks.ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr("qaudit.engine.linear_hashes.ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr("qaudit.engine.kept_weights.ThreadPoolExecutor", AtOnce)
 
 
 def numbers(place, folder, spill, limit):

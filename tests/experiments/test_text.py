@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.folder import LOG, truncate_log
 from experiments.text import END, FEWEST, entries_of, prepare
 from qaudit.errors import CorpusError, SourceError, UsageError
-from qaudit.text.python_text import part_of
+from qaudit.text.documents import part_of
 from tests.support.training import read_log
 
 SENTENCES = [f"document {n} speaks of {n * n} and of {'ab' * (n % 5)}" for n in range(60)]

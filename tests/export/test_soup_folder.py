@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.engine.route import open_weights
+from qaudit.engine.block_pass import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export import soup_folder
 from qaudit.export.soup_folder import write_soup

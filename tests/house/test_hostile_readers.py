@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qaudit.errors import QauditError
 from qaudit.hub import names
 from qaudit.hub.names import GarbledError
-from qaudit.text.choices import read_choices
+from qaudit.text.corpus import read_choices
 from qaudit.text.cutting import Cutter
 from qaudit.text.tokenizer import load_tokenizer
 from qaudit.types import Document, Protocol

@@ -99,12 +99,12 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "tqdm": ("qaudit.export.runtimes",),  # where bars of other libraries are left out
     "transformers": (
         "qaudit.model.blocks",
-        "qaudit.model.buffers",
-        "qaudit.model.cache",
+        "qaudit.model.skeleton",
+        "qaudit.model.groups",
         "qaudit.model.config",
         "qaudit.model.joined",
         "qaudit.model.skeleton",
-        "qaudit.model.unfusing",
+        "qaudit.model.joined",
         "qaudit.engine.device_check",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
@@ -134,7 +134,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.
     "lm_eval": ("qaudit.items.harness",),
-    "zstandard": ("qaudit.items.inspect_logs",),  # logs of inspect; in Python itself from 3.14
+    "zstandard": ("qaudit.items.answer_files",),  # logs of inspect; in Python itself from 3.14
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (
         "qaudit.engine.*",

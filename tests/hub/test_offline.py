@@ -19,7 +19,7 @@ from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
-from qaudit.text.hub_texts import find_text
+from qaudit.text.texts import find_text
 from tests.support.fetching import write
 from tests.support.hub import Hub
 from tests.support.series import find_series

@@ -69,8 +69,7 @@ def loaded(leaf: harness.Leaf, data: Path) -> Any:
     """Have lm-eval load a task and build its requests, without our own room in between."""
     import tempfile
 
-    from qaudit.items.data import Data
-    from qaudit.items.files import source_of
+    from qaudit.items.files import Data, source_of
     from qaudit.items.prepare import Reading as _Reading
 
     place = _Reading(Recipe((), tasks=TASKS, task_data=str(data)), (), "", CONTEXT).folder(leaf)

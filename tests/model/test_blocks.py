@@ -18,10 +18,8 @@ from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.fidelity import head_rows
 from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError, SourceError
-from qaudit.model.blocks import BlockModel
-from qaudit.model.head import chunked_nll
-from qaudit.model.inspector import must_be_causal
-from qaudit.model.self_check import SelfCheck, self_check
+from qaudit.model.blocks import BlockModel, SelfCheck, chunked_nll, self_check
+from qaudit.model.front import must_be_causal
 from qaudit.model.skeleton import load_whole
 from qaudit.model.tape import Arguments, Tape
 from tests.support import tiny

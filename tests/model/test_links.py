@@ -15,10 +15,8 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ModelError
 from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.blocks import BlockModel
-from qaudit.model.folds import Fold, true_folds
-from qaudit.model.links import Links
-from qaudit.model.tape import Arguments, Carried, Form, Returned, Store, form_of
-from qaudit.model.turns import all_numbers
+from qaudit.model.folds import Fold, all_numbers, true_folds
+from qaudit.model.tape import Arguments, Carried, Form, Links, Returned, Store, form_of
 from qaudit.planning.sizes import Sizes, beside_notes, with_beside
 from tests.support import tiny
 from tests.support.filled import filled

@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_merge
 from qaudit.errors import ModelError, SourceError
-from qaudit.model import buffers
+from qaudit.model import skeleton
 from qaudit.model.blocks import BlockModel
-from qaudit.model.merged import MergedWeights
-from qaudit.model.routes import Weights
+from qaudit.model.routes import MergedWeights, Weights
 from qaudit.planning.sizes import Sizes
 from tests.support import released
 
@@ -106,7 +105,7 @@ def test_a_buffer_that_nothing_computes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released.save(tmp_path, "falcon_h1")
-    models_around = buffers.models_around
-    monkeypatch.setattr(buffers, "models_around", lambda model, n: models_around(model, n)[-1:])
+    models_around = skeleton.models_around
+    monkeypatch.setattr(skeleton, "models_around", lambda model, n: models_around(model, n)[-1:])
     with pytest.raises(ModelError, match=r"nothing computes .*mup_vector"):
         logits(opened(tmp_path))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qaudit import host
-from qaudit.engine.machine import open_device
+from qaudit.engine.tasks import open_device
 from qaudit.errors import MachineError, UsageError
 from qaudit.planning import price
 from tests.support.pretended_device import pretended

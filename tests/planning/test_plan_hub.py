@@ -26,7 +26,7 @@ from qaudit.planning.prepare import make_plan
 from qaudit.planning.resolve import needs_hub, resolve
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.settings import RunOptions
-from qaudit.text.hub_texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
+from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
 from qaudit.types import Plan, Recipe, Resolved
 from tests.support.hub import Hub, write_headers
 from tests.support.names import names_of

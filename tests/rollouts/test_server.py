@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from qaudit.errors import UsageError
-from qaudit.rollouts.samples import DrawSettings, DueSample, Prompt
+from qaudit.rollouts.folder import DrawSettings, DueSample, Prompt
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.text.rollouts import Sampler, read_rollouts
 from tests.support.cli import Outcome, Run, refused

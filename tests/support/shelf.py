@@ -18,7 +18,7 @@ from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
-from qaudit.text.hub_texts import find_text
+from qaudit.text.texts import find_text
 from qaudit.types import AuditRecord, Checkpoint, Plan, Recipe, Subject, TextFile, Watch
 from tests.support.hub import Hub as Server
 from tests.support.hub.fixtures import Serve

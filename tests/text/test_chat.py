@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, QauditError, UsageError
 from qaudit.sandbox import Limits, Templates
-from qaudit.text.chat import Chat
-from qaudit.text.chat_template import template_of
+from qaudit.text.chat import Chat, template_of
 from qaudit.text.corpus import build_corpus
 from qaudit.text.cutting import Cutter, Encoded
 from qaudit.text.documents import read_documents

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import CorpusError
-from qaudit.text.choices import read_choices
+from qaudit.text.corpus import read_choices
 from qaudit.types import Choice
 
 

@@ -19,9 +19,9 @@ from qaudit.errors import CorpusError, HubError, QauditError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.text.choices import read_choices
+from qaudit.text.corpus import read_choices
 from qaudit.text.documents import read_documents
-from qaudit.text.hub_texts import find_text, is_hub_text, parse_source, pinned
+from qaudit.text.texts import find_text, is_hub_text, parse_source, pinned
 from qaudit.types import TextFile
 from tests.support.chats import CHATML, chat_of
 from tests.support.hub import Hub

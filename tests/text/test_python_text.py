@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from qaudit.text.python_text import part_of, python_documents, python_part
+from qaudit.text.documents import part_of, python_documents, python_part
 from qaudit.types import Document
 
 
@@ -38,7 +38,7 @@ def test_a_text_that_stands_under_two_names_is_left_to_evaluation(
 ) -> None:
     documents = [Document(f"d{n}", "same text") for n in range(50)]
     monkeypatch.setattr(
-        "qaudit.text.python_text.python_documents",
+        "qaudit.text.documents.python_documents",
         lambda *, part: (d for d in documents if part_of(d.name) == part),
     )
     uncached = python_part.__wrapped__

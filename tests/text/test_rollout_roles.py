@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.text.rollout_roles import TokenMarker, roles_of, separable
+from qaudit.text.rollouts import TokenMarker, roles_of, separable
 from qaudit.types import CALL, REASONING, ROLES
 from tests.support.chats import THINKING, chat_of, tokenizer
 

@@ -11,9 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from qaudit.errors import CorpusError
-from qaudit.text.corpus import build_corpus
-from qaudit.text.documents import read_documents, text_of
-from qaudit.text.strata import LONGEST_STRATUM, MOST_STRATA
+from qaudit.text.corpus import MOST_STRATA, build_corpus
+from qaudit.text.documents import LONGEST_STRATUM, read_documents, text_of
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.texts import BYTES
 

@@ -17,13 +17,13 @@ from qaudit.errors import CorpusError, HubError, QauditError, SourceError, Unrea
 from qaudit.planning.prepare import make_plan
 from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import read_documents
-from qaudit.text.hub_texts import (
+from qaudit.text.texts import (
     DEFAULT_HUB_CALIBRATION,
     DEFAULT_HUB_EVALUATION,
     find_texts,
+    read_corpus,
     with_default_texts,
 )
-from qaudit.text.texts import read_corpus
 from qaudit.types import Plan, Protocol, Recipe
 from tests.support import tiny
 from tests.support.hub import Hub

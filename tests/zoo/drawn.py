@@ -21,9 +21,9 @@ import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Route
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.route import Route
 from qaudit.engine.tokens import Feed
 from qaudit.errors import QauditError
 from qaudit.model.proven import pad_until
