@@ -65,7 +65,7 @@ def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(
     answer = run.invoke(app, ["doctor", "--json"])
     assert answer.exit_code == 4
     facts = json.loads(answer.stdout)["facts"]
-    assert {f["name"] for f in facts if f["state"] == "fault"} == {"rtn"}
+    assert {f["name"] for f in facts if f["state"] == "fault"} == {"rtn", "rtn-mix"}
     assert next(f for f in facts if f["name"] == "reached")["state"] == "without"  # offline here
 
 
