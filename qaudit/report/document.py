@@ -44,6 +44,13 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Sentences, each on a line of its own."""
+
+    lines: tuple[Inline, ...]
+
+
+@dataclass(frozen=True)
 class List:
     """A list with bullets."""
 
@@ -70,28 +77,6 @@ class Figure:
 
 def status_in_words(status: Status) -> str:
     return "not judged" if status == "unjudged" else status
-
-
-@dataclass(frozen=True)
-class Notice:
-    """One line of a banner: a status, what it is about, and sentences on it."""
-
-    status: Status
-    label: str
-    title: Inline
-    details: tuple[Inline, ...] = ()
-
-    @property
-    def word(self) -> str:
-        """The status in capitals."""
-        return status_in_words(self.status).upper()
-
-
-@dataclass(frozen=True)
-class Banner:
-    """What a reader with ten seconds reads."""
-
-    notices: tuple[Notice, ...]
 
 
 @dataclass(frozen=True)
@@ -161,7 +146,7 @@ class Section:
     expendable: int = 0
 
 
-Block = Paragraph | List | CodeBlock | Figure | TableBlock | FoldBlock | Section | Banner
+Block = Paragraph | Lines | List | CodeBlock | Figure | TableBlock | FoldBlock | Section
 
 
 @dataclass(frozen=True)
@@ -215,6 +200,10 @@ def paragraph(*sentences: str | Inline) -> Paragraph:
         runs += [TextRun(" ")] if runs and sentence else []
         runs += sentence
     return Paragraph(tuple(runs))
+
+
+def lines(*sentences: str | Inline) -> Lines:
+    return Lines(tuple(map(inline, sentences)))
 
 
 def bullets(*items: str | Inline) -> List:

@@ -95,8 +95,6 @@ class _Renderer:
             case doc.Section():
                 inner = list(self.blocks(block.blocks, level + 1))
                 yield from [f"{'#' * level} {_escaped(block.title)}", *inner] if inner else []
-            case doc.Banner():
-                yield _banner(block)
             case doc.FoldBlock():
                 opening = "<details open>" if block.is_open else "<details>"
                 yield f"{opening}<summary>{_html(block.summary)}</summary>"
@@ -104,6 +102,8 @@ class _Renderer:
                 yield "</details>"
             case doc.Paragraph():
                 yield _runs(block.runs)
+            case doc.Lines():
+                yield "<br>\n".join(map(_runs, block.lines))
             case doc.List():
                 yield "\n".join(f"- {_runs(item)}" for item in block.items)
             case doc.CodeBlock():
@@ -143,18 +143,6 @@ def _cell(cell: doc.Cell) -> str:
     # No space inside an interval: a narrow column would break it over two lines.
     small = _escaped_inside(cell.small).replace(" ", "&nbsp;")
     return f"{text}<br><sub>{small}</sub>" if small else text
-
-
-def _banner(banner: doc.Banner) -> str:
-    head = ["| verdict | cost and certainty |", "|:--|:--|"]
-    return "\n".join([*head, *map(_notice, banner.notices)])
-
-
-def _notice(notice: doc.Notice) -> str:
-    details = "<br>".join(_runs(line, in_table=True) for line in notice.details)
-    title = _runs(notice.title, in_table=True)
-    status = f"{_escaped_inside(notice.label)}: **{notice.word}**"
-    return f"| {status}<br>{title} | {details} |"
 
 
 def _runs(runs: doc.Inline, *, in_table: bool = False) -> str:

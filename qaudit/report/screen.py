@@ -47,7 +47,7 @@ def screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
     sentences = [*_reasons(verdict), *_beside(view), *_warnings(view, verdict)]
     return (
         table(verdict),
-        *([doc.paragraph(*sentences)] if sentences else []),
+        *([doc.lines(*sentences)] if sentences else []),
         *_commands(view, verdict, place),
     )
 
@@ -99,7 +99,7 @@ def _adds(one: ClassVerdict) -> str:
 
 
 def added(error: Interval, margin: float | None = None) -> str:
-    """Print a fraction in percent with one digit of its half-width: `1.4 % [1.2, 1.7]`."""
+    """Print a fraction in percent with the digits that its width deserves: `1.4 % [1.2, 1.7]`."""
     values = [100 * end for end in (error.estimate, error.low, error.high)]
     half = (values[2] - values[1]) / 2
     if half == 0:
@@ -128,7 +128,8 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
     yield from (f"{other}." for other in verdict.others[:MOST_NAMES])
     step = verdict.next_step
     if step is not None and step.available is not None and step.available < step.documents:
-        yield f"The text at hand has {plural(step.available, 'document')}: name a longer one."
+        documents = plural(step.available, "document")
+        yield f"The text has {documents}: name a longer one with `--evaluation`."
 
 
 def _beside(view: View) -> Iterator[str]:

@@ -56,6 +56,8 @@ def _blocks(blocks: Sequence[doc.Block], width: int) -> Iterator[str]:
                 yield from (filled(f"{block.summary}:", width), *_blocks(block.blocks, width))
             case doc.Paragraph():
                 yield filled(block.runs, width)
+            case doc.Lines():
+                yield "\n".join(filled(line, width, "  ") for line in block.lines)
             case doc.List():
                 yield "\n".join(f"- {filled(item, width, '  ')}" for item in block.items)
             case doc.CodeBlock():
@@ -63,8 +65,6 @@ def _blocks(blocks: Sequence[doc.Block], width: int) -> Iterator[str]:
                 yield "\n".join(map(printable, block.text.split("\n")))
             case doc.Figure():
                 yield _lines(block.lines, width)
-            case doc.Banner():
-                yield _banner(block, width)
             case doc.TableBlock():
                 yield from _table(block, width)
 
@@ -73,22 +73,6 @@ def _lines(lines: Sequence[str], width: int) -> str:
     """Return lines as they are, those that are too long on several."""
     shown = (printable(line) for line in lines)
     return "\n".join(line if width_of(line) <= width else wrapped(line, width) for line in shown)
-
-
-def _banner(banner: doc.Banner, width: int) -> str:
-    """Return each status with what it is about beside it, or beneath it if that is too narrow."""
-    heads = [printable(f"{n.word} {n.label}") for n in banner.notices]
-    wide = max(map(width_of, heads), default=0) + 2
-    indent = " " * (wide if wide <= width // 3 else 2)
-    lines = []
-    for head, notice in zip(heads, banner.notices, strict=True):
-        texts = [indent + filled(text, width, indent) for text in (notice.title, *notice.details)]
-        if len(indent) == wide:
-            texts[0] = padded(head, wide) + texts[0][wide:]
-        else:
-            lines.append(filled(doc.words(head), width))
-        lines += texts
-    return "\n".join(lines)
 
 
 def _table(table: doc.TableBlock, width: int) -> Iterator[str]:

@@ -275,7 +275,7 @@ class Code:
 _OF_AUDITS: dict[str, Code] = {
     "QA002": Code(
         "the pick is indistinguishable from its runner-up",
-        "On documents that neither was chosen on, their difference may be zero.",
+        "The interval of their difference, over all documents, holds zero.",
     ),
     "QA003": Code(
         "a note: a fallback, or a part that was left out",

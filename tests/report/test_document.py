@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from qaudit.report import markdown, terminal
 from qaudit.report.document import (
-    Banner,
     CodeBlock,
     Column,
     Figure,
-    Notice,
     Page,
     Section,
     TableBlock,
@@ -18,6 +16,7 @@ from qaudit.report.document import (
     cell,
     columns,
     fold,
+    lines,
     name_cell,
     paragraph,
     prose,
@@ -27,12 +26,7 @@ from qaudit.report.document import (
 from qaudit.report.format import width_of
 from qaudit.report.html import Blocks
 
-BANNER = Banner(
-    (
-        Notice("ship", "4 bits", prose("`soup` at gptq-4bit"), (prose("adds 1.3 %"), prose("`x`"))),
-        Notice("undecided", "3 bits", prose("`a|b` at rtn-3bit")),
-    )
-)
+LINES = lines("4 bits: `soup`.", "Not covered: 1 in 21.")
 ERRORS = TableBlock(
     (Column("subject"), Column("gptq-4bit"), Column("rtn-3bit")),
     (
@@ -103,21 +97,12 @@ def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
     assert all(width_of(line) <= 60 for line in text.splitlines())
 
 
-def test_a_banner_is_the_same_on_every_surface() -> None:
-    document = Page("An audit", prose("SHIP."), (BANNER,))
-    assert markdown.render(document).splitlines()[-2:] == [
-        "| 4 bits: **SHIP**<br>`soup` at gptq-4bit | adds 1.3 %<br>`x` |",
-        "| 3 bits: **UNDECIDED**<br><code>a&#124;b</code> at rtn-3bit |  |",
-    ]
-    assert terminal.render(document).splitlines()[-4:] == [
-        "SHIP 4 bits       soup at gptq-4bit",
-        "                  adds 1.3 %",
-        "                  x",
-        "UNDECIDED 3 bits  a|b at rtn-3bit",
-    ]
-    page = Blocks({}).block(BANNER, "An audit")
-    assert page.count("<li") == 2
-    assert '<li class="notice ship"><p class="label"><span class="status">SHIP</span> 4' in page
+def test_lines_stay_lines_on_every_surface() -> None:
+    document = Page("An audit", prose("SHIP."), (LINES,))
+    assert markdown.render(document).endswith("4 bits: `soup`.<br>\nNot covered: 1 in 21.\n")
+    assert terminal.render(document).endswith("\n\n4 bits: soup.\nNot covered: 1 in 21.\n")
+    page = Blocks({}).block(LINES, "An audit")
+    assert page == "<p>4 bits: <code>soup</code>.<br>Not covered: 1 in 21.</p>"
 
 
 def test_markdown_folds_the_sections_of_a_card() -> None:

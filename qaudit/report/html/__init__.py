@@ -33,7 +33,7 @@ UNBROKEN = {
 }
 NO_FIGURES: Mapping[str, str] = {}
 FEWEST_ROWS = 3
-"""A table with so many rows can be sorted."""
+"""A table with so many rows can be sorted, if all columns have a name."""
 
 
 def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: str = "") -> str:
@@ -124,6 +124,8 @@ class Blocks:
                 return element("details", summary, inner, open="" if block.is_open else None)
             case doc.Paragraph():
                 return element("p", line(block.runs))
+            case doc.Lines():
+                return element("p", joined(map(line, block.lines), element("br")))
             case doc.List():
                 return element("ul", *(element("li", line(item)) for item in block.items))
             case doc.CodeBlock():
@@ -132,8 +134,6 @@ class Blocks:
                 return self._figure(block)
             case doc.TableBlock():
                 return _table(block, block.caption or title)
-            case doc.Banner():
-                return element("ul", *map(_notice, block.notices), class_="banner")
 
     def _section(self, section: doc.Section, level: int) -> Html:
         """Return a section; of the page, folded, and opened by a link to it."""
@@ -159,17 +159,6 @@ class Blocks:
 
 def place_of(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-
-
-def _notice(notice: doc.Notice) -> Html:
-    status = element("span", text(notice.word), class_="status")
-    return element(
-        "li",
-        element("p", status, text(f" {notice.label}"), class_="label"),
-        element("p", line(notice.title), class_="what"),
-        *(element("p", line(detail)) for detail in notice.details),
-        class_=f"notice {notice.status}",
-    )
 
 
 def line(runs: doc.Inline) -> Html:
@@ -203,6 +192,7 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
 def _table(table: doc.TableBlock, caption: str) -> Html:
     """Return a table inside of what can be scrolled, by the keyboard as well."""
     has_head = any(column.name for column in table.columns)
+    is_sortable = all(column.name for column in table.columns[1:]) and has_head
     names = (
         element("th", text(column.name), scope="col") if column.name else element("td")
         for column in table.columns
@@ -212,7 +202,7 @@ def _table(table: doc.TableBlock, caption: str) -> Html:
         element("caption", text(caption), class_="unseen"),
         element("thead", element("tr", *names)) if has_head else EMPTY,
         element("tbody", joined(_rows(table), "\n")),
-        class_="sortable" if has_head and len(table.rows) >= FEWEST_ROWS else None,
+        class_="sortable" if is_sortable and len(table.rows) >= FEWEST_ROWS else None,
         id=table.name or None,
     )
     return element("div", inner, class_="scroll", tabindex=0, role="group", aria_label=caption)
