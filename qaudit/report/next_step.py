@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from qaudit.core.registry import NO_SCHEME
 from qaudit.report.protocol import rescan
 from qaudit.types import AuditRecord, ClassVerdict, NextStep
 
@@ -31,8 +32,12 @@ def next_step(
         return None
     documents = max(decision.needed_documents or 0 for decision in undecided.values())
     schemes = {row.spec: row.scheme for row in audit.measurements if row.bit_class in undecided}
+    names = [schemes[spec] for spec in audit.plan.specs if spec in schemes]
+    files = {file.label for file in audit.plan.shipped}
+    named = zip(audit.plan.shipped, audit.plan.recipe.shipped, strict=False)  # or the base itself
     changed: dict[str, Any] = {
-        "schemes": tuple(schemes[spec] for spec in audit.plan.specs if spec in schemes),
+        "schemes": tuple(name for name in names if name not in files) or (NO_SCHEME,),
+        "shipped": tuple(place for file, place in named if file.label in names),
         "bits": tuple(undecided),
         "evaluation_documents": documents,
     }

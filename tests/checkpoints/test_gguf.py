@@ -95,11 +95,34 @@ def test_bits_are_those_of_most_codes_and_bytes_those_of_blocks(
     path = tmp_path / "m.gguf"
     write_gguf(folders["llama"], path, lambda n: "Q5_0" if "down" in n else "Q4_0")
     weights = GgufFile(path, base=names_of(folders["llama"]))
-    assert (weights.bits, bits_in(read_header(path))) == (4, 4)
+    assert (weights.bits, bits_in(read_header(path), path)) == (4, 4)
     assert format_of(path) == ("gguf", 4, 16)
     assert weights.nbytes_of("model.layers.0.mlp.down_proj.weight") == 64 * 128 // 32 * 22
     tensors = gguf.GGUFReader(path).tensors
     assert weights.nbytes == sum(one.n_bytes for one in tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "file_type", "bits"),
+    [
+        ("m", 15, 4),  # Q4_K_M
+        ("m.Q6_K", 1024 + 12, 3),  # Q3_K_M, guessed
+        ("m-Q4_K_M", None, 4),
+        ("m-UD-IQ3_XXS", 1, 3),  # mostly F16 says nothing
+        ("m-mxfp4", 1000, 4),
+        ("Q4m", None, 5),
+    ],
+)
+def test_a_file_has_the_bits_that_it_claims(
+    folders: dict[str, Path], tmp_path: Path, name: str, file_type: int | None, bits: int
+) -> None:
+    metadata = {} if file_type is None else {"general.file_type": file_type}
+    path = tmp_path / f"{name}.gguf"
+    write_gguf(folders["llama"], path, matrices("Q5_0"), metadata=metadata)
+    weights = GgufFile(path, base=names_of(folders["llama"]))
+    assert (weights.bits, format_of(path)) == (bits, ("gguf", bits, 16))
+    said = f"judged in the class of its name, {bits} bits: most of its codes have 5"
+    assert weights.notes == ((said,) if bits != 5 else ())
 
 
 @pytest.mark.parametrize(

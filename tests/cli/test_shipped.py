@@ -273,6 +273,21 @@ def test_a_gguf_file_is_measured_as_the_scheme_whose_bytes_it_has(place: Path, s
     assert audit["plan"]["shipped"][0]["files"][0]["name"] == "model-Q4_0.gguf"
 
 
+def test_a_gguf_file_is_judged_in_the_class_that_it_claims(place: Path, qaudit: Run) -> None:
+    gguf_copy(place, "model-Q4_K_M.gguf", "Q5_0")  # as rows of small models fall back
+    done = qaudit(*ALONE, "--shipped", "model-Q4_K_M.gguf")
+    assert done.code == 0, done.err
+    audit = audit_of(place / "out")
+    (decision,) = audit["verdict"]["classes"]
+    (row,) = (row for row in audit["measurements"] if row["scheme"] == "model-Q4_K_M")
+    assert (decision["bit_class"], decision["status"]) == ("4", "undecided")
+    assert row["bits_per_weight"] == 5.5
+    step = audit["verdict"]["next_step"]["command"]
+    assert "--shipped model-Q4_K_M.gguf" in step
+    assert "--schemes none" in step
+    assert "5.50" in done.out
+
+
 def test_gguf_files_that_do_not_match_are_refused(place: Path, scan: Run) -> None:
     path = gguf_copy(place)
     refused(scan(BASE, "--shipped", "model-Q5_0.gguf"), 2, "does not exist", ".gguf")

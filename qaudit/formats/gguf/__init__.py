@@ -81,7 +81,7 @@ class GgufFiles(FileFormat):
         header = read_header(path) if path.is_file() else header_by(path, nbytes, first)
         if (base / "config.json").is_file():
             must_match(label, header, base)
-        return cls.name, bits_in(header), 16
+        return cls.name, bits_in(header, path), 16
 
     @classmethod
     def must_match(cls, label: str, path: Path, base: Path) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from qaudit.errors import MachineError, SourceError
@@ -34,6 +34,7 @@ from qaudit.support.extras import install
 from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular
 
+_GUESSED = 1024  # a flag in `general.file_type`
 _PLAIN = ("F32", "F16", "BF16")
 OF_NO_CONSEQUENCE = (ROPE_FACTORS,)
 """What depends on no weight; it is compared with the configuration of the base."""
@@ -77,7 +78,12 @@ class GgufFile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return ()
+        codes = _most([(linear.bits, linear.shape) for linear in self.linears.values()])
+        if codes == self.bits:
+            return ()
+        return (
+            f"judged in the class of its name, {self.bits} bits: most of its codes have {codes}",
+        )
 
     @property
     def linears(self) -> Mapping[str, Stored]:
@@ -87,8 +93,9 @@ class GgufFile:
 
     @property
     def bits(self) -> int:
-        """Return the bits of a code in most weights."""
-        return _most([(linear.bits, linear.shape) for linear in self.linears.values()])
+        """Return the bits that the file claims, or those of a code in most weights."""
+        most = _most([(linear.bits, linear.shape) for linear in self.linears.values()])
+        return bits_claimed(self._header, self._path) or most
 
     @property
     def nbytes(self) -> int:
@@ -228,16 +235,35 @@ def _must_hold_expert(info: GgufTensor, expert: int) -> None:
         )
 
 
-def bits_in(header: GgufHeader) -> int:
-    """Return the bits of most codes, by the header alone."""
+_CLAIM = re.compile(r"(?:^|[-_.])(I?Q\d|TQ\d|MXFP4|NVFP4)(?=[-_.]|$)", re.IGNORECASE)
+
+
+def bits_claimed(header: GgufHeader, path: PurePath) -> int | None:
+    """Return the bits of the type that a file says it is of, as 4 of `Q4_K_M`.
+
+    Where rows do not divide by 256, as in small models, llama.cpp stores most of them in a type of
+    more bits, and the file is a `Q4_K_M` all the same: people choose between files by that name.
+    """
+    number = header.metadata.get("general.file_type")
+    names = {int(kind): kind.name for kind in library().LlamaFileType}
+    name = names.get(number & ~_GUESSED, "") if type(number) is int else ""
+    if name.startswith("MOSTLY_") and name not in ("MOSTLY_F16", "MOSTLY_BF16"):
+        return bits_of(name.removeprefix("MOSTLY_"))
+    claim = _CLAIM.search(path.stem)
+    return bits_of(claim[1].upper()) if claim else None
+
+
+def bits_in(header: GgufHeader, path: PurePath) -> int:
+    """Return the bits that a file claims or that most codes have, by the header alone."""
     kinds = {int(k): k.name for k in library().GGMLQuantizationType}
-    return _most(
+    most = _most(
         [
             (bits_of(kinds[info.kind]), info.shape)
             for name, info in header.tensors.items()
             if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in _PLAIN
         ]
     )
+    return bits_claimed(header, path) or most
 
 
 def _most(codes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
