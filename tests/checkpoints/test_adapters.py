@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 
 from qaudit.checkpoints.adapters import AdaptedWeights, read_adapter
-from qaudit.checkpoints.safetensors import ADAPTER, ADAPTER_WEIGHTS, WeightFolder
-from qaudit.errors import QauditError
+from qaudit.checkpoints.dcp import FSDP_FOLDER, METADATA, DcpFolder, dcp_folder
+from qaudit.checkpoints.safetensors import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    PICKLE,
+    PICKLE_INDEX,
+    WeightFolder,
+    load_pickles,
+)
+from qaudit.errors import QauditError, SourceError
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -139,3 +154,242 @@ def test_an_adapter_without_a_part_or_of_another_base_is_refused(tmp_path: Path)
     with pytest.raises(QauditError, match="its base does not hold"):
         AdaptedWeights(WeightFolder(tmp_path / "gpt2" / "base"), tmp_path / "adapter")
     assert read_adapter(tmp_path / "adapter").rank == 4
+
+
+# --------------------------------------------------------------------------------------------------
+# Distributed checkpoints, as torch and FSDP write them, read as torch itself reads them.
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    with warnings.catch_warnings(action="ignore"):  # that one process saves
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+
+
+def drawn(**more: torch.Tensor) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "model.embed_tokens.weight": torch.randn(64, 16).bfloat16(),
+        "model.norm.weight": torch.randn(16),
+        "model.mask": torch.arange(6).reshape(2, 3),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: m, lambda m: {"model": m, "step": torch.tensor(3), "x": {"a": 5}}]
+)
+def test_every_tensor_of_the_model_is_that_of_torch(tmp_path: Path, wrap: Any) -> None:
+    model = drawn()
+    save(tmp_path, wrap(model))
+    weights = DcpFolder(tmp_path)
+    assert set(weights.infos) == set(model)
+    for name, tensor in model.items():
+        assert weights.infos[name].shape == tuple(tensor.shape)
+        assert weights.infos[name].nbytes == tensor.nbytes
+        assert torch.equal(weights.read(name), tensor)
+
+
+def test_a_tensor_in_pieces_of_several_files_is_put_together(tmp_path: Path) -> None:
+    """Two processes save a half each, and the metadata of both becomes one, as FSDP leaves it."""
+    whole = torch.randn(8, 4)
+    for rank, rows in enumerate((slice(0, 5), slice(5, 8))):
+        save(tmp_path / str(rank), {"w": whole[rows].clone()})
+    metadata = FileSystemReader(tmp_path / "0").read_metadata()
+    second = FileSystemReader(tmp_path / "1").read_metadata()
+    tensor, piece = metadata.state_dict_metadata["w"], second.state_dict_metadata["w"].chunks[0]
+    tensor.size, piece.offsets = torch.Size([8, 4]), torch.Size([5, 0])
+    tensor.chunks.append(piece)
+    ((index, place),) = second.storage_data.items()
+    place.relative_path = "__1_0.distcp"
+    metadata.storage_data[type(index)("w", torch.Size([5, 0]), 1)] = place
+    (tmp_path / "1" / "__0_0.distcp").rename(tmp_path / "0" / "__1_0.distcp")
+    (tmp_path / "0" / METADATA).write_bytes(pickle.dumps(metadata))
+    into = {"w": torch.empty(8, 4)}
+    with warnings.catch_warnings(action="ignore"):
+        dcp.load(into, checkpoint_id=tmp_path / "0", no_dist=True)  # torch reads it, too
+    assert torch.equal(into["w"], whole)
+    assert torch.equal(DcpFolder(tmp_path / "0").read("w"), whole)
+
+
+def test_the_folder_of_fsdp_beside_the_optimizer_is_found(tmp_path: Path) -> None:
+    assert dcp_folder(tmp_path) is None
+    save(tmp_path / FSDP_FOLDER, {"model": drawn()})
+    assert dcp_folder(tmp_path) == tmp_path / FSDP_FOLDER
+    assert dcp_folder(tmp_path / FSDP_FOLDER) == tmp_path / FSDP_FOLDER
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("ran"),)
+
+
+def _outside(metadata: Metadata) -> None:
+    for place in metadata.storage_data.values():
+        place.relative_path = "../" + place.relative_path
+
+
+def _wide(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["model.norm.weight"].size = torch.Size([1 << 40])
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "a program": (lambda path: path.write_bytes(pickle.dumps(_Evil())), "it names"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:300]), "cannot be read"),
+    "outside its folder": (_outside, "outside the folder"),
+    "a shape that nothing fills": (_wide, "do not fill"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_metadata_that_torch_did_not_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    damage, words = BROKEN[name]
+    save(tmp_path, drawn())
+    path = tmp_path / METADATA
+    if damage in (_outside, _wide):
+        metadata = FileSystemReader(tmp_path).read_metadata()
+        damage(metadata)
+        path.write_bytes(pickle.dumps(metadata))
+    else:
+        damage(path)
+    with pytest.raises(SourceError, match=words):
+        DcpFolder(tmp_path)
+    assert not Path("ran").exists()
+
+
+def test_a_damaged_piece_and_names_of_torchtitan_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, drawn())
+    (tmp_path / "__0_0.distcp").write_bytes(b"0" * 100)
+    with pytest.raises(SourceError, match="cannot be read"):
+        DcpFolder(tmp_path).read("model.norm.weight")
+    save(tmp_path / "titan", {"tok_embeddings.weight": torch.zeros(2, 2)})
+    with pytest.raises(SourceError) as error:
+        DcpFolder(tmp_path / "titan")
+    assert "convert_to_hf.py" in str(error.value.hint)
+
+
+# --------------------------------------------------------------------------------------------------
+# Pickled weights: tensors as they were stored, and nothing else, whatever is in the file.
+
+
+HALF = torch.arange(6, dtype=torch.float16).reshape(2, 3)
+MASK = torch.tril(torch.ones(4, 4, dtype=torch.uint8))
+
+
+def shards(folder: Path, **files: dict[str, torch.Tensor]) -> None:
+    """Write shards and their index, as large checkpoints are published."""
+    weight_map = {}
+    for k, tensors in enumerate(files.values(), 1):
+        name = f"pytorch_model-{k:05}-of-{len(files):05}.bin"
+        torch.save(tensors, folder / name)
+        weight_map |= dict.fromkeys(tensors, name)
+    (folder / PICKLE_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before zip"])
+def test_halves_and_masks_of_bytes_come_back_as_they_were_stored(
+    tmp_path: Path, zipped: bool
+) -> None:
+    stored = {"half": HALF, "attention.bias": MASK, "parameter": nn.Parameter(HALF.float())}
+    torch.save(stored, tmp_path / PICKLE, _use_new_zipfile_serialization=zipped)
+    weights = WeightFolder(tmp_path, allow_pickle=True)
+    for name, tensor in stored.items():
+        found = weights.read(name)
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found, tensor)
+        assert not found.requires_grad
+        assert weights.shape(name) == tuple(tensor.shape)
+
+
+def test_shards_are_read_as_one_checkpoint(tmp_path: Path) -> None:
+    shards(tmp_path, a={"x": HALF}, b={"y": MASK})
+    weights = WeightFolder(tmp_path, allow_pickle=True)
+    assert list(weights.names()) == ["x", "y"]
+    assert torch.equal(weights.read("y"), MASK)
+
+
+def test_a_value_that_is_not_finite_is_named_with_its_shard(tmp_path: Path) -> None:
+    shards(tmp_path, a={"x": HALF}, b={"y": torch.tensor([1.0, float("nan")])})
+    with pytest.raises(SourceError, match=r"`y` in `pytorch_model-00002-of-00002\.bin` holds NaN"):
+        WeightFolder(tmp_path, allow_pickle=True).read("y")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    shards(tmp_path, a={"x": HALF}, b={"y": MASK})
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(SourceError, match=r"`pytorch_model-00002-of-00002\.bin`") as caught:
+        WeightFolder(tmp_path, allow_pickle=True)
+    assert caught.value.hint == "download the missing shard"
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    torch.save({"x": HALF}, tmp_path / "a.bin")
+    torch.save({"x": HALF}, tmp_path / "b.bin")
+    with pytest.raises(SourceError, match=r"`x` is in both `a\.bin` and `b\.bin`"):
+        load_pickles(tmp_path, ["a.bin", "b.bin"])
+
+
+class Command:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before zip"])
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_command_in_any_shard_is_not_run_and_its_file_is_named(
+    tmp_path: Path, zipped: bool, shard: int
+) -> None:
+    mark = tmp_path / "mark"
+    names = ["a.bin", "b.bin"]
+    torch.save({"x": HALF}, tmp_path / names[1 - shard])
+    torch.save({"y": Command(mark)}, tmp_path / names[shard], _use_new_zipfile_serialization=zipped)
+    with pytest.raises(SourceError, match="cannot be read as pickled tensors") as caught:
+        load_pickles(tmp_path, names)
+    assert names[shard] in caught.value.message
+    assert not mark.exists()
+    with (tmp_path / names[shard]).open("rb") as file:  # the same bytes, opened by Python itself
+        raw = file.read()
+    assert b"system" in raw
+
+
+def test_a_plain_pickle_of_a_command_is_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / PICKLE).write_bytes(pickle.dumps({"x": Command(mark)}))
+    with pytest.raises(SourceError, match="cannot be read as pickled tensors"):
+        WeightFolder(tmp_path, allow_pickle=True)
+    assert not mark.exists()
+    pickle.loads((tmp_path / PICKLE).read_bytes())  # it would have run
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"<html>not found</html>", pickle.dumps([1, 2])],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / PICKLE).write_bytes(raw)
+    with pytest.raises(SourceError, match="cannot be read as pickled tensors"):
+        WeightFolder(tmp_path, allow_pickle=True)
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.5, 0.99])
+def test_a_file_cut_short_is_refused(tmp_path: Path, cut: float) -> None:
+    torch.save({"x": torch.randn(64, 64)}, tmp_path / PICKLE)
+    raw = (tmp_path / PICKLE).read_bytes()
+    (tmp_path / PICKLE).write_bytes(raw[: int(cut * len(raw))])
+    with pytest.raises(SourceError, match="cannot be read as pickled tensors"):
+        WeightFolder(tmp_path, allow_pickle=True)
+
+
+@pytest.mark.parametrize("stored", [{"model": {"x": HALF}}, {"step": 3}, HALF, [HALF]])
+def test_anything_but_a_table_of_tensors_is_refused(tmp_path: Path, stored: object) -> None:
+    torch.save(stored, tmp_path / PICKLE)
+    with pytest.raises(SourceError, match="cannot be read as pickled tensors"):
+        WeightFolder(tmp_path, allow_pickle=True)

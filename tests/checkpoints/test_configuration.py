@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.checkpoints import stamps
 from qaudit.checkpoints.configuration import (
     longest_context,
     must_be_held,
     read_configuration,
     unreadable,
 )
-from qaudit.errors import ConfigurationError, SourceError
+from qaudit.checkpoints.stamps import (
+    SETTLED_NS,
+    Stamp,
+    computed_hash,
+    hash_of,
+    known_hash,
+    own_cache,
+)
+from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.formats.weights import must_match
 
 _KEYS = st.sampled_from(
     ["model_type", "architectures", "num_hidden_layers", "hidden_size", "vocab_size", "x",
@@ -97,3 +111,159 @@ def test_whatever_a_library_raises_is_a_sentence(raised: BaseException) -> None:
 def test_what_is_no_fault_of_a_file_passes(raised: BaseException) -> None:
     with pytest.raises(type(raised)), unreadable("the file"):
         raise raised
+
+
+# --------------------------------------------------------------------------------------------------
+# A quantized file makes the tokens of its base, or is refused by the part that differs.
+
+
+BASE: dict[str, Any] = {
+    "normalizer": {"type": "NFC"},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
+}
+
+
+def folders(tmp_path: Path, own: dict[str, Any]) -> tuple[Path, Path]:
+    for name, table in (("own", own), ("base", BASE)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(table))
+    return tmp_path / "own", tmp_path / "base"
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "another normalizer"),
+        ({"normalizer": None}, "another normalizer"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "another pre-tokenizer"),
+        ({"model": {**BASE["model"], "merges": [["b", "a"]]}}, "other merges"),
+        ({"model": {**BASE["model"], "merges": []}}, "other merges"),
+        ({"model": {**BASE["model"], "vocab": {"a": 1, "b": 0, "ab": 2}}}, "another vocabulary"),
+    ],
+)
+def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(
+    change: dict[str, Any], part: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"has {part} than"):
+        must_match("m", *folders(tmp_path, {**BASE, **change}))
+
+
+def test_merges_in_an_older_notation_and_missing_defaults_are_the_same(tmp_path: Path) -> None:
+    older = {"type": "ByteLevel", "add_prefix_space": False}
+    own = {**BASE, "pre_tokenizer": older, "model": {**BASE["model"], "merges": ["a b"]}}
+    must_match("m", *folders(tmp_path, own))
+
+
+# --------------------------------------------------------------------------------------------------
+# Hashes are remembered exactly as long as they are right.
+
+
+def later() -> int:
+    """Return a time at which every file of this test has been left alone long enough."""
+    return 1 << 62
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"weights")
+    return path
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return a list that grows whenever a file is read to be hashed."""
+    seen: list[Path] = []
+
+    def watched(path: Path, kind: stamps.HashKind = "sha256") -> str:
+        seen.append(path)
+        return computed_hash(path, kind)
+
+    monkeypatch.setattr(stamps, "computed_hash", watched)
+    return seen
+
+
+def test_a_file_is_read_once(weights: Path, reads: list[Path]) -> None:
+    found = {hash_of(weights, now_ns=later) for _ in range(3)}
+    assert found == {hashlib.sha256(b"weights").hexdigest()}
+    assert len(reads) == 1
+
+
+def test_a_link_shares_the_memory_of_its_file(weights: Path, reads: list[Path]) -> None:
+    link = weights.with_name("link.safetensors")
+    link.symlink_to(weights)
+    assert hash_of(link, now_ns=later) == hash_of(weights, now_ns=later)
+    assert len(reads) == 1
+
+
+def test_a_file_that_just_changed_is_not_remembered(weights: Path, reads: list[Path]) -> None:
+    changed = weights.stat().st_ctime_ns
+    hash_of(weights, now_ns=lambda: changed + SETTLED_NS)
+    assert known_hash(weights) is None
+    hash_of(weights, now_ns=lambda: changed + SETTLED_NS + 1)
+    assert known_hash(weights) is not None
+    assert len(reads) == 2
+
+
+def test_other_bytes_of_equal_length_and_date_are_another_file(weights: Path) -> None:
+    hash_of(weights, now_ns=later)
+    before = weights.stat()
+    while weights.stat().st_ctime_ns == before.st_ctime_ns:  # until the clock has ticked
+        weights.write_bytes(b"WEIGHTS")
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_mtime_ns == before.st_mtime_ns
+    assert known_hash(weights) is None
+    assert hash_of(weights) == hashlib.sha256(b"WEIGHTS").hexdigest()
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path, kind: stamps.HashKind = "sha256") -> str:
+        found = computed_hash(path, kind)
+        path.write_bytes(b"longer weights")
+        return found
+
+    monkeypatch.setattr(stamps, "computed_hash", read)
+    hash_of(weights, now_ns=later)
+    assert known_hash(weights) is None
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", "null", '{"stamp": 1}', "\0"])
+def test_a_damaged_memory_is_none(weights: Path, damage: str) -> None:
+    found = hash_of(weights, now_ns=later)
+    (place,) = (own_cache() / "stamps").iterdir()
+    place.write_text(damage)
+    assert known_hash(weights) is None
+    assert hash_of(weights, now_ns=later) == found == known_hash(weights)
+
+
+def test_a_memory_that_cannot_be_written_costs_only_time(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "file" / "cache"))
+    assert hash_of(weights, now_ns=later) == hashlib.sha256(b"weights").hexdigest()
+    assert known_hash(weights) is None
+
+
+def test_git_ids_are_those_of_git(weights: Path) -> None:
+    git = subprocess.run(
+        ["git", "hash-object", weights], check=True, capture_output=True, text=True
+    )
+    assert hash_of(weights, "git") == git.stdout.strip()
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        hash_of(tmp_path / "nothing")
+
+
+def test_another_mount_of_the_same_file_has_the_same_stamp(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    status = (tmp_path / "a").stat()
+    names = [name for name in dir(status) if name.startswith("st_")]
+    there = SimpleNamespace(**{name: getattr(status, name) for name in names})
+    there.st_dev += 1  # each mount of a network share has a number of its own
+    assert Stamp._of(there) == Stamp.of(tmp_path / "a")

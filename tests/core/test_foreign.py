@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import textwrap
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.support import lazy
 from qaudit.support.foreign import json_of, yaml_of
+from qaudit.support.keys import first_of
 
 PLAIN: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -123,3 +128,43 @@ def test_json_comes_back_unless_it_is_none(value: Any, mark: str) -> None:
     else:
         with pytest.raises(ValueError):
             json_of(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Names in sentences: the nearest one, and the first of many.
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "text"),
+    [
+        (["a"], 3, "`a`"),
+        (["a", "b", "c"], 3, "`a`, `b`, `c`"),
+        (["a", "b", "c", "d"], 3, "`a`, `b`, `c` and 1 more"),
+        (["a", "b", "c"], 1, "`a` and 2 more"),
+    ],
+)
+def test_the_first_names_are_quoted_and_the_others_counted(names, most, text):
+    assert first_of(names, most) == text
+
+
+# --------------------------------------------------------------------------------------------------
+# The lazy name of torch: nothing is loaded before something of it is used.
+
+
+LOADS_LATE = """
+import sys
+from qaudit.support.lazy import Tensor, torch
+assert "torch" not in sys.modules
+assert isinstance(torch.zeros(2), Tensor) and not isinstance(2, Tensor)
+assert torch.float32 is sys.modules["torch"].float32
+"""
+
+
+def test_torch_is_loaded_where_it_is_first_used() -> None:
+    subprocess.run([sys.executable, "-c", LOADS_LATE], check=True)
+
+
+def test_the_lazy_name_is_torch_itself_with_what_is_patched_in_it(monkeypatch) -> None:
+    assert lazy.torch.nn is torch.nn
+    monkeypatch.setattr(torch, "zeros", lambda *size: "patched")
+    assert lazy.torch.zeros(3) == "patched"

@@ -16,6 +16,7 @@ from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 from tests.support.downloads import SOON, Fake, checkpoint, measure, subject
+from tests.support.shelf import STEPS, Place, alone, place, plan_of, shelf
 
 Make = Callable[..., Downloads]
 
@@ -287,3 +288,56 @@ def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
     with downloads(subject(C), contents=1) as supplied:
         assert measure(supplied) == ["c"]
     assert fake.done() == ["fetch a", "fetch b", "fetch c", "evict c"]
+
+
+# --------------------------------------------------------------------------------------------------
+# What needs several checkpoints of the Hub on the disk at once: a search.
+
+
+__all__ = ["place", "shelf"]  # fixtures
+
+THREE = STEPS[:3]
+GONE = "RevisionNotFound"
+
+
+def three(place: Place) -> list[Checkpoint]:
+    return place.checkpoints(*(f"org/series@{step}" for step in THREE))
+
+
+def search(*candidates: Checkpoint) -> Subject:
+    parts = tuple((c, 1 / len(candidates)) for c in candidates)
+    return Subject("best", parts, "greedy:scheme=rtn-4bit")
+
+
+def content(checkpoints: list[Checkpoint]) -> int:
+    return sum(c.nbytes for c in checkpoints)
+
+
+def test_candidates_lie_on_the_disk_together_and_come_once(place: Place) -> None:
+    series, names = three(place), place.weights(*THREE)
+    most: list[int] = []
+    place.watch.look = lambda: most.append(place.nbytes_of_weights(names))
+    plan = plan_of([*map(alone, series), search(*series)], place)
+    audit = place.run(plan, budget=content(series))
+    assert audit.diagnostics.greedy[0].documents == 8
+    assert len(place.fetched(names)) == len(names)
+    assert max(most) <= content(series)
+    assert not place.nbytes_of_weights(names)
+
+
+def test_a_search_that_ended_is_gone_through_again_without_a_weight(place: Place) -> None:
+    series, names = three(place), place.weights(*THREE)
+    plan = plan_of([*map(alone, series), search(*series)], place)
+    first = place.run(plan, budget=content(series))
+    count = len(place.fetched(names))
+    again = place.run(plan, budget=content(series))
+    assert again.diagnostics == first.diagnostics
+    assert len(place.fetched(names)) == count
+
+
+def test_candidates_that_do_not_fit_together_are_refused_with_what_would(place: Place) -> None:
+    series = three(place)
+    plan = plan_of([*map(alone, series), search(*series)], place)
+    with pytest.raises(MachineError, match="`best` needs") as refused:
+        place.run(plan, budget=content(series[:2]))
+    assert "--disk-budget" in refused.value.hint

@@ -58,12 +58,6 @@ def test_a_fork_into_another_folder_uses_its_parents_tokens(train, tmp_path):
     assert train(*fork, out="two", config=None).code == 0
 
 
-def test_resuming_with_other_settings_is_refused(train):
-    assert train("steps=4").code == 0
-    done = train("steps=4", "weight_decay=0.3")
-    refused(done, 2, "`weight_decay` was 0.1 and is 0.3", "another name or folder")
-
-
 def test_a_run_is_trained_with_as_many_threads_as_configured(train, tmp_path):
     assert train("steps=2", "threads=1").code == 0
     record = json.loads((tmp_path / "out/states/wsd.json").read_text(encoding="utf-8"))
@@ -73,9 +67,6 @@ def test_a_run_is_trained_with_as_many_threads_as_configured(train, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "sentence", "hint"),
     [
-        ("lawa=5", "`--set lawa=5`: `lawa` is `5`", "it must be a list"),
-        ("save_at=ten", "`save_at` is `ten`", "it must be a list"),
-        ("precision=fp8", "`precision` is `fp8`", "'bf16' or 'fp32'"),
         ("model.layer=2", "there is no key `model.layer`", "did you mean `layers`?"),
         ("tokenizer=none", "there is no `tokenizer.json` in `none`", "give the folder"),
         ("text=nowhere.txt", "there is no text file", ""),

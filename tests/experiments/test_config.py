@@ -54,10 +54,6 @@ def test_every_schedule_can_be_configured(kind: str) -> None:
     assert 0 <= found.schedule.at(1000) <= found.schedule.peak == 3e-3
 
 
-def test_a_schedule_may_be_named_alone() -> None:
-    assert run("schedule=cosine").name == "cosine"
-
-
 def test_saved_steps_are_those_given_and_the_last() -> None:
     assert run("save_at=[700, 50]").save_at == (50, 700, 1000)
     assert run("save_every=400").save_at == (400, 800, 1000)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import false_discovery_control
 
 from experiments.contrasts import (
     MeasuredSeed,
@@ -19,7 +22,27 @@ from experiments.contrasts import (
     result_of,
     standing,
 )
-from experiments.types import Contrast
+from experiments.science import (
+    FOLDER,
+    PAGE,
+    Corrected,
+    contrasts,
+    overview,
+    read_summary,
+    rejudged,
+    rendered,
+    summaries,
+)
+from experiments.summary import render_summary, write_summary
+from experiments.table import read_experiment, shipped_experiments
+from experiments.types import (
+    Claim,
+    Contrast,
+    ContrastResult,
+    ExperimentSummary,
+    SeedEstimate,
+    SeedPoint,
+)
 from qaudit.core import statistics
 from qaudit.core.statistics import over_repetitions
 from qaudit.types import Evidence, Fidelity, Interval
@@ -178,3 +201,149 @@ def test_points_hold_the_relative_error_of_every_quantized_model() -> None:
     pair = found.evidence["a", "rtn-3bit"].nll_sum, found.evidence["a", "fp"].nll_sum
     assert points[0].interval == statistics.relative_error(*pair)
     assert points[0].quantized / points[0].loss - 1 == pytest.approx(points[0].interval.estimate)
+
+
+# --------------------------------------------------------------------------------------------------
+# A summary of an experiment: as JSON and back, as Markdown, as a picture.
+
+
+CLAIM = Claim("c", "somebody, figure 1", "Decay hurts.")
+LOSS = Contrast("c", "at the end", "cool@2", "held@2", "loss", "fp")
+ERROR = Contrast("c", "at the end", "cool@2", "held@2", "error", "rtn-3bit", "higher")
+
+
+def result(contrast: Contrast, *values: float) -> ContrastResult:
+    seeds = [SeedEstimate(k, Interval(v, v - 0.01, v + 0.01)) for k, v in enumerate(values, 1)]
+    mean = sum(values) / len(values) if values else 0.0
+    whole = Interval(mean, mean - 0.02, mean + 0.02) if len(values) > 1 else None
+    return ContrastResult(contrast, tuple(seeds), whole, "agrees" if values else "not measured")
+
+
+SUMMARY = ExperimentSummary(
+    experiment="cooled",
+    size="cpu",
+    description="A held rate against a straight line.",
+    command="python -m experiments run cooled --size cpu --seeds 2",
+    seeds=(1, 2),
+    parameters=1_050_496,
+    tokens=5_000_000,
+    documents=100,
+    confidence=0.95,
+    subjects=("held@2", "cool@2"),
+    claims=(CLAIM,),
+    results=(
+        result(ERROR, 0.03, 0.05),
+        result(replace(ERROR, scheme="gptq-3bit")),
+        result(LOSS, 0.1, 0.3),
+    ),
+    points=tuple(
+        SeedPoint(seed, subject, "rtn-3bit", 3.0, 3.1, Interval(0.03, 0.02, 0.04))
+        for seed in (1, 2)
+        for subject in ("held@2", "cool@2")
+    ),
+    environment={"python": "3.11"},
+)
+
+
+def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_summary(SUMMARY, tmp_path / "new")
+    assert read_summary(tmp_path / "new" / "summary.json") == SUMMARY
+    found = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert found == ["summary.json", "summary.md", "summary.svg"]
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| at the end")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_errors_are_points_losses_are_nats_and_what_is_missing_is_a_dash() -> None:
+    error, missing, loss = rows(render_summary(SUMMARY))
+    assert error[1:] == [
+        "rtn-3bit",
+        "> 0",
+        "3.0 [2.0, 4.0]",
+        "5.0 [4.0, 6.0]",
+        "4.0 [2.0, 6.0]",
+        "agrees",
+    ]
+    assert missing[3:] == ["-", "-", "-", "-"]
+    assert loss[0].endswith("nats")
+    assert loss[3] == "0.100 [0.090, 0.110]"
+
+
+def test_names_of_others_stay_names() -> None:
+    odd = Claim("c", "<b>x</b>", "a | b\n# c")
+    text = render_summary(replace(SUMMARY, claims=(odd,), description="<script> *x*"))
+    assert "<b>" not in text
+    assert "<script>" not in text
+    assert "\n# c" not in text
+
+
+def test_the_same_summary_makes_the_same_picture(tmp_path: Path) -> None:
+    write_summary(SUMMARY, tmp_path / "a")
+    write_summary(SUMMARY, tmp_path / "b")
+    first = (tmp_path / "a" / "summary.svg").read_bytes()
+    assert first == (tmp_path / "b" / "summary.svg").read_bytes()
+    write_summary(replace(SUMMARY, results=SUMMARY.results[:1]), tmp_path / "b")
+    assert first != (tmp_path / "b" / "summary.svg").read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------
+# docs/science.md says what the saved summaries say, and they are of the experiments that ship.
+
+
+FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert rendered(text) == text, "run `python -m experiments.science`"
+
+
+def test_the_table_of_contrasts_is_up_to_date() -> None:
+    assert (FOLDER / "contrasts.csv").read_text("utf-8") == contrasts(summaries())
+
+
+def test_corrections_are_those_of_scipy_and_of_holms_definition() -> None:
+    corrected = Corrected.of(summaries())
+    names = list(corrected.p)
+    assert len(names) > 50
+    adjusted = false_discovery_control([corrected.p[name] for name in names])
+    kept = {name for name, p in zip(names, adjusted, strict=True) if p <= 0.05}
+    assert corrected.discovered() == kept
+    smallest = min(names, key=lambda name: corrected.p[name])
+    assert corrected.certain() <= kept
+    assert (smallest in corrected.certain()) == (corrected.p[smallest] <= 0.05 / len(names))
+
+
+def test_nothing_is_kept_of_an_experiment_that_does_not_ship() -> None:
+    if FOLDER.is_dir():
+        assert {path.stem for path in FOLDER.iterdir()} <= {*shipped_experiments(), "contrasts"}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_kept_summary_is_of_the_experiment_as_it_ships(name: str) -> None:
+    contrasts = read_experiment(name).contrasts_by_scheme()
+    assert tuple(result.contrast for result in FOUND[name].results) == contrasts
+    assert FOUND[name].subjects
+    assert (FOLDER / f"{name}.svg").is_file()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_kept_summary_is_judged_as_today(name: str) -> None:
+    assert rejudged(FOUND[name]) == FOUND[name]
+
+
+def test_no_contrast_is_counted_in_two_experiments() -> None:
+    pairs = [
+        (c.a, c.b, c.scheme, c.measure) for found in FOUND.values() for c in
+        (r.contrast for r in found.results)
+    ]  # fmt: skip
+    assert len(pairs) == len(set(pairs))
+
+
+def test_what_was_not_run_stands_as_a_dash() -> None:
+    rows = overview(dict.fromkeys(shipped_experiments())).splitlines()[2:]
+    assert len(rows) > 10
+    assert all(re.search(r"(\| -\s+){5}\|$", row) for row in rows)

@@ -2,18 +2,25 @@
 
 import json
 import tempfile
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from experiments.folder import LOG, truncate_log
+from experiments.folder import LOG, family_table, truncate_log
+from experiments.run import TrainingRun, differences
 from experiments.text import END, FEWEST, entries_of, prepare
-from qaudit.errors import CorpusError, SourceError, UsageError
+from experiments.train import train
+from qaudit.checkpoints.folder import find_all
+from qaudit.core.schedules import Constant, build
+from qaudit.errors import SourceError, UsageError
+from qaudit.families import Family, load_file
 from qaudit.text.documents import part_of
-from tests.support.training import read_log
+from tests.support.training import DECAY, HELD, SHAPE, read_log
 
 SENTENCES = [f"document {n} speaks of {n * n} and of {'ab' * (n % 5)}" for n in range(60)]
 
@@ -106,21 +113,10 @@ def test_a_tokenizer_that_is_given_is_used_and_known_by_its_bytes(made, tmp_path
     assert entries_of(root / "made/tokenizer") == 320  # 300, made a multiple of 64
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    source = write_folder(tmp_path / "source", SENTENCES)
-    with pytest.raises(UsageError, match=r"there is no `tokenizer.json`"):
-        prepare(tmp_path / "made", sources=[source], vocabulary=300, tokenizer=tmp_path)
-
-
 def test_of_a_few_documents_none_is_held_out(tmp_path):
     source = write_folder(tmp_path / "source", SENTENCES[: FEWEST - 1])
     stream = prepare(tmp_path / "made", sources=[source], vocabulary=300)
     assert (stream.documents, stream.heldout) == (FEWEST - 1, 0)
-
-
-def test_text_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CorpusError, match="there is no text file"):
-        prepare(tmp_path / "made", sources=[str(tmp_path / "none.txt")], vocabulary=300)
 
 
 def test_a_text_that_broke_off_is_made_again(made, tmp_path, monkeypatch):
@@ -153,3 +149,182 @@ def test_the_odd_lines_of_a_log_are_dropped(lines):
         (place / LOG).write_text(text, encoding="utf-8", newline="")
         truncate_log(place, "a", 10)
         assert read_log(place) == [{"run": "a", "step": 10}]
+
+
+# --------------------------------------------------------------------------------------------------
+# The family's file that a trainer leaves: what a scan knows of its checkpoints without options.
+
+
+AVERAGED = replace(HELD, ema_decay=0.5, lawa=(2, 5), schedule=build("cosine", peak=1e-2, end=25))
+SGDR = replace(
+    DECAY,
+    name="forked",
+    parent=AVERAGED,
+    schedule=build("sgdr", peak=8e-3, period=4),
+    save_at=(8, 10),
+)
+INGREDIENTS = [
+    replace(DECAY, name=f"stage2-ingredient{k}", parent=AVERAGED, seed=k) for k in (1, 2)
+]
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory, text):
+    out = tmp_path_factory.mktemp("runs") / "series"
+    for run in (AVERAGED, SGDR, *INGREDIENTS):
+        train(run, text, out)
+    return out
+
+
+def test_learning_rates_are_those_that_were_logged(series):
+    logged = {(line["run"], line["step"]): line["learning_rate"] for line in read_log(series)}
+    found = {c.label: c for c in find_all([str(series)])}
+    for run in (AVERAGED, SGDR, *INGREDIENTS):
+        for step in run.save_at:
+            checkpoint = found[run.label(step)]
+            assert checkpoint.learning_rate == logged[(run.name, step)]
+            assert checkpoint.step == step
+            for average in run.averages:
+                assert found[run.label(step, average)].learning_rate == logged[(run.name, step)]
+    assert all(c.family == "lab-series" for c in found.values())
+
+
+def test_tokens_are_counted_from_the_very_start(series):
+    found = {c.label: c for c in find_all([str(series)])}
+    assert found["stage1-step10"].tokens == 10 * 4 * 8
+    assert found["stage1-lawa-step20"].tokens == 20 * 4 * 8
+    assert found["forked-step8"].tokens == found["stage2-ingredient1-step10"].tokens - 2 * 4 * 8
+    assert found["stage2-ingredient2-step10"].tokens == (20 + 10) * 4 * 8
+
+
+def test_ingredients_of_one_point_are_one_stage(series):
+    found = [c for c in find_all([str(series)]) if c.ingredient]
+    assert [(c.stage, c.ingredient, c.step) for c in found] == [
+        ("stage2", 1, 10),
+        ("stage2", 2, 10),
+    ]
+
+
+def test_a_series_is_in_the_order_of_its_training(series):
+    stages = list(dict.fromkeys(c.stage for c in find_all([str(series)])))
+    assert stages.index("stage1") < min(stages.index("forked"), stages.index("stage2"))
+    assert stages.index("stage2") < stages.index("stage1-lawa")
+
+
+def test_ingredients_with_schedules_of_their_own_keep_them():
+    steeper = replace(INGREDIENTS[1], schedule=build("linear", peak=5e-3, end=10))
+    family = Family.model_validate(family_table("x", [INGREDIENTS[0], steeper]))
+    rates = [family.learning_rate(family.place(f"stage2-ingredient{k}-step0")) for k in (1, 2)]
+    assert rates == [1e-2, 5e-3]
+
+
+def test_ingredients_of_two_points_are_two_stages():
+    later = replace(INGREDIENTS[1], fork_at=10)
+    family = Family.model_validate(family_table("x", [INGREDIENTS[0], later]))
+    tokens = [family.tokens(family.place(f"stage2-ingredient{k}-step10")) for k in (1, 2)]
+    assert tokens == [30 * 32, 20 * 32]
+
+
+def test_the_parent_of_a_fork_is_told_of_where_it_does_not_lie(tmp_path, text, series):
+    train(replace(SGDR, name="away"), text, tmp_path, fork=series)
+    (first, last) = find_all([str(tmp_path)])
+    assert (first.tokens, last.tokens) == (28 * 32, 30 * 32)
+    family = load_file(tmp_path / "qaudit-family.yaml")
+    assert [stage.name for stage in family.stages] == [
+        "stage1",
+        "away",
+        "stage1-ema",
+        "stage1-lawa",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# A run as a value: its key, its table, and the values it refuses.
+
+
+CHANGES = {
+    "shape": replace(SHAPE, layers=2),
+    "schedule": Constant(peak=2e-2, warmup=2),
+    "batch": 8,
+    "seed": 2,
+    "order": 9,
+    "accumulation": 2,
+    "weight_decay": 0.0,
+    "betas": (0.8, 0.95),
+    "clip": 2.0,
+    "sam_rho": 0.05,
+    "ema_decay": 0.9,
+    "lawa": (2, 10),
+    "precision": "fp32",
+    "attention": "eager",
+}
+FREE = {"name": "other", "steps": 30, "save_at": (20,), "keep_at": (10,)}
+FORK = {"parent", "fork_at"}
+
+
+def test_every_field_either_changes_the_key_or_is_known_not_to():
+    assert {f.name for f in fields(TrainingRun)} == set(CHANGES) | set(FREE) | FORK
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_weights_changes_the_key(name):
+    changed = replace(HELD, **{name: CHANGES[name]})
+    assert changed.key != HELD.key
+    assert any(f"`{name}" in line for line in differences(HELD, changed))
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_changes_no_weight_leaves_the_key(name):
+    changed = replace(HELD, **{name: FREE[name]})
+    assert changed.key == HELD.key
+    assert differences(HELD, changed) == []
+
+
+def test_a_fork_is_what_it_forks_from_to_the_very_beginning():
+    assert replace(DECAY, fork_at=10).key != DECAY.key
+    grandparent = replace(HELD, weight_decay=0.3)
+    assert replace(DECAY, parent=grandparent).key != DECAY.key
+    further = replace(DECAY, name="x", parent=DECAY, fork_at=10)
+    changed = replace(further, parent=replace(DECAY, parent=grandparent))
+    assert changed.key != further.key
+    assert differences(further, changed)[0].startswith("`parent` was stage2-ingredient1")
+
+
+def test_the_first_weights_of_a_fork_are_its_parents_whatever_its_seed():
+    assert replace(DECAY, seed=8, order=3).key == replace(DECAY, seed=9, order=3).key
+    assert replace(HELD, order=HELD.seed).key == HELD.key
+
+
+@pytest.mark.parametrize("run", [HELD, DECAY, replace(HELD, lawa=(2, 10), keep_at=(5,))])
+def test_a_run_is_read_back_from_its_table(run):
+    assert TrainingRun(**json.loads(json.dumps(run.table()))) == run
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "words"),
+    [
+        ({"name": "../up"}, "name", "should match pattern"),
+        ({"steps": 0, "batch": 0}, "batch", "greater than or equal to 1"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"accumulation": 3}, "", "`accumulation` is 3 and must divide the batch of 4"),
+        ({"save_at": (21,)}, "", "`save_at` has 21, and the run has 20 steps"),
+        ({"keep_at": (0,)}, "keep_at", "greater than or equal to 1"),
+        ({"schedule": build("constant", peak=0.0)}, "", "`peak` is 0 and must be above 0"),
+        ({"weight_decay": -1.0}, "weight_decay", "greater than or equal to 0"),
+        ({"betas": (0.9, 1.0)}, "betas", "less than 1"),
+        ({"clip": 0.0}, "clip", "greater than 0"),
+        ({"sam_rho": -0.1}, "sam_rho", "greater than or equal to 0"),
+        ({"ema_decay": 1.0}, "ema_decay", "less than 1"),
+        ({"lawa": (1, 5)}, "lawa", "greater than or equal to 2"),
+        ({"lawa": (3, 10)}, "", "no saved step is a multiple of 10 from 30 on"),
+        ({"precision": "fp8"}, "precision", "'bf16' or 'fp32'"),
+        ({"attention": "magic"}, "attention", "'sdpa' or 'eager'"),
+        ({"fork_at": 5}, "", "`fork_at` is 5 and must be 0 without a parent"),
+        ({"parent": HELD}, "", "`name` is `stage1` and must differ from its parent's"),
+    ],
+)
+def test_a_run_with_a_wrong_value_is_refused_with_what_is_allowed(changed, field, words):
+    with pytest.raises(ValidationError) as refusal:
+        replace(HELD, **changed)
+    errors = {str(e["loc"][0]) if e["loc"] else "": e["msg"] for e in refusal.value.errors()}
+    assert words in errors[field]
