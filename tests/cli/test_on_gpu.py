@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import Run, audit_of
-from tests.support.flat import must_be_close
+from tests.support.curved import must_be_close
 from tests.support.pretended_device import pretended
 from tests.support.quantized import quantized_copy
 

@@ -28,7 +28,7 @@ from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support import sample
 from tests.support.filled import filled
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.running import Outcome, measure_tasks
 from tests.support.series import find_checkpoints

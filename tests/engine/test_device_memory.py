@@ -26,7 +26,7 @@ from qaudit.planning.survey import with_experts
 from qaudit.saved.results import ResultStore
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Subject, Window
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.pretended_device import pretended
 from tests.support.series import find_checkpoints

@@ -22,7 +22,7 @@ from qaudit.errors import SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support.filled import filled
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.series import find_checkpoints
 

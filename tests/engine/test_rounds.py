@@ -26,7 +26,7 @@ from qaudit.saved.results import ResultFile, ResultStore, read_measurement
 from qaudit.settings import Recipe
 from qaudit.types import Corpus, Item, Subject, TaskEvidence, Window
 from tests.support.filled import filled
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.models import VOCABULARY, save_model
 
 SCHEMES = "rtn-4bit:group=16,gptq-3bit:group=16,awq-4bit:group=16"

@@ -17,7 +17,7 @@ from qaudit.engine.tasks import Task
 from qaudit.saved.results import ResultStore
 from qaudit.types import Measurement, Subject
 from tests.support import tiny
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.series import find_checkpoints
 
 GROUP = 32

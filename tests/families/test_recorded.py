@@ -10,20 +10,11 @@ from hypothesis import strategies as st
 
 from qaudit.families.names import order, parse_name
 from tests.support.names import family_of, file_of, names_of, recorded
-from tests.support.names.make import SERIES, text
 
 REPOS = recorded()
 
 # What no number orders: their families place them by name, or not at all.
 NAMED = {"main", "it-mid-training", "it-SFT", "it-soup-APO", "it-LC-expert"}
-
-
-def test_the_lists_are_what_their_script_writes() -> None:
-    assert {series.repo for series in SERIES} == set(REPOS)
-    for series in SERIES:
-        assert file_of(series.repo).read_text(encoding="utf-8") == text(series), (
-            "run `python -m tests.support.names.make`"
-        )
 
 
 @pytest.mark.parametrize("repo", REPOS)

@@ -7,7 +7,6 @@ keeps a package from being *loaded* lets it pass.
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import sys
 from fnmatch import fnmatch
@@ -248,45 +247,3 @@ def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
         loaded = {room(found.target) for found in imports(module.tree) if not found.typing}
         graph.setdefault(here, set()).update(loaded - {here, None})
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "wrong"),
-    [
-        ("qaudit.core.grid", "from qaudit.planning.prepare import plan", 1),
-        ("qaudit.judge.rules", "import qaudit.report.card", 1),
-        ("qaudit.checkpoints.folder", "def f():\n    from qaudit import engine", 1),
-        ("qaudit.checkpoints.folder", "from qaudit import types", 0),
-        ("qaudit.engine.measure", "from qaudit.core.scheme import Scheme", 0),
-    ],
-)
-def test_a_wrong_direction_is_seen(name: str, text: str, wrong: int) -> None:
-    assert len(wrong_directions(Module(name, modules()[0].path, text))) == wrong
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "breaches"),
-    [
-        ("qaudit.core.grid", "import torch", 1),
-        ("qaudit.core.grid", "def f():\n    import torch", 0),
-        ("qaudit.core.grid", "if TYPE_CHECKING:\n    from torch import Tensor", 0),
-        ("qaudit.judge", "def f():\n    import torch", 1),
-        ("qaudit.core.grid", "from qaudit.support.lazy import Tensor, torch", 0),
-        ("qaudit.judge", "from qaudit.support.lazy import torch", 1),
-        ("qaudit.report.card", "from rich.console import Console", 1),
-        ("qaudit.engine.measure", "import requests", 1),
-        ("qaudit.engine.measure", "import torch", 0),
-        ("qaudit.model.skeleton", "from huggingface_hub import hf_hub_download", 1),
-        ("qaudit.hub.environment", "from huggingface_hub.errors import HfHubHTTPError", 0),
-    ],
-)
-def test_a_breached_fence_is_seen(name: str, text: str, breaches: int) -> None:
-    assert len(breached_fences(Module(name, modules()[0].path, text))) == breaches
-
-
-def test_an_import_in_a_nested_place_is_seen() -> None:
-    text = (
-        "class A:\n    def f(self):\n        try:\n            import a.b\n        finally: ...\n"
-    )
-    (found,) = imports(ast.parse(text))
-    assert (found.target, found.deferred, found.typing) == ("a.b", True, False)

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import PACKAGE, ROOT, parsed
 
 PHRASES = re.compile(
@@ -59,13 +57,3 @@ def phrases(path: Path) -> list[str]:
 def test_no_old_phrase_is_read_by_anyone() -> None:
     by_file = {name_of(path): phrases(path) for path in [*PAGES, *MODULES]}
     assert {name: read for name, read in by_file.items() if read} == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["It is not\nto be told.", "Whoever runs it.", "It cannot be told.", "The file lies in out."],
-)
-def test_a_phrase_is_seen_across_lines(text: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(text, encoding="utf-8")
-    assert len(phrases(page)) == 1

@@ -22,7 +22,7 @@ from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.saved.codec import encode
 from qaudit.saved.results import ResultStore
 from qaudit.types import Corpus, CurvatureRow, Subject
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.series import find_checkpoints
 

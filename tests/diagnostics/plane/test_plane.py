@@ -21,7 +21,7 @@ from qaudit.engine.tasks import Task
 from qaudit.errors import SchemeError, SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.types import PlaneRow, Subject
-from tests.support.measuring import MACHINE, corpus
+from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.series import find_checkpoints
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.support.hub.contents import Commit, Repository
 from tests.support.hub.exchange import Request, refusal
-from tests.support.hub.git import Commit
-from tests.support.hub.repositories import Repository
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub

@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tests.support.hub.access import repository_for, user_of, writer_of
-from tests.support.hub.exchange import Reply, Request, as_json, refusal
-from tests.support.hub.git import Commit
+from tests.support.hub.contents import Commit, Repository
+from tests.support.hub.exchange import Place, Reply, Request, as_json, refusal
 from tests.support.hub.listings import timestamp
-from tests.support.hub.places import Place
-from tests.support.hub.repositories import Repository
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from tests.support.hub.access import commit_for, repository_for_bytes
-from tests.support.hub.exchange import Headers, RefusedError, Reply, Request, refusal
-from tests.support.hub.git import Blob, blob_in_memory
-from tests.support.hub.places import Place
+from tests.support.hub.contents import Blob, blob_in_memory
+from tests.support.hub.exchange import Headers, Place, RefusedError, Reply, Request, refusal
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub

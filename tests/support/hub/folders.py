@@ -20,9 +20,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tests.support.hub.contents import Varied, extent_of
-from tests.support.hub.git import ATTRIBUTES, Blob, Commit, blob_in_memory, blob_of, blob_on_disk
-from tests.support.hub.repositories import Kind, Repository
+from tests.support.hub.contents import (
+    ATTRIBUTES,
+    Blob,
+    Commit,
+    Kind,
+    Repository,
+    Varied,
+    blob_in_memory,
+    blob_of,
+    blob_on_disk,
+    extent_of,
+)
 
 SETTINGS = {
     "private": "bool",

@@ -19,10 +19,8 @@ from tests.support.hub.access import (
     repository_for_bytes,
     user_of,
 )
-from tests.support.hub.exchange import Reply, Request, as_json, refusal
-from tests.support.hub.git import Blob, Commit, pointer
-from tests.support.hub.places import Place
-from tests.support.hub.repositories import Repository
+from tests.support.hub.contents import Blob, Commit, Repository, pointer
+from tests.support.hub.exchange import Place, Reply, Request, as_json, refusal
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub

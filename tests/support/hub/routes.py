@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.support.hub import discussions, files, listings, writing
-from tests.support.hub.exchange import Reply, Request, refusal
-from tests.support.hub.places import Place
+from tests.support.hub.exchange import Place, Reply, Request, refusal
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub

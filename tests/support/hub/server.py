@@ -14,12 +14,11 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 from unittest.mock import patch
 
-from tests.support.hub import control, faults, routes
-from tests.support.hub.exchange import RefusedError, Reply, Request
+from tests.support.hub import faults, routes
+from tests.support.hub.contents import Kind, Repository
+from tests.support.hub.exchange import Quota, RefusedError, Reply, Request
 from tests.support.hub.files import Links
 from tests.support.hub.folders import add_names, repositories_in
-from tests.support.hub.quota import Quota
-from tests.support.hub.repositories import Kind, Repository
 from tests.support.hub.serving import Service, bound
 
 
@@ -166,8 +165,6 @@ class Hub:
     ) -> None:
         """Answer one request: the ASGI interface."""
         request = await self._request(scope, receive)
-        if request.segments[0] == control.PREFIX:
-            return await faults.deliver(send, request, self._controlled(request), {"sent": 0})
         entry = self._note(request)
         with contextlib.ExitStack() as stack:
             stack.push(self._remember)
@@ -226,12 +223,6 @@ class Hub:
         changed = {name.lower() for name in request.fault.get("headers", {})}
         said = {name: value for name, value in said.items() if name.lower() not in changed}
         return replace(reply, headers=said | request.fault.get("headers", {}))
-
-    def _controlled(self, request: Request) -> Reply:
-        try:
-            return control.answer(self, request)
-        except RefusedError as refused:
-            return refused.reply
 
     def _remember(
         self,

@@ -8,12 +8,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tests.support.hub.access import commit_for, repository_for, writer_of
+from tests.support.hub.contents import Blob, Commit, Repository, blob_in_memory, is_large
 from tests.support.hub.discussions import note_commit, open_discussion
-from tests.support.hub.exchange import Reply, Request, as_json, refusal
-from tests.support.hub.git import Blob, Commit, blob_in_memory, is_large
+from tests.support.hub.exchange import Place, Reply, Request, as_json, refusal
 from tests.support.hub.listings import front_matter
-from tests.support.hub.places import Place
-from tests.support.hub.repositories import Repository
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub

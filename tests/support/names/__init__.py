@@ -3,7 +3,7 @@
 No test asks the Hub what it holds. These lists stand in for it: a local server answers with
 them, families place them, recipes choose from them. Each file's header says which names were
 seen in a published source and which follow from a rule, so that no list is taken for more than
-it is. `python -m tests.support.names.make` writes them.
+it is.
 """
 
 from __future__ import annotations
