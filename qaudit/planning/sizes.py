@@ -14,21 +14,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import folder_of, text_path
-from qaudit.errors import CorpusError, ModelError
+from qaudit.errors import ConfigurationError, CorpusError, ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
 from qaudit.support.sizes import size
 from qaudit.text.rollouts import read_rollouts
 from qaudit.text.texts import cut_texts, is_hub_text
-from qaudit.text.tokenizer import must_be_bounded, tokenizer_sha256
+from qaudit.text.tokenizer import tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
@@ -318,11 +320,9 @@ def _tokenizer(checkpoints: Sequence[Checkpoint]) -> _Tokenizer | None:
         return None
     from tokenizers import Tokenizer
 
-    must_be_bounded(path)
-    try:
+    with suppress(ConfigurationError), unreadable(f"`{path}` cannot be read"):
         return _Tokenizer(Tokenizer.from_file(str(path)))
-    except Exception:  # noqa: BLE001 - the library raises nothing narrower
-        return None
+    return None
 
 
 _INDEX_NBYTES, _NUMBER_NBYTES = 8, 2

@@ -1,4 +1,4 @@
-"""Templates and tokenizers of others, in a process that can be lost.
+"""Templates of others, in a process that can be lost.
 
 A Jinja template can reach every object of its process, loop for ever or fill the memory. So it is
 rendered by `child.py`, under Jinja's immutable sandbox and the limits of the operating system: one
@@ -24,12 +24,10 @@ from types import TracebackType
 from typing import Any
 
 from qaudit.errors import SourceError
-from qaudit.whole import read_regular
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 """What Python needs to start; tokens and addresses stay here."""
 
-_PATTERNS = (b'"Regex"', b'"Replace"', b'"String"')
 _HINT = "leave it out, or simplify the template"
 
 
@@ -47,27 +45,6 @@ class Limits:
     characters: int = 1_000_000  # of one text
     total_characters: int = 1 << 28
     nbytes_values: int = 1 << 25  # a template and its values
-
-
-def try_tokenizer(path: Path) -> str:
-    """Build and try a `tokenizer.json` that has patterns; return why it is refused, or ''."""
-    content = read_regular(path)
-    if not any(pattern in content for pattern in _PATTERNS):
-        return ""
-    child = Path(__file__).with_name("tokenizer.py")
-    alone = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    completed = subprocess.run(
-        [sys.executable, "-I", str(child), str(path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=_environment() | alone,
-        check=False,
-    )
-    if completed.returncode == 3:
-        return completed.stdout.decode(errors="replace").strip()[:200]
-    if completed.returncode < 0 or b"MemoryError" in completed.stderr:
-        return "it takes more than 20 seconds or 4 GiB for a page of text"
-    return ""  # of one that cannot be read, the library says more
 
 
 def _environment() -> dict[str, str]:

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 from qaudit import families
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.checkpoints.stamps import folder_of, own_cache
-from qaudit.errors import ConfigurationError, MachineError, SourceError, UsageError
+from qaudit.checkpoints.stamps import folder_of
+from qaudit.errors import ConfigurationError, SourceError, UsageError
 from qaudit.hub import Hub
-from qaudit.sandbox import try_tokenizer
 from qaudit.saved.results import sha256_of
 from qaudit.text.cutting import Tokenizer
 from qaudit.types import Checkpoint, Ref, digest
-from qaudit.whole import read_regular, write_whole
+from qaudit.whole import read_regular
 
 _SETTINGS = "tokenizer_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)
@@ -76,8 +74,6 @@ def load_tokenizer(
     hint = "copy `tokenizer.json` and `tokenizer_config.json` of the model into the folder"
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
-    if (path := folder / "tokenizer.json").is_file():
-        must_be_bounded(path)
     try:
         with unreadable(f"the tokenizer in `{folder}` cannot be read", hint):
             tokenizer = AutoTokenizer.from_pretrained(
@@ -88,24 +84,6 @@ def load_tokenizer(
         if has_own_code(folder):
             return _own_tokenizer(folder, trust_remote_code)
         raise
-
-
-def must_be_bounded(path: Path) -> None:
-    """Refuse a tokenizer that takes too much of this machine; one that was tried is not again."""
-    try:
-        tried = own_cache() / "tokenizers" / sha256_of(path)
-        if tried.exists():
-            return
-        why = try_tokenizer(path)
-    except OSError as error:
-        why = str(error)
-    if why:
-        raise ConfigurationError(
-            f"the tokenizer in `{path.parent}` is refused: {why}",
-            hint="copy `tokenizer.json` of the model that it was made from",
-        )
-    with suppress(OSError, MachineError):
-        write_whole(tried, "")
 
 
 def has_own_code(folder: Path) -> bool:

@@ -112,7 +112,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.rollouts.generate",
     ),
     "tokenizers": (
-        "qaudit.sandbox.tokenizer",
         "qaudit.text.tokenizer",
         "qaudit.planning.sizes",
     ),
