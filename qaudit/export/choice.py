@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from qaudit.core.mixture import Mixture, Table
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
+from qaudit.planning.mixtures import read_table
 from qaudit.planning.prepare import prepare
 from qaudit.report.document import status_in_words
 from qaudit.report.verdict import label, what
@@ -35,6 +37,7 @@ class ExportChoice:
     hub: Hub | None
     record: AuditRecord | None = None
     audit_file: Path | None = None
+    table: Table = field(default_factory=dict)  # bits of each linear of a mixture
     is_named: bool = False  # on the command line, and so exported whatever its verdict is
     repo: str | None = None  # `org/name` on the Hub, where it goes
 
@@ -80,7 +83,10 @@ def of_audit(
         c.commit for s in (*plan.subjects, chosen) for c, _ in s.members
     )
     hub = open_hub(watch=watch) if on_hub else None
-    return ExportChoice(chosen, wanted, plan, RunOptions(), hub, record, file, is_named)
+    cell = (chosen.label, wanted.spec)
+    rows = [row for row in record.measurements if (row.subject, row.spec) == cell]
+    table = min(rows, key=lambda row: row.calibration_seed).mixture if rows else {}
+    return ExportChoice(chosen, wanted, plan, RunOptions(), hub, record, file, table, is_named)
 
 
 def of_target(
@@ -101,7 +107,11 @@ def of_target(
             hint=f"name it with `--subject`, as `--subject {subjects[-1].label}`",
         )
     chosen = _subject(subject or subjects[0].label, subjects)
-    return ExportChoice(chosen, wanted, prepared.plan, prepared.options, prepared.hub)
+    (pinned,) = parse_schemes(prepared.plan.specs)
+    table = (
+        read_table(Path(wanted.table)) if isinstance(wanted, Mixture) and pinned != wanted else {}
+    )
+    return ExportChoice(chosen, pinned, prepared.plan, prepared.options, prepared.hub, table=table)
 
 
 def with_options(choice: ExportChoice, *, allow_pickle: bool) -> ExportChoice:

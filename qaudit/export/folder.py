@@ -82,6 +82,7 @@ def write_export_folder(
         files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
         outside = unquantized(_shapes(weights, done), weights.skeleton)
+        work.form.mixed = parts.mixed
         config = work.form.config(outside, symmetric=_is_symmetric(done), dtype=work.origin.dtype)
         _assemble(work.form, files, folder, source, config, shard_nbytes)
         _write_beside(work, parts, folder, alone)
@@ -145,6 +146,7 @@ def _write_beside(work: Work, parts: Parts, folder: Path, alone: Alone | None) -
         corpus_sha256=work.origin.corpus_sha256,
         audit_sha256=choice.audit_sha256,
         bits_per_weight=_bits_per_weight(parts),
+        mixture=parts.mixed,
         dense=dense_of(parts),
         rest={name: one for part in all_parts for name, one in part.rest.items()},
         files=hashes_in(folder),

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
-from qaudit.core.linears import Linears, Quantize, Quantized, WholeBlock
+from qaudit.core.linears import IntegerCodes, Linears, Quantize, Quantized, WholeBlock
 from qaudit.core.scheme import Scheme
 from qaudit.engine.kept_weights import sha256_of
 from qaudit.errors import MachineError, ModelError, not_written
@@ -43,6 +43,7 @@ class Part:
     rest: dict[str, str]  # other tensors, by name
     nbytes: int  # of everything that is stored of its linears
     symmetric: bool | None = None
+    mixed: dict[str, int] = field(default_factory=dict)  # bits of each linear of a mixture
 
 
 @dataclass(eq=False)
@@ -58,8 +59,13 @@ class Parts:
     _dense: dict[str, str] = field(default_factory=dict)
     _rest: dict[str, str] = field(default_factory=dict)
     _stored: dict[str, tuple[StoredWeight, Any]] = field(default_factory=dict)  # of this block
+    _mixed: dict[str, int] = field(default_factory=dict)
     _symmetric: bool | None = None
     _block: int | None = None
+
+    @property
+    def mixed(self) -> dict[str, int]:
+        return {name: bits for part in self.done.values() for name, bits in part.mixed.items()}
 
     def open(self) -> None:
         try:
@@ -97,6 +103,8 @@ class Parts:
         self._tensors |= self.form.pack(linear, stored)
         self._dense[linear] = sha256_of(dense_RC)
         self._symmetric = getattr(stored, "zeros_RG", None) is None
+        if self.form.scheme.mixes_bits and isinstance(stored, IntegerCodes):
+            self._mixed[linear] = stored.bits
         self._stored[linear] = (stored, dense_RC.dtype)
 
     def _fold(self, scheme: Scheme, linears: Linears, scale_C: Tensor) -> None:
@@ -158,12 +166,15 @@ class Parts:
         """Return the weight of a linear on disk, of the type of the one that was quantized."""
         linear = self.linear(block, name, tuple(like_RC.shape))
         files = WeightFolder(self.folder / _name(block))
+        self.form.mixed = self.mixed
         config = self.form.config((), symmetric=self.done[_name(block)].symmetric is not False)
         return self.form.dense(files, linear, config).to(like_RC)
 
     def _write(self, name: str) -> None:
         nbytes = sum(one.nbytes for key, one in self._tensors.items() if key not in self._rest)
-        part = Part(f"{name}/{SINGLE}", self._dense, self._rest, nbytes, self._symmetric)
+        part = Part(
+            f"{name}/{SINGLE}", self._dense, self._rest, nbytes, self._symmetric, self._mixed
+        )
         path = self.folder / part.file
         try:
             path.parent.mkdir(exist_ok=True)
@@ -178,7 +189,7 @@ class Parts:
             ) from error
         write_whole(self.folder / f"{name}.json", json.dumps(asdict(part)))
         self.done[name] = part
-        self._tensors, self._dense, self._rest, self._stored = {}, {}, {}, {}
+        self._tensors, self._dense, self._rest, self._stored, self._mixed = {}, {}, {}, {}, {}
 
 
 def _fused(block: int, name: str) -> ModelError:

@@ -43,6 +43,7 @@ from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
 from qaudit.model.remote import is_remote
 from qaudit.model.stored_names import Names
+from qaudit.planning.mixtures import write_table
 from qaudit.planning.resolve import whole
 from qaudit.planning.survey import refuse
 from qaudit.saved.audits import read_audit
@@ -100,6 +101,9 @@ def export_quantized(
         )
         work = _Made(choice, packing, origin, out, watch, task, ready.machine)
         with begun_folder(out, work.identity) as begun:
+            work = replace(work, task=task.with_tables(begun))
+            for path in work.task.tables.values() if choice.table else ():
+                write_table(choice.table, path)
             write_export_folder(work, weights, begun, shard_nbytes, partial(_made_as_audited, work))
     _must_ship(read_export(out), choice, out)
     return out

@@ -290,6 +290,7 @@ def _configuration(
     with suppress(QauditError):  # where a tensor is damaged
         skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
     outside = unquantized(rest, skeleton)
+    form.mixed = record.mixture
     written = [
         form.config(outside, symmetric=symmetric, dtype=record.dtype) for symmetric in (True, False)
     ]

@@ -46,6 +46,7 @@ from qaudit.formats.packing import (
     declared_bits,
     declared_group,
     integer_codes,
+    patterns_of,
     schemes_of,
 )
 from qaudit.formats.reading import (
@@ -349,6 +350,7 @@ class CompressedTensors(Format):
     """Files that transformers, vLLM and SGLang load through compressed-tensors."""
 
     name: ClassVar[str] = "compressed-tensors"
+    mixes_bits: ClassVar[bool] = True
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "transformers": ("compressed-tensors",),
         "vllm": (),
@@ -441,11 +443,19 @@ class CompressedTensors(Format):
             "output_activations": None,
             "format": form,
         }
+        groups = [
+            {
+                **linears,
+                "targets": [f"re:{pattern}" for pattern in patterns],
+                "weights": {**weights, "num_bits": bits},
+            }
+            for bits, patterns in patterns_of(self.mixed).items()
+        ] or [linears]
         return {
             "quant_method": "compressed-tensors",
             "format": form,
             "quantization_status": "compressed",
-            "config_groups": {"group_0": linears},
+            "config_groups": {f"group_{k}": one for k, one in enumerate(groups)},
             "ignore": list(unquantized),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,

@@ -2,8 +2,8 @@
 
 Codes are packed along the input and zero points along the output. Version 1 stores a zero point
 less one, so that zero wraps around, and every loader reads it: symmetric codes are written so. Zero
-points need v2, which stores them as they are. The bits of each linear follow from its shapes, so
-that a `dynamic` configuration needs no rules. bfloat16 scales from 2^-17 up are exact in float16.
+points need v2, which stores them as they are. The bits of each linear follow from its shapes; those
+of a mixture are rules of `dynamic`, too. bfloat16 scales from 2^-17 up are exact in float16.
 
     qweight  int32 (words of C codes, R)
     qzeros   int32 (G, words of R zeros)   v1 stores zero - 1, v2 the zero itself
@@ -27,6 +27,7 @@ from qaudit.formats.packing import (
     declared_group,
     half_scales,
     integer_codes,
+    patterns_of,
     unfit,
     zero_points,
 )
@@ -100,6 +101,7 @@ class GptqFiles(Format):
     """Files that GPTQModel, transformers, vLLM and SGLang load as GPTQ."""
 
     name: ClassVar[str] = "gptq"
+    mixes_bits: ClassVar[bool] = True
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
     reader = Reader(
         "gptq",
@@ -140,6 +142,11 @@ class GptqFiles(Format):
     def config(
         self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
     ) -> Document:
+        rules = {
+            f"+:{pattern}": {"bits": bits}
+            for bits, patterns in patterns_of(self.mixed).items()
+            for pattern in patterns
+        }
         return {
             "quant_method": "gptq",
             "bits": declared_bits(self.scheme),
@@ -149,5 +156,6 @@ class GptqFiles(Format):
             "lm_head": False,
             "checkpoint_format": "gptq" if symmetric else "gptq_v2",
             "pack_dtype": "int32",
+            **({"dynamic": rules} if rules else {}),
             "meta": {"quantizer": [f"qaudit:{__version__}"]},
         }

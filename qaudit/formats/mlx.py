@@ -64,6 +64,7 @@ class MlxFiles(Format):
 
     name: ClassVar[str] = "mlx"
     library: ClassVar[str] = "mlx"
+    mixes_bits: ClassVar[bool] = True
     has_embeddings: ClassVar[bool] = True
     suffixes = (".weight", ".scales", ".biases")
     reader = Reader("mlx", (".scales",), suffixes, _mlx, beside=(".biases",))
@@ -100,7 +101,8 @@ class MlxFiles(Format):
         self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
     ) -> Document:
         bits, group = declared_bits(self.scheme), declared_group(self.scheme)
-        return {"group_size": group, "bits": bits, "mode": "affine"}
+        each = {name: {"group_size": group, "bits": own} for name, own in self.mixed.items()}
+        return {"group_size": group, "bits": bits, "mode": "affine", **each}
 
     def settings(self, config: Mapping[str, Any]) -> Document:
         """mlx-lm looks here first, and for a base of rotations outside of `rope_parameters`."""

@@ -5,6 +5,7 @@ A format packs what schemes return as stored; what it cannot hold it refuses, wi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 from qaudit.checkpoints.safetensors import WeightFolder, write_shards
 from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
+from qaudit.core.mixture import any_expert
 from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, SourceError, UsageError
@@ -72,6 +74,7 @@ class Format:
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
+        self.mixed: Mapping[str, int] = {}  # bits of each linear, where the scheme mixes them
 
     def snippet(self, place: str, model: str, config: Document) -> str:
         """Return Python, or a command, that loads files from a place and writes some text.
@@ -257,3 +260,21 @@ def zero_points(codes: IntegerCodes, symmetric: int) -> Tensor:
     if codes.zeros_RG is not None:
         return codes.zeros_RG.cpu()
     return torch.full(codes.scales_RG.shape, symmetric, dtype=torch.uint8)
+
+
+def patterns_of(mixed: Mapping[str, int]) -> dict[int, list[str]]:
+    """Return for each width the patterns of its linears; experts of one width share theirs."""
+    parts = {n: (m[1], m[2]) for n in mixed if (m := re.fullmatch(r".*?\.(\d+)\.(.+)", n))}
+    alike: dict[tuple[str, str], set[int]] = {}
+    for name, (block, linear) in parts.items():
+        alike.setdefault((block, any_expert(linear)), set()).add(mixed[name])
+    blocks: dict[tuple[int, str], dict[str, None]] = {}
+    for name, (block, linear) in parts.items():
+        shared = any_expert(linear)
+        linear = shared if len(alike[block, shared]) == 1 else linear
+        blocks.setdefault((mixed[name], linear), {})[block] = None
+    patterns: dict[int, list[str]] = {}
+    for (bits, linear), some in sorted(blocks.items()):
+        text = re.escape(linear).replace(r"\.\*\.", r"\.\d+\.")
+        patterns.setdefault(bits, []).append(rf".*\.({'|'.join(some)})\.{text}$")
+    return patterns

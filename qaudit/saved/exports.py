@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ class ExportRecord:
     rest: dict[str, str]  # other tensors as they are stored
     files: dict[str, str]  # sha256 of every file but this one and README.md
     libraries: dict[str, Any]
+    mixture: dict[str, int] = field(default_factory=dict)  # bits of each linear, where they differ
     signature: Signature | None = None  # of this record, where the audit is signed
 
 

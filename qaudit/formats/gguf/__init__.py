@@ -47,6 +47,7 @@ class GgufFiles(FileFormat):
 
     name: ClassVar[str] = "gguf"
     library: ClassVar[str] = "gguf"
+    mixes_bits: ClassVar[bool] = True
     has_settings: ClassVar[bool] = False
     leaves_out: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # where it is the embeddings
     holds: ClassVar[tuple[Codes, ...]] = ("gguf",)

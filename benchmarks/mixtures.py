@@ -1,0 +1,76 @@
+"""Mixtures of bits beside one width of as many stored bits: loss, divergence, and what they cost.
+
+    python -m benchmarks.mixtures [MODEL] [--documents 100] [--out FOLDER]
+
+One scan of a checkpoint, by default the last of the demo, on the text that a scan takes by default. Each mixture
+is compared with the width that stores as many bits, paired by document: what it adds to the loss
+less what the width adds, and the same of the divergence, at 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import qaudit
+import qaudit.demo
+from qaudit.core import statistics
+from qaudit.core.registry import parse_scheme
+from qaudit.judge.pooling import interval_of
+from qaudit.judge.table import divergences, losses
+
+DEMO = Path(qaudit.demo.__path__[0])
+UNIFORM = {
+    3.25: "gptq-3bit:group=64",
+    3.5: "gptq-3bit:group=32",
+    4.25: "gptq-4bit:group=64",
+}
+MEMBERS = {3.25: ":members=234568"}  # of three bits and more, 3.25 is all three
+
+
+def mixtures(budget: float) -> list[str]:
+    plain = f"gptq-mix:budget={budget}:group=64{MEMBERS.get(budget, '')}"
+    return [parse_scheme(text).short for text in (plain, f"{plain}:tie=none")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?", default=str(DEMO / "stage2-ingredient1-step1000"))
+    parser.add_argument("--documents", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("qaudit-out/mixtures"))
+    options = parser.parse_args()
+    audit = qaudit.scan(
+        options.model,
+        schemes=[*UNIFORM.values(), *(text for budget in UNIFORM for text in mixtures(budget))],
+        evaluation_documents=options.documents,
+        out=options.out,
+    )
+    table = audit.evidence.table
+    rows = {row.scheme: row for row in audit.record.measurements}
+    subject = audit.record.subjects[0].label
+    print("| scheme | bits | added loss, % | KL | less loss | less KL | seconds |")
+    for budget, uniform in UNIFORM.items():
+        width = parse_scheme(uniform).short
+        for name in (width, *mixtures(budget)):
+            row = rows[name]
+            assert row.relative_error is not None and row.kl is not None
+            cells = [
+                f"`{name}`",
+                f"{row.bits_per_weight:.3f}",
+                f"{100 * row.relative_error.estimate:.2f}",
+                f"{row.kl.estimate:.4f}",
+            ]
+            for sums in (losses, divergences):
+                pair = [(subject, name), (subject, width)]
+                change = interval_of(table, pair, statistics.change, sums=sums)
+                known = change is not None and name != width
+                cells.append(
+                    f"{change.estimate:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
+                    if known
+                    else ""
+                )
+            print(f"| {' | '.join(cells)} | {row.seconds:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
