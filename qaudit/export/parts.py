@@ -172,9 +172,8 @@ class Parts:
 
     def _write(self, name: str) -> None:
         nbytes = sum(one.nbytes for key, one in self._tensors.items() if key not in self._rest)
-        part = Part(
-            f"{name}/{SINGLE}", self._dense, self._rest, nbytes, self._symmetric, self._mixed
-        )
+        made = self._dense, self._rest, nbytes, self._symmetric, self._mixed
+        part = Part(f"{name}/{SINGLE}", *made)
         path = self.folder / part.file
         try:
             path.parent.mkdir(exist_ok=True)

@@ -9,9 +9,11 @@ count.
 
 Of the contenders of the leader's subject the one with the fewest bits ships, then the one with the
 lowest KL divergence: KL divergence is to each subject's own full precision and must not choose
-between subjects. A bound of few or lucky documents may be short by luck, so that of the pick is at
-least the lower quartile of those of all contenders (`judge.gate.answers`). `bits@2%`, `kl` and
-`loss@SCHEME` choose among all candidates, and all count.
+between subjects. A mixture of bits is a candidate where it takes no more bits than the largest file
+of one width that was measured in its class. A bound of few or lucky documents may be short by luck,
+so that of the pick is at least the lower quartile of those of all contenders
+(`judge.gate.answers`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all
+count.
 
 A soup that a search made was the best of several means on these documents: they count, too.
 """
@@ -118,7 +120,7 @@ def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) 
 def _choice(
     table: Measurements, objective: Objective, name: str, searched: Mapping[str, int]
 ) -> ClassChoice:
-    ranked = candidates(table, name, objective.scheme)
+    ranked, too_large = _no_larger(candidates(table, name, objective.scheme))
     title = _title(objective, name)
     if not ranked:
         return ClassChoice(name, title)
@@ -150,7 +152,20 @@ def _choice(
         preferred=tuple(preferred) if of_loss and not few else (leader,),
         at_once=at_once + _tried(searched, (leader, *contenders)),
         by_divergence=by_divergence,
+        changes=too_large,
     )
+
+
+def _no_larger(ranked: list[Measurement]) -> tuple[list[Measurement], tuple[str, ...]]:
+    """Leave out mixtures of more bits than all files of one width have; say why."""
+    widest = max((m.bits_per_weight for m in ranked if not m.mixture), default=np.inf)
+    larger = [m for m in ranked if m.mixture and m.bits_per_weight > widest]
+    reasons = (
+        f"`{m.subject}` at {m.scheme} is no candidate: its {m.bits_per_weight:.2f} bits per weight "
+        f"are more than {widest:.2f}, the most of a file of one width that was measured"
+        for m in larger
+    )
+    return [m for m in ranked if m not in larger], tuple(reasons)
 
 
 def _tried(searched: Mapping[str, int], measured: Sequence[Measurement]) -> int:

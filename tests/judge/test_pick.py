@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
 from qaudit.judge.choose import candidates, choose
 from qaudit.judge.objectives import Objective, parse_objective
@@ -136,6 +137,36 @@ def test_what_would_change_the_answer_is_said() -> None:
     assert pick is not None
     assert pick.subject == "a"
     assert pick.changes == ("in full precision it would be `b`",)
+
+
+@pytest.mark.parametrize(("bits", "chosen"), [(3.4, "gptq-mix"), (3.6, "rtn-3bit")])
+def test_a_mixture_competes_where_it_is_no_larger_than_a_file_of_one_width(
+    bits: float, chosen: str
+) -> None:
+    name = "gptq-mix:budget=3.5"
+    found = drawn(
+        {("a", "rtn-3bit"): 2.2, ("a", "awq-3bit"): 2.3, ("a", name): 2.0},
+        {"rtn-3bit": 3.5, "awq-3bit": 3.25, name: bits},
+    )
+    measured = tuple(
+        replace(m, mixture={"w": "34"} if m.scheme == name else {}) for m in found.measurements
+    )
+    pick = choose(Measurements.of(found.subjects, measured, 0.95))
+    assert pick is not None
+    assert pick.scheme.startswith(chosen)
+    left_out = (
+        f"`a` at {name} is no candidate: its 3.60 bits per weight are more than 3.50, the most"
+    )
+    assert any(left_out in change for change in pick.changes) == (bits == 3.6)
+    alone = Measurements.of(found.subjects, measured[2:], 0.95)
+    assert choose(alone) is not None
+
+
+@pytest.mark.parametrize(("budget", "expected"), [("3", "3"), ("3.75", "3"), ("4.25", "4")])
+def test_the_class_of_a_mixture_is_that_of_its_whole_bits(budget: str, expected: str) -> None:
+    scheme = parse_scheme(f"gptq-mix:budget={budget}:members=248")
+    assert scheme.class_at(float(budget) - 0.01) == scheme.bit_class == expected
+    assert "bit" not in scheme.short.removeprefix("gptq-mix")  # patterns of policies are of widths
 
 
 def test_without_its_soup_the_answer_is_a_checkpoint() -> None:

@@ -1,0 +1,117 @@
+"""Mixtures of bits through the commands: scan, card, export, verify, and what is killed between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compressed_tensors.quantization import QuantizationConfig
+
+from qaudit.core.mixture import bits_in
+from qaudit.formats.packing import patterns_of
+from qaudit.saved.exports import read_export
+from tests.support.cli import TEXT, Run, audit_of, refused
+
+MIX = "gptq-mix:budget=3.75:group=32"
+SCAN = ("scan", "series/step200", *TEXT, "--schemes", f"{MIX},rtn-3bit:group=32", "--out", "out")
+NAMED = ("--subject", "step200", "--scheme", MIX, "-q", "--out")
+
+KILLED = """
+import os, signal
+import qaudit.engine.mixing
+from qaudit.cli import main
+
+write = qaudit.engine.mixing.write_table
+
+def killed(table, path):
+    write(table, path)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+qaudit.engine.mixing.write_table = killed
+main()
+"""
+
+
+def row_of(folder: Path, scheme: str = MIX) -> dict[str, object]:
+    return next(r for r in audit_of(folder)["measurements"] if r["scheme"] == scheme)
+
+
+def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Path) -> None:
+    assert qaudit(*SCAN, "-q").code == 0
+    row, (file,) = row_of(place / "out"), (place / "out" / "evidence" / "tables").iterdir()
+    table = json.loads(file.read_text())
+    assert row["mixture"] == table
+    assert len(set("".join(table.values()))) > 1
+    assert 3.6 < row["bits_per_weight"] <= 3.75
+    assert row["bit_class"] == "3"
+    assert any(note.startswith("bits differ by linear: of 14, ") for note in row["notes"])
+    file.unlink()  # an export has the table of the audit
+    for form in ("compressed-tensors", "mlx"):
+        out = place / form
+        assert qaudit("export", "out", *NAMED, out, "--format", form).code == 0
+        assert qaudit("verify", out, "--audit", "out", "-q").code == 0
+        mixed = read_export(out).mixture
+        for name, bits in mixed.items():
+            block, _, linear = name.removeprefix("model.layers.").partition(".")
+            assert bits == bits_in(table, int(block), linear)
+    config = json.loads((place / "mlx" / "config.json").read_text())["quantization"]
+    assert {name: config[name]["bits"] for name in mixed} == mixed
+    config = json.loads((place / "compressed-tensors" / "config.json").read_text())
+    read = QuantizationConfig.model_validate(config["quantization_config"])
+    assert {g.weights.num_bits for g in read.config_groups.values()} == set(mixed.values())
+    refused(
+        qaudit("export", "out", *NAMED, "no", "--format", "awq"),
+        2,
+        f"`{MIX}` has linears of several widths, and `awq` files have one",
+        "`compressed-tensors`, `gptq`, `mlx` or `gguf`",
+    )
+
+
+def test_a_scan_that_is_killed_goes_on_with_the_table_that_it_kept(
+    qaudit: Run, place: Path
+) -> None:
+    command = [sys.executable, "-c", KILLED, *SCAN, "-q"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (file,) = (place / "out" / "evidence" / "tables").iterdir()
+    table = json.loads(file.read_text())
+    other = dict.fromkeys(table, "35")  # which no choice makes
+    file.write_text(json.dumps(other))
+    assert qaudit(*SCAN, "-q").code == 0
+    assert row_of(place / "out")["mixture"] == other
+
+
+def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: Path) -> None:
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    table = dict.fromkeys((*names, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), "38")
+    (place / "table.json").write_text(json.dumps(table))
+    scan = ("scan", "series/step10", *TEXT, "--out", "out", "-q", "--schemes")
+    assert qaudit(*scan, "gptq-mix:group=32:table=table.json").code == 0
+    (row,) = (r for r in audit_of(place / "out")["measurements"] if r["scheme"] != "fp")
+    assert row["mixture"] == table
+    (place / "table.json").write_text(json.dumps({**table, "mlp.up_proj": "3"}))
+    done = qaudit(*scan[:-3], "other", "-q", "--schemes", "gptq-mix:group=32:table=table.json")
+    refused(done, 2, "the table has no bits for `mlp.up_proj` of block 1", "give `budget=` alone")
+    (place / "table.json").write_text('{"mlp.up_proj": [3, 3]}')
+    done = qaudit(*scan[:-3], "other", "-q", "--schemes", "gptq-mix:group=32:table=table.json")
+    refused(done, 2, "`table.json` is no table of bits", "a digit for each block")
+
+
+@pytest.mark.parametrize(
+    ("mixed", "patterns"),
+    [
+        ({"model.layers.0.a.b": 3, "model.layers.1.a.b": 4, "model.layers.2.a.b": 3},
+         {3: [r".*\.(0|2)\.a\.b$"], 4: [r".*\.(1)\.a\.b$"]}),
+        ({f"m.layers.{k}.experts.{e}.up": 4 for k in range(2) for e in range(3)},
+         {4: [r".*\.(0|1)\.experts\.\d+\.up$"]}),
+        ({"m.layers.0.experts.0.up": 4, "m.layers.0.experts.1.up": 3},
+         {3: [r".*\.(0)\.experts\.1\.up$"], 4: [r".*\.(0)\.experts\.0\.up$"]}),
+    ],
+)  # fmt: skip
+def test_patterns_name_the_linears_of_each_width(
+    mixed: dict[str, int], patterns: dict[int, list[str]]
+) -> None:
+    assert patterns_of(mixed) == patterns
