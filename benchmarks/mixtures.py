@@ -2,9 +2,9 @@
 
     python -m benchmarks.mixtures [MODEL] [--documents 100] [--out FOLDER]
 
-One scan of a checkpoint, by default the last of the demo, on the text that a scan takes by default. Each mixture
-is compared with the width that stores as many bits, paired by document: what it adds to the loss
-less what the width adds, and the same of the divergence, at 95 %.
+One scan of a checkpoint, by default the last of the demo, on the text that a scan takes by default.
+Each mixture is compared with the width that stores as many bits, paired by document: what it adds
+to the loss less what the width adds, and the same of the divergence, at 95 %.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ def main() -> None:
             for sums in (losses, divergences):
                 pair = [(subject, name), (subject, width)]
                 change = interval_of(table, pair, statistics.change, sums=sums)
-                known = change is not None and name != width
                 cells.append(
                     f"{change.estimate:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
-                    if known
+                    if change is not None and name != width
                     else ""
                 )
             print(f"| {' | '.join(cells)} | {row.seconds:.0f} |")

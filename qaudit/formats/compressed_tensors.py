@@ -455,7 +455,7 @@ class CompressedTensors(Format):
             "quant_method": "compressed-tensors",
             "format": form,
             "quantization_status": "compressed",
-            "config_groups": {f"group_{k}": one for k, one in enumerate(groups)},
+            "config_groups": {f"group_{k}": group for k, group in enumerate(groups)},
             "ignore": list(unquantized),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,

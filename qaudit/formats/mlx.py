@@ -101,7 +101,7 @@ class MlxFiles(Format):
         self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
     ) -> Document:
         bits, group = declared_bits(self.scheme), declared_group(self.scheme)
-        each = {name: {"group_size": group, "bits": own} for name, own in self.mixed.items()}
+        each = {name: {"group_size": group, "bits": width} for name, width in self.mixed.items()}
         return {"group_size": group, "bits": bits, "mode": "affine", **each}
 
     def settings(self, config: Mapping[str, Any]) -> Document:
