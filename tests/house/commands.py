@@ -78,14 +78,20 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     parts += [f"```console\n$ {said[2].strip()}\n```\n"] if said[2] else []
     takes = [p for p in command.params if p.param_type_name == "argument"]
     parts += ["".join(f"- `{_called(p)}`: {_cell(p.help or '')}\n" for p in takes)] if takes else []
-    options = [p for p in command.params if p.param_type_name == "option"]
-    shared = {p.name for p in dict(commands())[("scan",)].params} if path == ("plan",) else set()
-    rows = [_row(p) for p in options if p.name not in OF_THE_SHELL | shared]
-    parts += ["The options are those of `scan`, without `--dry-run` and `--gpus`.\n"] * bool(shared)
+    rows, of_scan = _rows(command), _rows(dict(commands())[("scan",)])
+    shared = [name for name, row in rows.items() if path != ("scan",) and of_scan.get(name) == row]
+    rows = {name: row for name, row in rows.items() if name not in shared}
+    parts += [f"As of `scan`: {', '.join(f'`{name}`' for name in shared)}.\n"] * bool(shared)
     if rows:
         head = "| option | what it does | default |\n| --- | --- | --- |\n"
-        parts.append(head + "".join(rows))
+        parts.append(head + "".join(rows.values()))
     return "\n".join(parts)
+
+
+def _rows(command: Any) -> dict[str, str]:
+    """Return a row for each option, by its first name."""
+    options = [p for p in command.params if p.param_type_name == "option"]
+    return {p.opts[0]: _row(p) for p in options if p.name not in OF_THE_SHELL}
 
 
 def _row(option: Any) -> str:
