@@ -19,9 +19,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from qaudit.audit import decide
 from qaudit.errors import AuditError, MachineError, QauditError, UsageError
 from qaudit.judge.agreement import refuse_another_verdict, rows_again
+from qaudit.judging import decide
 from qaudit.policy import policy_inside
 from qaudit.report import document as doc
 from qaudit.report.folder import must_take_files

@@ -1,11 +1,14 @@
-"""Records of a run -> the audit: results in the order of the plan, judged. No torch."""
+"""Records of a run -> the audit: results in the order of the plan, judged. No torch.
+
+A saved audit is judged again here: `gate`, `pick`, `decide`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +19,39 @@ from qaudit.errors import SourceError
 from qaudit.executors.records import RETRY_TASK, Record, UnitOutcome, one_error, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
+from qaudit.judge.choose import choose
+from qaudit.judge.gate import GateInput, verdict_of
+from qaudit.judge.gate import gate as gate_measurements
+from qaudit.judge.objectives import parse_objective
 from qaudit.judge.pooling import Moved
 from qaudit.judge.table import Measurements
 from qaudit.planning.passes import planned_rounds
 from qaudit.planning.price import detectable_error
 from qaudit.policy import policy_named
 from qaudit.report.next_step import next_step
+from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import decode
 from qaudit.saved.documents import DiagnosticRows, UnitDocument
+from qaudit.saved.evidence import SavedAudit, combine
 from qaudit.saved.parts import read_run, unfinished
 from qaudit.saved.results import ResultFile, sha256_of, with_imported
+from qaudit.saved.signature import must_be_signed
+from qaudit.tables import Audit
 from qaudit.types import (
     FULL_PRECISION,
+    SILENT,
     AuditRecord,
     Diagnostics,
     Evidence,
+    Gate,
     NotDiagnosed,
+    Pick,
     Plan,
+    Policy,
     Skipped,
     Subject,
+    Verdict,
+    Watch,
     reference_in,
     units_of,
 )
@@ -246,3 +263,75 @@ def _skipped(
             yield Skipped(label, None, reason)
         for scheme, error in measured[label].failed.items() if label in measured else ():
             yield Skipped(label, scheme, error.message)
+
+
+def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
+    """Read a saved audit: a folder, its audit.json, or a published one (`org/name@revision`)."""
+    folder = Path(source)
+    if not folder.exists():
+        from qaudit.hub.published import audit_folder
+
+        folder = audit_folder(str(source), watch)
+    return Audit(read_audit(folder), folder if folder.is_dir() else folder.parent, str(source))
+
+
+def gate(
+    audit: Audit | str | Path,
+    policy: str = "release",
+    baseline: Audit | str | Path | None = None,
+    bits: Sequence[str] = (),
+    *,
+    signed: bool = False,
+) -> Gate:
+    """Hold an audit to a policy, a preset or a file; `bits` names the classes to decide.
+
+    `signed` refuses audits that are not signed with the key in `QAUDIT_SIGNING_KEY`.
+    """
+
+    def held(opened: Audit) -> GateInput:
+        if signed:
+            must_be_signed(opened.record, opened.folder)
+        saved, name = opened.evidence.checked(), opened.name or str(opened.folder)
+        return GateInput.of(saved.audit, saved.table, name, tuple(bits))
+
+    rules, opened = policy_named(policy), _opened(audit)
+    before = None if baseline is None else _opened(baseline)
+    answer = gate_measurements(
+        rules,
+        held(opened),
+        None if before is None else held(before),
+        today=datetime.now(UTC).date(),
+        targets=opened.plan.recipe.targets,
+    )
+    return replace(answer, next_step=next_step(opened.record, answer.classes, policy))
+
+
+def pick(
+    *audits: Audit | str | Path, objective: str = "loss", bits: Sequence[str] = ()
+) -> Pick | None:
+    """Choose the one subject and scheme to ship from one or several audits."""
+    opened = [*map(_opened, audits)]
+    joined = combine({str(audit.folder): audit.evidence for audit in opened})
+    return choose(joined.table, parse_objective(objective), bits)
+
+
+def decide(
+    saved: SavedAudit,
+    policy: str | Policy,
+    objective: str = "loss",
+    bits: Sequence[str] = (),
+    *,
+    today: date | None = None,
+) -> Verdict:
+    """Return the verdict on each bit class, by evidence and under a policy, as of a day."""
+    wanted = parse_objective(objective)
+    rules = policy_named(policy) if isinstance(policy, str) else policy
+    named = policy if isinstance(policy, str) else rules.path or rules.name
+    held = GateInput.of(saved.audit, saved.table, "audit", tuple(bits), wanted)
+    judgement = gate_measurements(rules, held, today=today or datetime.now(UTC).date())
+    verdict = verdict_of(judgement, str(wanted))
+    return replace(verdict, next_step=next_step(saved.audit, verdict.classes, named))
+
+
+def _opened(audit: Audit | str | Path) -> Audit:
+    return audit if isinstance(audit, Audit) else load(audit)

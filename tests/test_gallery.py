@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from qaudit import gallery, gate, load
-from qaudit.audit import decide
+from qaudit.judging import decide
 from qaudit.saved.audits import to_json
 from qaudit.saved.evidence import SavedAudit, read_saved
 from qaudit.version import __version__
