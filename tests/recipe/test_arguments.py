@@ -62,7 +62,7 @@ def test_every_setting_has_help_and_a_default_to_show() -> None:
 def test_a_preset_sets_several_keys_and_an_argument_beside_it_wins() -> None:
     recipe, _ = recipe_and_options("a", quick=True, calibration_documents=48)
     assert recipe == Recipe(("a",), **{**PRESETS["quick"], "calibration_documents": 48})
-    assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("bfloat16", 512, 1)
+    assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("fast", 512, 1)
 
 
 def test_presets_are_keys_of_a_recipe() -> None:
