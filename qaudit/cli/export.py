@@ -24,9 +24,9 @@ NewFolder = Annotated[Path, option(OUTPUT, "The folder to write, which must be n
 
 
 @with_settings(
-    more=("device", "calibration", "checkpoints", "soups", "allow_pickle"),
+    more=("device", "calibration", "evaluation", "checkpoints", "soups", "allow_pickle"),
     keys=(
-        "evaluation", "context", "calibration_documents", "document_tokens", "calibration_seed",
+        "context", "calibration_documents", "document_tokens", "calibration_seed",
         "dtype", "disk_budget",
     ),
 )  # fmt: skip

@@ -93,7 +93,7 @@ def test_a_recipe_and_the_environment_can_ask_for_diagnostics(
     (place / "mine.yaml").write_text(recipe, encoding="utf-8")
     done = qaudit("scan", "mine.yaml", "--dry-run", "--json")
     assert json.loads(done.out)["recipe"]["diagnostics"] == ["weights"]
-    monkeypatch.setenv("QAUDIT_DIAGNOSE", "weights:group=64,sensitivity")
+    monkeypatch.setenv("QAUDIT_DIAGNOSTICS", "weights:group=64,sensitivity")
     done = scan("series/step10", "--dry-run", "--json")
     assert json.loads(done.out)["recipe"]["diagnostics"] == ["weights:group=64", "sensitivity"]
 
