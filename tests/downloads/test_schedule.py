@@ -205,27 +205,20 @@ def test_a_series_with_a_soup_of_scattered_members_is_fetched_once(budget: int) 
 # -------------------------------------------------------------------------------------- shapes
 
 
-def test_the_next_one_comes_while_one_is_measured() -> None:
-    steps = seam([["a"], ["b"], ["c"]], 2)
-    assert words(steps) == "+a +b 0 -a +c 1 -b 2 -c"
-
-
-def test_without_room_for_two_they_come_one_after_another() -> None:
-    assert words(seam([["a"], ["b"]], 1)) == "+a 0 -a +b 1 -b"
-
-
-def test_without_a_budget_everything_stays_and_one_is_fetched_ahead() -> None:
-    steps = seam([["a"], ["b"], ["c"], ["a", "b", "c"]], None)
-    assert words(steps) == "+a +b 0 +c 1 2 3"
-
-
-def test_members_come_ahead_as_far_as_there_is_room() -> None:
-    assert words(seam([["x"], ["a", "b"]], 2)) == "+x +a 0 -x +b 1 -a -b"
-
-
-def test_a_soup_behind_its_series_is_measured_while_its_members_are_there() -> None:
-    steps = seam([["a"], ["b"], ["c"], ["d"], ["a", "b"]], 2)
-    assert words(steps) == "+a +b 0 1 4 -a -b +c +d 2 -c 3 -d"
+@pytest.mark.parametrize(
+    ("needs", "budget", "expected"),
+    [
+        (["a", "b", "c"], 2, "+a +b 0 -a +c 1 -b 2 -c"),  # one is fetched while one is measured
+        (["a", "b"], 1, "+a 0 -a +b 1 -b"),
+        (["a", "b", "c", "abc"], None, "+a +b 0 +c 1 2 3"),
+        (["x", "ab"], 2, "+x +a 0 -x +b 1 -a -b"),  # members come as far as there is room
+        (["a", "b", "c", "d", "ab"], 2, "+a +b 0 1 4 -a -b +c +d 2 -c 3 -d"),
+        (["", "a", ""], 1, "+a 0 1 -a 2"),  # of this machine
+        ([], 1, ""),
+    ],
+)
+def test_steps_are_in_this_order(needs: list[str], budget: int | None, expected: str) -> None:
+    assert words(seam([list(names) for names in needs], budget)) == expected
 
 
 def test_a_soup_is_measured_right_behind_its_last_member() -> None:
@@ -245,14 +238,6 @@ def test_what_an_earlier_trip_left_counts_and_goes_when_it_is_done() -> None:
         (("a",), ("b",)), dict.fromkeys("abz", 1), present=frozenset("az"), budget=1
     )
     assert words(schedule.steps((0, 1))) == "-z ?a 0 -a +b 1 -b"
-
-
-def test_a_subject_that_lies_on_this_machine_needs_nothing() -> None:
-    assert words(seam([[], ["a"], []], 1)) == "+a 0 1 -a 2"
-
-
-def test_nothing_to_measure_takes_no_step() -> None:
-    assert seam([], 1) == seam([], None) == ()
 
 
 # ------------------------------------------------------------------------------------ refusals

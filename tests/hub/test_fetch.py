@@ -128,36 +128,6 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "always too short": ({"match": CDN, "short": 9000}, UnreachableError, f"{WHERE} .* announces"),
     "always flipped": ({"match": CDN, "flip": 7}, HubError, f"{WHERE} .* sha256 .* fetched twice"),
-    "another commit": (
-        {"match": HUB, "headers": {"X-Repo-Commit": "0" * 40}},
-        HubError,
-        "another commit .*`model.safetensors`",
-    ),
-    "another blob": (
-        {"match": HUB, "headers": {"X-Linked-ETag": f'"{"0" * 64}"'}},
-        HubError,
-        "another blob .*`model.safetensors`",
-    ),
-    "another size": (
-        {"match": HUB, "headers": {"X-Linked-Size": "299999"}},
-        HubError,
-        "`model.safetensors` of `alice/tiny` makes no sense: .* another size",
-    ),
-    "revision gone": (
-        {"match": HUB, "status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}},
-        HubError,
-        "`alice/tiny` has no revision",
-    ),
-    "file gone": (
-        {"match": HUB, "status": 404, "headers": {"X-Error-Code": "EntryNotFound"}},
-        HubError,
-        "there is no `model.safetensors`",
-    ),
-    "no right": (
-        {"match": HUB, "status": 403, "headers": {"X-Error-Code": "GatedRepo"}},
-        HubError,
-        "`alice/tiny` is gated",
-    ),
 }
 
 
