@@ -14,8 +14,7 @@ from qaudit.cli import options as o
 from qaudit.cli.app import invoke
 
 if TYPE_CHECKING:
-    from experiments.plan import LabPrice
-    from experiments.seeds import LabRequest
+    from experiments.seeds import LabPrice, LabRequest
     from experiments.table import Experiment
     from experiments.text import TokenStream
     from qaudit.cli.progress import Progress
@@ -183,10 +182,9 @@ def _priced(price: LabPrice) -> str:
     from qaudit.report.format import count, duration, plural
 
     trained = f", {price.runs_trained} are trained" if price.runs_trained else ""
-    rate = "measured here" if price.is_rate_measured else "expected; not measured here yet"
     return (
         f"{plural(price.runs, 'run')} to train{trained}: {count(price.tokens)} tokens at "
-        f"{price.tokens_per_second:,.0f} a second ({rate}); "
+        f"{price.tokens_per_second:,.0f} a second (expected); "
         f"{plural(price.measurements, 'measurement')}; about {duration(price.seconds)}"
     )
 

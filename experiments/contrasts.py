@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.table import Experiment
-from experiments.types import (
+from experiments.table import (
     Contrast,
     ContrastResult,
+    Experiment,
     ExperimentSummary,
     SeedEstimate,
     SeedPoint,

@@ -25,8 +25,7 @@ from experiments.summary import (
     STANDINGS,
     summary_to_json,
 )
-from experiments.table import read_experiment, shipped_experiments
-from experiments.types import Contrast, ExperimentSummary
+from experiments.table import Contrast, ExperimentSummary, read_experiment, shipped_experiments
 from qaudit.report.document import (
     TableBlock,
     columns,

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.types import Claim, Contrast, ContrastResult, ExperimentSummary
+from experiments.table import Claim, Contrast, ContrastResult, ExperimentSummary
 from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, FAINT, INK, POINT, Chart, drawing, look_of, name_of
 from qaudit.report.format import NOT_MEASURED, count, or_dash, percent, plural, spread

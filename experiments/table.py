@@ -5,12 +5,18 @@ experiment for a minute, for a laptop and for a GPU. `common.yaml`, beside an ex
 the shipped one, holds what experiments share: the sizes, of which an experiment may change single
 keys, and the run with a held learning rate that most of them start from, so that it is the same
 run and is trained once. A place on a run is written `held@8`: eight units in.
+
+**The results** of an experiment are over seeds.
+
+Documents bound how well one pair of models is compared. Only seeds vary the training, so that a
+claim about training is judged by the interval over seeds, and one seed alone decides nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,11 +25,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from experiments.document import LabDocument, read_document
 from experiments.run import NotNegative
 from experiments.shapes import Count, ModelShape, preset
-from experiments.types import Claim, Contrast, Expectation, Measure
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
 from qaudit.support.keys import as_list, nearest
 from qaudit.types import FULL_PRECISION
+from qaudit.types.rows import Interval
 
 COMMON = "common.yaml"
 FOLDER = Path(__file__).parent / "recipes"
@@ -278,3 +284,91 @@ def _laid_over(common: Common, document: LabDocument, name: str) -> dict[str, An
     laid = {key: {**size.model_dump(), **sizes.get(key, {})} for key, size in common.sizes.items()}
     shared = [run.model_dump(by_alias=True) for run in common.runs]
     return {"name": name, **table, "sizes": laid, "runs": [*shared, *runs]}
+
+
+Measure = Literal["error", "lost", "loss", "kl", "trace"]
+"""Relative error, what quantization adds in nats, the loss itself in nats per token, KL from full
+precision in nats per token, or the logarithm of the Hessian's trace in full precision."""
+
+Expectation = Literal["higher", "lower", "near"]
+"""The sign or size of `a` minus `b` that a study suggests."""
+
+Standing = Literal["agrees", "disagrees", "inconclusive", "open", "too wide", "not measured"]
+"""A contrast against its expectation; `open` where no study has one, `too wide` where a margin is
+larger than both of the errors that it bounds: it could not come out otherwise."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a study that an experiment tests."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - it is a key of experiment files
+
+    name: str
+    source: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two models that differ in one thing, compared as `a` minus `b` under a scheme."""
+
+    claim: str
+    says: str
+    a: str
+    b: str
+    measure: Measure
+    scheme: str
+    expect: Expectation | None = None
+    margin: float = 0.0  # within which `near` agrees
+
+
+@dataclass(frozen=True)
+class SeedEstimate:
+    """A contrast in the models of one seed, with the interval over documents."""
+
+    seed: int
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class ContrastResult:
+    """A contrast over all seeds; the interval is over seeds, and none with fewer than two."""
+
+    contrast: Contrast
+    seeds: tuple[SeedEstimate, ...]
+    interval: Interval | None
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class SeedPoint:
+    """One model of one seed under one scheme."""
+
+    seed: int
+    subject: str
+    scheme: str
+    loss: float  # in full precision, nats per token
+    quantized: float
+    interval: Interval  # of the relative error, over documents
+
+
+@dataclass(frozen=True)
+class ExperimentSummary:
+    """An experiment at one size, over all seeds that were measured."""
+
+    experiment: str
+    size: str
+    description: str
+    command: str
+    seeds: tuple[int, ...]
+    parameters: int
+    tokens: int  # trained on per seed
+    documents: int
+    confidence: float
+    subjects: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    results: tuple[ContrastResult, ...]
+    points: tuple[SeedPoint, ...]
+    environment: dict[str, str]
+    notes: tuple[str, ...] = ()

@@ -34,14 +34,15 @@ from experiments.science import (
     summaries,
 )
 from experiments.summary import render_summary, write_summary
-from experiments.table import read_experiment, shipped_experiments
-from experiments.types import (
+from experiments.table import (
     Claim,
     Contrast,
     ContrastResult,
     ExperimentSummary,
     SeedEstimate,
     SeedPoint,
+    read_experiment,
+    shipped_experiments,
 )
 from qaudit.core import statistics
 from qaudit.core.statistics import over_repetitions

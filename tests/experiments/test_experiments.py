@@ -13,9 +13,8 @@ import yaml
 
 from experiments import seeds as run
 from experiments.__main__ import commands
-from experiments.plan import LabPrice, PlannedRun, planned_runs, price, save_rate
 from experiments.science import read_summary
-from experiments.seeds import link_series
+from experiments.seeds import LabPrice, PlannedRun, link_series, planned_runs, price
 from experiments.summary import render_summary
 from experiments.table import (
     FOLDER,
@@ -190,7 +189,7 @@ def test_a_price_is_steps_times_tokens_and_measurements(tmp_path: Path) -> None:
     seconds = found.tokens / size.tokens_per_second
     seconds += found.measurements * size.seconds_per_measurement
     assert found.seconds == pytest.approx(seconds)
-    assert (found.runs, found.runs_trained, found.is_rate_measured) == (2, 0, False)
+    assert (found.runs, found.runs_trained) == (2, 0)
 
 
 def test_what_is_there_costs_nothing(tmp_path: Path) -> None:
@@ -209,15 +208,6 @@ def test_a_run_that_lacks_a_checkpoint_is_not_there(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{}", encoding="utf-8")
     assert priced(tmp_path).runs_trained == 0
-
-
-def test_a_rate_that_was_measured_goes_before_the_expected_one(tmp_path: Path) -> None:
-    save_rate(tmp_path, "cpu", 2000.0)
-    save_rate(tmp_path, "smoke", 7.0)
-    found = priced(tmp_path)
-    assert (found.tokens_per_second, found.is_rate_measured) == (2000.0, True)
-    (tmp_path / "rates.json").write_text(json.dumps([1]), encoding="utf-8")
-    assert not priced(tmp_path).is_rate_measured
 
 
 # ------------------------------------------------------------------------------ what is refused
@@ -351,7 +341,6 @@ def test_an_experiment_is_trained_scanned_and_summed_up(
 ) -> None:
     done = experiments("run", "cooled.yaml", "--seeds", 2, "--out", "out")
     assert done.code == 3, done.err  # one of its schemes is not measured at this size
-    assert "not measured here yet" in done.err
     folder = tiny / "out" / "cooled-smoke"
     summary = read_summary(folder / "summary.json")
     assert (summary.seeds, summary.documents) == ((1, 2), 10)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.types import ExperimentSummary
+from experiments.table import ExperimentSummary
 from qaudit.errors import AuditError, QauditError
 from qaudit.planning.pin import read_lock
 from qaudit.saved.audits import from_json, read_audit, to_json
