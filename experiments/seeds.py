@@ -8,7 +8,8 @@ stopped leaves everything that was finished in a readable state.
     OUT/NAME-SIZE/seed-N/          the audit of one seed, and `series/`, links to its checkpoints
     OUT/NAME-SIZE/summary.*        what the seeds show
 
-**The runs** of an experiment at one size and seed are in an order to train them in, and their price.
+**The runs** of an experiment at one size and seed are in an order to train them in, and have a
+price.
 
 A seed is an initialization and a data order. Forks of one state share their data order, so that
 they differ only in what the experiment varies; and no fork sees the batches again that its parent
