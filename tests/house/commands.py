@@ -29,7 +29,7 @@ Options have keys as well: `--evaluation` is `evaluation`, `--soup` is `soups`. 
 an option or key is `QAUDIT_` and its name: `--out DIR` is `QAUDIT_OUT=DIR`, `context` is
 `QAUDIT_CONTEXT`; the command line wins. Results go to stdout, everything else to stderr. Colour
 is used only on a terminal, and not with `NO_COLOR`. Exit codes are in
-[exit-codes.md](exit-codes.md).
+[exit-codes.md](exit-codes.md). In parentheses is what holds where an option is not given.
 
 Of Hugging Face's variables `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`
 and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there. `QAUDIT_SIGNING_KEY` is the secret of
@@ -43,8 +43,6 @@ nor keys of the executor. `collect` and `import` take `sign`; `part`: `stream_me
 `disk_budget`, `verbose`; `series`: `stages`, `every`, `last`, `limit`, `family`; `soup`:
 `family`, `disk_budget`; `export`: those of its text, `dtype`, `disk_budget`.
 
-| key | what it does | takes | default |
-| --- | --- | --- | --- |
 """
 OF_THE_SHELL = {"help", "version", "install_completion", "show_completion"}
 
@@ -64,7 +62,7 @@ def commands(
 def page() -> str:
     """Return the whole page."""
     keys = (
-        f"| `{name}` | {_cell(entry.setting.help)} | {entry.kind} | {entry.shown_default} |\n"
+        _item(f"`{name}`", f"{_line(entry.setting.help)} {_takes(entry.kind)}", entry.shown_default)
         for name, entry in settings_of().items()
         if not entry.option
     )
@@ -77,14 +75,13 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     parts = [f"\n## qaudit {' '.join(path)}\n", said[0].strip() + "\n"]
     parts += [f"```console\n$ {said[2].strip()}\n```\n"] if said[2] else []
     takes = [p for p in command.params if p.param_type_name == "argument"]
-    parts += ["".join(f"- `{_called(p)}`: {_cell(p.help or '')}\n" for p in takes)] if takes else []
+    parts += ["".join(f"- `{_called(p)}`: {_line(p.help or '')}\n" for p in takes)] if takes else []
     rows, of_scan = _rows(command), _rows(dict(commands())[("scan",)])
     shared = [name for name, row in rows.items() if path != ("scan",) and of_scan.get(name) == row]
     rows = {name: row for name, row in rows.items() if name not in shared}
     parts += [f"As of `scan`: {', '.join(f'`{name}`' for name in shared)}.\n"] * bool(shared)
     if rows:
-        head = "| option | what it does | default |\n| --- | --- | --- |\n"
-        parts.append(head + "".join(rows.values()))
+        parts.append("".join(rows.values()))
     return "\n".join(parts)
 
 
@@ -96,16 +93,25 @@ def _rows(command: Any) -> dict[str, str]:
 
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    cells = (names, _cell(option.help or ""), shown_default(option))
-    return f"| {' | '.join(cells)} |\n"
+    return _item(names, _line(option.help or ""), shown_default(option))
+
+
+def _item(names: str, text: str, default: str) -> str:
+    unset = "" if default in ("none", "off") else f" ({default})"
+    return f"- {names}{unset}: {text.strip()}\n"
+
+
+def _takes(kind: str) -> str:
+    """Return what a key takes, where neither its default nor its help says so."""
+    return f"{kind[0].upper()}{kind[1:]}." if kind.startswith("a ") and kind != "a text" else ""
 
 
 def _called(argument: Any) -> str:
     return str(argument.metavar or argument.name.upper())
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":

@@ -15,19 +15,16 @@ HEAD = """# Every finding, by its code
 
 <!-- written by `make readme` from the codes themselves: edit those -->
 
-A finding has a code, which never changes its meaning: policies, ignores and dashboards name it.
-QA001, QA020 to QA027, QA037 to QA041, QA045 and QA047 to QA049 hold an audit to a
-[policy](policy.md); the others judge the audit itself. The card shows the worst of each code,
-`audit.json` all of them under `findings`, and `qaudit list rules` prints the codes.
+A code never changes its meaning: policies, ignores and dashboards name it. QA001, QA020 to QA027,
+QA037 to QA041, QA045 and QA047 to QA050 hold an audit to a [policy](policy.md); the others judge
+the audit itself. `qaudit explain QA038` says more, and `audit.json` has all under `findings`.
 
-| code | finding | why it matters |
-| --- | --- | --- |
 """
 
 
 def findings() -> str:
     """Return the page of findings."""
-    rows = (f"| {code} | {entry.title} | {entry.help} |\n" for code, entry in CODES.items())
+    rows = (f"- **{code}** {entry.title}. {entry.help}\n" for code, entry in CODES.items())
     return HEAD + "".join(rows)
 
 
