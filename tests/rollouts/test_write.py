@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import qaudit.rollouts.write as generating
+import qaudit.rollouts.generate as generating
 from qaudit.text.rollouts import Rollout, Rollouts, read_rollouts
 from tests.support.cli import Run, refused
 from tests.support.models import save_model, save_tokenizer
