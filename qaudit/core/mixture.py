@@ -138,6 +138,10 @@ class Mixture(Scheme):
         return bit_class_of(int(self.budget), None, self.kv)
 
     @property
+    def title(self) -> str:
+        return f"{self.name.removesuffix('-mix').upper()} mixture, {self.budget:g} bits"
+
+    @property
     def short(self) -> str:
         """Return the name with the budget, which a class is not read from."""
         changed = [f for f in fields(self) if f.name == "budget" or self._differs(f)]

@@ -17,6 +17,7 @@ from qaudit.report.format import listing
 from qaudit.report.losses import (
     errors_section,
     fidelity_section,
+    mixture_section,
     reference_section,
     schemes_section,
 )
@@ -137,6 +138,7 @@ def document(view: View) -> doc.Page:
         doc.Section("Along the series", series_section(view), 2),
         doc.Section("Soup against ingredients", soup_section(view), 4),
         doc.Section("What fewer bits cost", pareto_section(view), 3),
+        doc.Section("Bits of each linear", mixture_section(view), 6),
         doc.Section("Tasks", tasks_section(view), 5),
         *_diagnostics_sections(view),
         doc.Section("Noise", noise_section(view), 4),

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
+from qaudit.core.mixture import Mixture
+from qaudit.core.registry import parse_scheme
+from qaudit.errors import SchemeError
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, listing, loss, or_dash, percent, plural, size, spread
 from qaudit.report.sections import divergence_floor
+from qaudit.report.series import picture
 from qaudit.report.verdict import NOT_A_RANK
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, NEAR_BASELINE, MeasurementRow, Subject, reference_in
 
 MOST_ROWS = 16
+MOST_LINEARS = 40  # of a mixture: with untied experts there are thousands
 ADDED_CAPTION = "Added loss of every subject under every scheme, in %, with its interval"
 ADDED_LEGEND = (
     "What quantization adds to the loss, in % of it, on all documents, each with its own interval; "
@@ -143,6 +149,23 @@ def schemes_section(view: View) -> tuple[doc.Block, ...]:
         for scheme in (FULL_PRECISION, *view.schemes)
         if (rows := [row for row in view.audit.measurements if row.scheme == scheme])
     )
+
+
+def mixture_section(view: View) -> tuple[doc.Block, ...]:
+    """Return which linears of a mixture have which bits; others are in audit.json."""
+    row = view.mixture
+    if row is None:
+        return ()
+    title = row.scheme
+    with suppress(SchemeError):  # of a saved audit
+        scheme = parse_scheme(row.spec)
+        title = scheme.title if isinstance(scheme, Mixture) else title
+    sentence = f"{title}, of `{row.subject}`: {row.bits_per_weight:.2f} bits per weight."
+    names = list(row.mixture)[:MOST_LINEARS]
+    rows = tuple(doc.row(*map(doc.name_cell, (name, row.mixture[name]))) for name in names)
+    table = doc.TableBlock(doc.columns("linear", "bits, a digit for each block"), rows)
+    shown = doc.fold("The table", table)
+    return (doc.paragraph(sentence), *picture(view, "mixture"), shown)
 
 
 def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:

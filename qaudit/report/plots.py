@@ -24,6 +24,7 @@ from qaudit.report.chart import (
     name_of,
 )
 from qaudit.report.format import count, listing, loss, percent, pixels_of, plural, spread
+from qaudit.report.losses import MOST_LINEARS
 from qaudit.report.pick import points
 from qaudit.report.series import (
     MEANINGS,
@@ -489,10 +490,46 @@ def pareto(view: View) -> Chart:
     return chart
 
 
+def mixture(view: View) -> Chart:
+    """Draw how many bits each linear of a mixture has, linears by blocks."""
+    row = view.mixture
+    assert row is not None, "nothing was measured in bits that differ"
+    names, blocks = list(row.mixture)[:MOST_LINEARS], max(1, *map(len, row.mixture.values()))
+    note = f"{row.subject} at {row.scheme}: {row.bits_per_weight:.2f} bits per weight."
+    if left_out := len(row.mixture) - len(names):
+        note += f" {plural(left_out, 'linear')} more: in audit.json."
+    kinds = sorted(set("".join(row.mixture.values())) - {"0"})
+    chart = Chart(f"Bits of each linear, {row.scheme}", note, 92 + 20 * len(names))
+    looks_of_bits = {bits: _shade(int(bits)) for bits in kinds}
+    sized = [(f"{bits} bits", {**look, "ms": 11 * POINT}) for bits, look in looks_of_bits.items()]
+    chart.legend(sized)
+    axes = rows_of(chart, (190, 830), 30, [fitted(name, 170) for name in names])
+    axes.set_xlim(-0.5, blocks - 0.5)
+    axes.set_xlabel("block")
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(visible=False)
+    size = min(16.0, 640 / blocks) * POINT
+    for bits, look in looks_of_bits.items():
+        cells = [
+            (float(block), float(y), f"{name}, block {block}\n{bits} bits")
+            for y, name in enumerate(names)
+            for block, digit in enumerate(row.mixture[name])
+            if digit == bits
+        ]
+        chart.marks(axes, bits, cells, ms=size, **look)
+    return chart
+
+
+def _shade(bits: int) -> dict[str, Any]:
+    """Return the look of a width: more bits are darker."""
+    return {"color": COLOURS[0], "marker": "s", "alpha": 0.1 + 0.9 * (bits - 2) / 6}
+
+
 DRAWERS: dict[str, Callable[[View], Chart]] = {
     "trajectory": trajectory,
     "accuracy": accuracy,
     "quantized": quantized,
     "soups": soups,
     "pareto": pareto,
+    "mixture": mixture,
 }

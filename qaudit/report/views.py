@@ -60,6 +60,14 @@ class View:
         return score.relative_error if score else None
 
     @cached_property
+    def mixture(self) -> MeasurementRow | None:
+        """The mixture of bits that ships, or else the one of fewest nats."""
+        rows = [row for row in self._scores.values() if row.mixture]
+        main = self.main
+        ships = [r for r in rows if main and (r.subject, r.scheme) == (main.subject, main.scheme)]
+        return min(ships or rows, key=lambda row: row.ce.estimate, default=None)
+
+    @cached_property
     def draws(self) -> int:
         return max((row.draws for row in self.audit.diagnostics.noise), default=1)
 

@@ -40,6 +40,7 @@ def row_of(folder: Path, scheme: str = MIX) -> dict[str, object]:
     return next(r for r in audit_of(folder)["measurements"] if r["scheme"] == scheme)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Path) -> None:
     assert qaudit(*SCAN, "-q").code == 0
     row, (file,) = row_of(place / "out"), (place / "out" / "evidence" / "tables").iterdir()
@@ -49,6 +50,9 @@ def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Pa
     assert 3.6 < row["bits_per_weight"] <= 3.75
     assert row["bit_class"] == "3"
     assert any(note.startswith("bits differ by linear: of 14, ") for note in row["notes"])
+    assert "GPTQ mixture, 3.75 bits, of" in (place / "out" / "report.html").read_text()
+    drawn = (place / "out" / "plots" / "mixture.svg").read_text()
+    assert all(f"{name}, block 1" in drawn for name in table)
     file.unlink()  # an export has the table of the audit
     for form in ("compressed-tensors", "mlx"):
         out = place / form
