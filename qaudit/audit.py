@@ -17,7 +17,6 @@ from qaudit.judging import gate as gate  # part of the API
 from qaudit.judging import judge
 from qaudit.judging import load as load
 from qaudit.judging import pick as pick
-from qaudit.saved.exports import keep_what_ships
 from qaudit.saved.parts import one_writer
 from qaudit.saved.signature import sign_audit, signing_key
 from qaudit.tables import Audit as Audit  # part of the API
@@ -75,7 +74,6 @@ def complete(executor: Executor, *, sign: bool = False) -> Audit:
                 record = judge(run.plan, records, out)
         assert record is not None, "a plan has passes"
         write_folder(record, out)
-        keep_what_ships(record, out)
         if sign:
             record = sign_audit(out)
     return Audit(record, out)

@@ -291,7 +291,7 @@ class RunOptions:
     )
     self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
     keep: tuple[str, ...] = setting(
-        "Keep the weights that ship under these schemes, for `export`; separated by commas.",
+        "Keep the weights under these schemes, for `export`; separated by commas.",
         OUTPUT,
         (),
         unset="none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +11,9 @@ import typer
 
 from qaudit.cli.failures import resumable
 from qaudit.cli.options import Quiet, Targets, option, with_settings
-from qaudit.cli.terminal import print_result
+from qaudit.cli.terminal import print_result, say
 from qaudit.errors import UsageError
-from qaudit.settings import OUTPUT
+from qaudit.settings import EXAMPLE_SCHEME, OUTPUT
 
 if TYPE_CHECKING:
     from qaudit.export.choice import ExportChoice
@@ -82,6 +83,7 @@ def export(
     """
     from qaudit.cli.progress import Progress
     from qaudit.cli.publish import repository
+    from qaudit.export.choice import audit_file_of
     from qaudit.export.push import holds, must_take
     from qaudit.export.push import push as push_folder
     from qaudit.hub import open_hub
@@ -89,6 +91,7 @@ def export(
     repo = None if push is None else repository(push)
     given = {name: value for name, value in settings.items() if value not in (None, [])}
     with resumable(out), Progress(quiet=quiet) as progress:
+        _check(target, form, scheme, converter, None if repo else out)
         if repo is not None:
             hub = open_hub(progress)
             must_take(repo, hub)
@@ -97,12 +100,47 @@ def export(
             from qaudit.export.quantized import export_quantized
 
             export_quantized(choice, form, out, converter=converter, watch=progress)
+            if not quiet:
+                _say_written(out, None if audit_file_of(target) is None else target)
         lines = [str(out)]
         if repo is not None:
             pushed = push_folder(out, repo, hub, lambda *count: progress.count("files", *count))
             lines.append(f"{pushed.state}: {pushed.url}")
     print_result("\n".join(lines))
     return 0
+
+
+def _check(
+    target: str, form: str, scheme: str | None, converter: Path | None, out: Path | None
+) -> None:
+    """Refuse what is wrong by the words of the command alone, before any file is read for it."""
+    from qaudit.core.registry import parse_scheme
+    from qaudit.export.choice import audit_file_of
+    from qaudit.export.unfinished import must_be_new
+    from qaudit.formats.registry import format_named
+
+    if out is not None:
+        must_be_new(out)
+    if scheme is None or audit_file_of(target) is not None:
+        scheme = EXAMPLE_SCHEME
+    format_named(form, parse_scheme(scheme)).use(converter)
+
+
+def _say_written(out: Path, audit: str | None) -> None:
+    """Say what an export wrote, and how to compare it with its audit."""
+    from qaudit.saved.exports import read_export
+    from qaudit.support.sizes import size
+
+    record = read_export(out)
+    nbytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    say(
+        f"wrote {out}: {record.subject} at {record.scheme}, {record.format}, "
+        f"{record.bits_per_weight:.3f} bits per quantized weight, {size(nbytes)} in all"
+    )
+    own = out / "qaudit"  # of a file that was measured and judged alone
+    against = own if (own / "evidence").is_dir() else audit
+    named = ["--audit", str(against)] if against else []
+    say(f"compare it with what was measured: {shlex.join(['qaudit', 'verify', str(out), *named])}")
 
 
 def _choice(

@@ -67,7 +67,8 @@ def scan(
     from qaudit.recipe.table import take
     from qaudit.report.plan import render_plan
     from qaudit.saved.audits import plan_to_json
-    from qaudit.saved.exports import not_kept
+    from qaudit.saved.exports import kept_files, not_kept
+    from qaudit.support.sizes import size
 
     execution = checked(take(Execution, settings))
     if dry_run:
@@ -90,6 +91,9 @@ def scan(
     code = show_audit(audit, as_json=as_json, quiet=quiet)
     for subject, scheme in () if quiet else not_kept(audit.record, audit.folder, kept):
         say(f"the weights of {subject} at {scheme} are not kept: {_NOT_KEPT}")
+    if kept and not quiet:
+        nbytes = sum(path.stat().st_size for path in kept_files(audit.folder))
+        say(f"kept {size(nbytes)} of weights in {audit.folder / 'evidence' / 'kept'}, for `export`")
     return code
 
 

@@ -37,8 +37,7 @@ from qaudit.export.measured import (
 from qaudit.export.parts import Continued, Parts
 from qaudit.export.refusals import must_be_the_text, must_have_names, try_format
 from qaudit.export.soup import note_doubts
-from qaudit.export.soup_folder import must_be_new
-from qaudit.export.unfinished import begun_folder
+from qaudit.export.unfinished import begun_folder, must_be_new
 from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
 from qaudit.model.remote import is_remote

@@ -11,6 +11,7 @@ from pathlib import Path
 from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.doubts import doubts_of_files
 from qaudit.downloads.downloads import RECORD_FILE, Downloads
+from qaudit.export.unfinished import begun_folder, must_be_new
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.footprint import PlannedDownloads, free_disk_nbytes, price_traffic, shares_disk
@@ -22,6 +23,7 @@ from qaudit.types import SILENT, Subject, Watch
 
 
 def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch = SILENT) -> Path:
+    must_be_new(out)
     hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
     soup = resolve_soup(recipe, hub)
     members = [checkpoint for checkpoint, _ in soup.members]
@@ -30,10 +32,8 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
     watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
     note_doubts(soup, watch)
     from qaudit.engine.block_pass import open_weights  # imports torch: after the message
-    from qaudit.export.soup_folder import identity, must_be_new, write_soup
-    from qaudit.export.unfinished import begun_folder
+    from qaudit.export.soup_folder import identity, write_soup
 
-    must_be_new(out)
     with (
         begun_folder(out, identity(soup)) as begun,
         _downloads(soup, hub, (out, begun), options.disk_budget) as downloads,

@@ -20,10 +20,10 @@ from torch import Tensor
 from qaudit.checkpoints.safetensors import grouped, shard_name, write_index
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.engine.block_pass import open_weights
-from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.errors import MachineError, SourceError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import copy_settings
-from qaudit.export.unfinished import begun_folder, whole_folder
+from qaudit.export.unfinished import begun_folder, must_be_new, whole_folder
 from qaudit.hub import Hub
 from qaudit.model.blocks import Weights
 from qaudit.support.sizes import size
@@ -70,12 +70,6 @@ def write_soup(
 
 def identity(soup: Subject) -> str:
     return digest(["soup", soup.label, soup.content, __version__])
-
-
-def must_be_new(out: Path) -> None:
-    """Refuse a folder that holds something."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"`{out}` exists already", hint="name a folder that does not exist yet")
 
 
 def _must_go_together(folders: dict[str, Path]) -> None:

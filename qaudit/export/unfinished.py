@@ -20,6 +20,12 @@ _OWN_FILES = (LOCK, WRITER, _MARKER)
 _RESULT = "result"
 
 
+def must_be_new(out: Path) -> None:
+    """Refuse a folder that holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"`{out}` exists already", hint="name a folder that does not exist yet")
+
+
 def begun_path(out: Path) -> Path:
     return out.with_name(f".{out.name}.begun")
 

@@ -249,7 +249,7 @@ def kept_specs(keep: Sequence[str], schemes: Sequence[Scheme]) -> tuple[str, ...
 
 
 def nbytes_to_keep(specs: Sequence[str], subjects: Sequence[Subject], sizes: Sizes) -> int:
-    """Return the most bytes on the disk before it is known what ships; searches keep nothing."""
+    """Return the most bytes that are kept; searches keep nothing."""
     if not specs:
         return 0
     linears = int(_PER_WEIGHT * sizes.blocks * sizes.block_parameters)
@@ -261,10 +261,7 @@ def nbytes_to_keep(specs: Sequence[str], subjects: Sequence[Subject], sizes: Siz
 def keeping_notes(specs: Sequence[str], nbytes: int) -> tuple[str, ...]:
     if not specs:
         return ()
-    return (
-        f"`--keep` writes up to {size(nbytes)} of quantized weights beside downloads; those that "
-        "ship stay, the others are removed with the verdict",
-    )
+    return (f"`--keep` writes up to {size(nbytes)} of quantized weights beside downloads",)
 
 
 def begins_again_notes(rounds: int, diagnoses: Iterable[DiagnosticWork]) -> tuple[str, ...]:

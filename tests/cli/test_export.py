@@ -123,6 +123,40 @@ def test_bits_per_weight_are_those_of_the_bytes_that_are_written(
     assert f"{bits:.3f} bits per quantized weight" in (place / "new" / "README.md").read_text()
 
 
+def test_what_was_written_is_said_with_the_command_that_compares_it(
+    qaudit: Run, scan: Run, place: Path
+) -> None:
+    assert scan("series/step200", "--schemes", SCHEMES[0], "-q").code == 0
+    what = ("export", "out", "--subject", "step200", "--scheme", SCHEMES[0], "--out", "new")
+    done = qaudit(*what)
+    assert done.out == "new\n"
+    said = done.err.splitlines()[-2:]
+    assert said[0].startswith(f"wrote new: step200 at {SCHEMES[0]}, compressed-tensors, 4.5")
+    assert said[0].endswith(" in all")
+    assert said[1] == "compare it with what was measured: qaudit verify new --audit out"
+    assert qaudit(*said[1].partition("qaudit ")[2].split()).code == 0
+
+
+def test_the_words_of_the_command_are_checked_before_any_work(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: object) -> None:
+        raise AssertionError("the target is read")
+
+    monkeypatch.setattr("qaudit.export.choice.prepare", prepare)
+    (place / "full").mkdir()
+    (place / "full" / "a").touch()
+    what = ("export", *WHERE, "--scheme", SCHEMES[0])
+    for more, sentence, hint in (
+        (("--out", "new", "--format", "mxl"), "`mxl` is not a format", "mlx"),
+        (("--out", "new", "--format", "gguf"), "needs metadata", "--converter"),
+        (("--out", "new", "--converter", "a.py"), "no metadata", "--format gguf"),
+        (("--out", "full"), "exists already", "does not exist yet"),
+        (("--out", "new", "--scheme", "rtm-4bit"), "there is no scheme", "rtn-4bit"),
+    ):
+        refused(qaudit(*what, *more), 2, sentence, hint)
+
+
 @pytest.mark.parametrize(
     ("form", "scheme"),
     [
