@@ -16,6 +16,7 @@ from qaudit.errors import SourceError
 from qaudit.saved.exports import read_export, write_export
 from qaudit.support.sizes import size
 from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
+from tests.support.filled import filled
 
 GPTQ, RTN = "gptq-4bit:group=32", "rtn-3bit:group=32"
 SCAN = ("scan", "series", *TEXT, "--schemes", f"{GPTQ},{RTN}", "--out", "out")
@@ -80,10 +81,11 @@ def test_kept_weights_and_norms_that_were_changed_are_made_again(qaudit: Run, pl
         assert KEPT not in done.err
         assert same(place / f"new{len(damaged)}", place / "first")
     path.write_bytes(raw)
-    (path,) = (path for path in kept(place / "out") if path.name.startswith("rest-"))
-    tensors = load_file(path)
-    tensors["model.norm.weight"][0] += 1
-    save_file(tensors, path)
+    rest = [path for path in kept(place / "out") if path.name.startswith("rest-")]
+    for path in filled(rest):
+        tensors = load_file(path)
+        tensors["model.norm.weight"][0] += 1
+        save_file(tensors, path)
     assert "are not, or not all, those that were judged" in export(qaudit, "norm").err
 
 
