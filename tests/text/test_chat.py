@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from qaudit.errors import CorpusError, QauditError, UsageError
+from qaudit.errors import CorpusError, QauditError
 from qaudit.sandbox import Limits, Templates
 from qaudit.text.chat import Chat, template_of
 from qaudit.text.corpus import build_corpus
@@ -251,19 +251,17 @@ def test_a_template_that_refuses_a_conversation_is_quoted(tmp_path: Path) -> Non
         assert "no system role" in error.message
 
 
-def test_a_file_that_is_no_template_is_refused_before_text_is_read(tmp_path: Path) -> None:
-    with (
-        pytest.raises(CorpusError, match=r"chat template `.*none.jinja` cannot be read"),
-        chat_of(tmp_path, CHATML, file=str(tmp_path / "none.jinja")),
-    ):
-        pass
-
-
-def test_one_marker_is_not_two(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UsageError, match="`--set reasoning=<think>` is not two markers"),
-        chat_of(tmp_path, CHATML, reasoning="<think>"),
-    ):
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"file": "none.jinja"}, "chat template `none.jinja` cannot be read"),
+        ({"reasoning": "<think>"}, "`--set reasoning=<think>` is not two markers"),
+    ],
+)
+def test_settings_of_conversations_are_refused_before_text_is_read(
+    tmp_path: Path, settings: dict[str, str], wrong: str
+) -> None:
+    with pytest.raises(QauditError, match=wrong), chat_of(tmp_path, CHATML, **settings):
         pass
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,11 +179,6 @@ def test_bos_stands_once_before_a_document_of_many_windows() -> None:
     assert [w.tokens.tolist().count(0) for w in corpus.evaluation if w.document == 0][:2] == [1, 0]
 
 
-def test_a_tokenizer_without_bos_cannot_be_told_to_add_one() -> None:
-    with pytest.raises(CorpusError, match="no BOS"):
-        build(documents(*TEXTS), tokenizer=WORDS, bos="always")
-
-
 # --------------------------------------------------------------------------------------- packed
 
 
@@ -197,16 +191,6 @@ def test_packed_windows_are_units_of_their_own() -> None:
     assert [d.name for d in corpus.documents][:2] == ["window 0", "window 1"]
     assert len({d.sha256 for d in corpus.documents}) == len(corpus.documents)
     assert [w.document for w in corpus.evaluation] == list(range(len(corpus.documents)))
-
-
-def test_packed_windows_do_not_overlap() -> None:
-    with pytest.raises(CorpusError, match="do not overlap"):
-        build(documents(*TEXTS), packed=True, stride=4)
-
-
-def test_too_little_text_to_pack_is_refused() -> None:
-    with pytest.raises(CorpusError, match="0 usable packed windows"):
-        build(documents(*TEXTS), context=512, packed=True)
 
 
 # ------------------------------------------------------------------------------ which documents
@@ -312,39 +296,11 @@ def test_a_document_of_a_later_draw_may_not_be_evaluated_either() -> None:
         drawn(0, 2, [*fed, *many(3, "x")])
 
 
-def test_a_document_in_both_texts_is_refused_by_its_hash() -> None:
-    shared = [Document("under another name", TEXTS[0]), *many(2)]
-    with pytest.raises(CorpusError) as caught:
-        build(documents(*TEXTS), calibration=shared)
-    assert caught.value.message == (
-        "calibration and evaluation share 1 documents, the first is `under another name`"
-    )
-
-
-@pytest.mark.parametrize("texts", [[], ["the cat"], ["the cat", ""], ["the cat", "x", "the cat"]])
-def test_fewer_than_two_usable_documents_are_refused(texts: list[str]) -> None:
-    with pytest.raises(CorpusError) as caught:
-        build(documents(*texts))
-    assert re.search("usable documents?, and 2 are needed", caught.value.message)
-    assert caught.value.code == 2
-
-
-def test_calibration_without_a_usable_document_is_refused() -> None:
-    with pytest.raises(CorpusError, match="calibration text"):
-        build(documents(*TEXTS), calibration=documents("", "x"))
-
-
 def test_what_was_left_out_is_noted() -> None:
     corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
     assert "1 evaluation documents with nothing to score were left out" in corpus.notes
     assert "1 duplicate evaluation documents were left out" in corpus.notes
     assert "64 evaluation documents were requested and 2 are usable" in corpus.notes
-
-
-@pytest.mark.parametrize(("context", "stride"), [(1, 1), (8, 0), (8, 9)])
-def test_a_context_or_stride_that_cannot_be_is_refused(context: int, stride: int) -> None:
-    with pytest.raises(CorpusError):
-        build(documents(*TEXTS), context=context, stride=stride)
 
 
 def test_the_same_text_gives_the_same_corpus_and_another_cut_another() -> None:
@@ -395,13 +351,6 @@ def test_an_option_without_a_context_stands_behind_a_token() -> None:
     item = Choice("item", "", ("the mat", "the dog"), 0)
     window, _ = build(documents(*TEXTS), choices=(item,), context=64).item_windows
     assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
-    with pytest.raises(CorpusError, match="has no context"):
-        build(
-            documents("a bb", "bb a"),
-            calibration=documents("a a"),
-            choices=(item,),
-            tokenizer=WORDS,
-        )
 
 
 def test_a_context_too_long_loses_its_beginning_and_says_so() -> None:
@@ -412,19 +361,55 @@ def test_a_context_too_long_loses_its_beginning_and_says_so() -> None:
     assert any("lost the beginning" in note for note in corpus.notes)
 
 
-def test_an_option_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(CorpusError, match="does not fit a context of 8"):
-        build(documents(*TEXTS), choices=(Choice("i", "the", (" zqxjkvwpzqx", " a"), 0),))
+# ------------------------------------------------------------------------------------ refusals
+
+# Of two documents, calibration and a tokenizer that knows words alone and no special token.
+A_AND_B = {"calibration": documents("a a"), "tokenizer": WORDS}
 
 
-def test_an_option_without_a_token_is_refused() -> None:
-    with pytest.raises(CorpusError, match="no token of its own"):
-        build(
-            documents("a bb", "bb a"),
-            calibration=documents("a a"),
-            choices=(Choice("i", "a", (" ", "bb"), 0),),
-            tokenizer=WORDS,
-        )
+@pytest.mark.parametrize(
+    ("texts", "settings", "wrong"),
+    [
+        (TEXTS, {"tokenizer": WORDS, "bos": "always"}, "no BOS"),
+        (TEXTS, {"packed": True, "stride": 4}, "do not overlap"),
+        (TEXTS, {"packed": True, "context": 512}, "0 usable packed windows"),
+        ([], {}, "0 usable documents, and 2 are needed"),
+        (["the cat"], {}, "1 usable document, and 2 are needed"),
+        (["the cat", ""], {}, "1 usable document, and 2 are needed"),
+        (["the cat", "x", "the cat"], {}, "1 usable document, and 2 are needed"),
+        (TEXTS, {"calibration": documents("", "x")}, "calibration text"),
+        (TEXTS, {"context": 1, "stride": 1}, "context"),
+        (TEXTS, {"context": 8, "stride": 0}, "stride"),
+        (TEXTS, {"context": 8, "stride": 9}, "stride"),
+        (
+            TEXTS,
+            {"calibration": [Document("under another name", TEXTS[0]), *many(2)]},
+            "calibration and evaluation share 1 documents, the first is `under another name`$",
+        ),
+        (
+            ["a bb", "bb a"],
+            {**A_AND_B, "choices": (Choice("i", "", ("a", "bb"), 0),)},
+            "no context",
+        ),
+        (
+            ["a bb", "bb a"],
+            {**A_AND_B, "choices": (Choice("i", "a", (" ", "bb"), 0),)},
+            "no token of its own",
+        ),
+        (
+            TEXTS,
+            {"choices": (Choice("i", "the", (" zqxjkvwpzqx", " a"), 0),)},
+            "does not fit a context of 8",
+        ),
+    ],
+)
+def test_text_that_cannot_be_measured_is_refused(
+    texts: list[str], settings: dict[str, Any], wrong: str
+) -> None:
+    with pytest.raises(CorpusError, match=wrong) as caught:
+        build(documents(*texts), **settings)
+    assert caught.value.code == 2
+    assert caught.value.hint
 
 
 # ------------------------------------------------------------------------------------ tokenizer

@@ -1,9 +1,11 @@
-"""Rollouts in a folder: what is written is read, and any damage is one sentence."""
+"""Rollouts in a folder: what is written is read, with its roles, and any damage is one sentence."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +18,18 @@ from qaudit.text.rollouts import (
     LINES,
     Rollout,
     Sampler,
+    TokenMarker,
     line_of,
     must_be_new,
     must_read_alike,
     read_rollouts,
+    roles_of,
     rollout_text,
+    separable,
     text_of,
 )
-from qaudit.types import Window
+from qaudit.types import CALL, REASONING, ROLES, Window
+from tests.support.chats import THINKING, chat_of, tokenizer
 from tests.support.rollouts import SAMPLES, written
 
 
@@ -47,47 +53,53 @@ def refusal(folder: Path) -> CorpusError:
     return caught.value
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "there is no folder" in refusal(tmp_path / "none").message
+def without_header(folder: Path) -> None:
+    (folder / HEADER).unlink()
 
 
-def test_a_folder_without_its_header_is_refused(tmp_path: Path) -> None:
-    written(tmp_path)
-    (tmp_path / HEADER).unlink()
-    assert HEADER in refusal(tmp_path).message
+def cut_in_half(folder: Path) -> None:
+    lines = (folder / LINES).read_bytes()
+    (folder / LINES).write_bytes(lines[: len(lines) // 2])
 
 
-def test_lines_that_were_cut_are_refused(tmp_path: Path) -> None:
-    written(tmp_path)
-    lines = (tmp_path / LINES).read_bytes()
-    (tmp_path / LINES).write_bytes(lines[: len(lines) // 2])
-    assert "has the hash of" in refusal(tmp_path).message
-
-
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    header = written(tmp_path).header
-    (tmp_path / HEADER).write_text(text_of(replace(header, format=2)))
-    assert "format 2" in refusal(tmp_path).message
+def of_a_later_format(folder: Path) -> None:
+    header = read_rollouts(folder).header
+    (folder / HEADER).write_text(text_of(replace(header, format=2)))
 
 
 @pytest.mark.parametrize(
-    ("sample", "wrong"),
+    ("damage", "wrong"),
     [
-        (replace(SAMPLES[0], ids=()), "needs a prompt"),
-        (replace(SAMPLES[0], new_ids=()), "no token in `new_ids`"),
-        (replace(SAMPLES[0], new_ids=(-1,)), "no token id"),
-        (replace(SAMPLES[0], new_ids=(2**31,)), "no token id"),
-        (replace(SAMPLES[0], prompt=-1), "below zero"),
+        (shutil.rmtree, "there is no folder"),
+        (without_header, HEADER),
+        (cut_in_half, "has the hash of"),
+        (of_a_later_format, "format 2"),
     ],
 )
-def test_a_sample_that_cannot_be_is_refused(tmp_path: Path, sample: Rollout, wrong: str) -> None:
-    written(tmp_path, (sample,))
+def test_a_damaged_folder_is_refused(
+    tmp_path: Path, damage: Callable[[Path], None], wrong: str
+) -> None:
+    written(tmp_path)
+    damage(tmp_path)
     assert wrong in refusal(tmp_path).message
 
 
-def test_a_sample_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    written(tmp_path, (SAMPLES[0], SAMPLES[0]))
-    assert "has sample 0 of prompt 0 again" in refusal(tmp_path).message
+@pytest.mark.parametrize(
+    ("samples", "wrong"),
+    [
+        ((replace(SAMPLES[0], ids=()),), "needs a prompt"),
+        ((replace(SAMPLES[0], new_ids=()),), "no token in `new_ids`"),
+        ((replace(SAMPLES[0], new_ids=(-1,)),), "no token id"),
+        ((replace(SAMPLES[0], new_ids=(2**31,)),), "no token id"),
+        ((replace(SAMPLES[0], prompt=-1),), "below zero"),
+        ((SAMPLES[0], SAMPLES[0]), "has sample 0 of prompt 0 again"),
+    ],
+)
+def test_a_sample_that_cannot_be_is_refused(
+    tmp_path: Path, samples: tuple[Rollout, ...], wrong: str
+) -> None:
+    written(tmp_path, samples)
+    assert wrong in refusal(tmp_path).message
 
 
 def test_a_field_of_another_type_is_named(tmp_path: Path) -> None:
@@ -130,3 +142,41 @@ def test_prompts_that_calibration_begins_with_are_refused(tmp_path: Path) -> Non
     shared = Window(1, np.array([*prompt, 7], dtype=np.int32))
     with pytest.raises(CorpusError, match="calibration begins with 1 of the prompts of `rolls`"):
         must_be_new(rollouts, "rolls", [other, shared])
+
+
+THINK, CALLS = TokenMarker(REASONING, (1,), (2,)), TokenMarker(CALL, (3, 30, 4), ())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "written", "wanted"),
+    [
+        ((9,), (9, 9), "aa"),
+        ((9,), (1, 9, 2, 9), "rrra"),
+        ((9, 1, 9), (9, 2, 9), "rra"),  # the template begins the reasoning
+        ((9, 1, 9, 2, 9), (9, 9), "aa"),  # and ends it, where none is wanted
+        ((9, 1), (9, 9), "rr"),  # the limit of tokens cut it
+        ((1, *(9,) * 20), (9, 2, 9), "rra"),
+        ((9,), (9, 2, 9, 2), "rraa"),
+        ((9,), (1, 9, 2, 9, 3, 30, 4, 9), "rrracccc"),
+        ((9,), (3, 30, 9), "aaa"),
+        ((9,), (1, 9, 2, 1, 9), "rrrrr"),
+    ],
+)
+def test_markers_tell_roles(prompt: tuple[int, ...], written: tuple[int, ...], wanted: str) -> None:
+    roles = roles_of(prompt, written, (THINK, CALLS))
+    assert "".join(ROLES[role][0] for role in roles) == wanted
+
+
+def test_markers_that_other_tokens_may_join_tell_nothing() -> None:
+    assert separable((THINK,), ()) == (THINK,)
+    assert separable((THINK, CALLS), {3, 4}) == (THINK, CALLS)
+    assert separable((THINK, CALLS), {3}) == ()
+
+
+def test_markers_are_those_of_the_template(tmp_path: Path) -> None:
+    ids = tokenizer(None).convert_tokens_to_ids(["<think>", "</think>"])
+    with chat_of(tmp_path, THINKING) as chat:
+        assert chat.token_markers == (TokenMarker(REASONING, (ids[0],), (ids[1],)),)
+    (tmp_path / "none").mkdir()
+    with chat_of(tmp_path / "none", None) as chat:
+        assert chat.token_markers == ()

@@ -73,16 +73,20 @@ def test_a_document_without_the_field_is_named(tmp_path: Path) -> None:
     assert "text, origin" in error.hint
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_an_empty_value_is_missing(tmp_path: Path, value: object) -> None:
-    source = write(tmp_path / "a.jsonl", {"text": "a", "source": value})
-    assert "has no value of the field `source`" in refusal(source).message
+MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
 
 
-@pytest.mark.parametrize("value", [0.5, ["web"], {}, "a\nb", "\ud800", "x" * (LONGEST_STRATUM + 1)])
-def test_a_value_that_names_no_group_is_refused(tmp_path: Path, value: object) -> None:
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        *((value, MISSING) for value in (None, "")),
+        *((value, NO_NAME) for value in (0.5, ["web"], {}, "a\nb", "\ud800")),
+        ("x" * (LONGEST_STRATUM + 1), NO_NAME),
+    ],
+)
+def test_a_value_that_names_no_group_is_refused(tmp_path: Path, value: object, wrong: str) -> None:
     source = write(tmp_path / "a.jsonl", {"text": "a", "source": value})
-    assert "is no name that documents can be grouped by" in refusal(source).message
+    assert wrong in refusal(source).message
 
 
 def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
