@@ -314,7 +314,7 @@ def take(group: type[Group], settings: dict[str, Any]) -> Group:
 def set_values(texts: Sequence[str], taken: Collection[str], command: str) -> dict[str, Any]:
     """Read `key=value` of `--set`; `taken` are the keys that a command takes.
 
-    A key of several texts may be repeated.
+    Of a key that is repeated, the last value counts, or all of a key of several texts.
     """
     entries, values = settings_of(), dict[str, Any]()
     for text in texts:
@@ -329,8 +329,6 @@ def set_values(texts: Sequence[str], taken: Collection[str], command: str) -> di
                 hint=f"write `{SET} {name}=VALUE`; it takes {entries[name].kind}",
             )
         is_list = get_origin(entries[name].type) is tuple
-        if name in values and not is_list:
-            raise UsageError(f"`{name}` is set twice", hint="leave one of them out")
         parsed = value_of(entries[name], value)
         values[name] = [*values.get(name, ()), parsed] if is_list else parsed
     return values

@@ -71,7 +71,15 @@ def test_presets_are_keys_of_a_recipe() -> None:
 
 
 def test_texts_are_read_by_the_type_of_their_key() -> None:
-    texts = ["context=64", "packed=true", "confidence=0.9", "stages=a", "stages=b", "strata=a=b"]
+    texts = [
+        "context=8",
+        "context=64",
+        "packed=true",
+        "confidence=0.9",
+        "stages=a",
+        "stages=b",
+        "strata=a=b",
+    ]
     texts += ["schedule={kind: linear, peak: 0.003, end: 1000}"]
     values = set_values(texts, [*settings_of()], "scan")
     assert values == {
@@ -91,7 +99,6 @@ def test_texts_are_read_by_the_type_of_their_key() -> None:
         ("packed=2", "`packed` is `2`", "true or false"),
         ("confidence=high", "`confidence` is `high`", "a number"),
         ("schedule=[", "`schedule` is `[`", "a table"),
-        ("last=1 last=2", "`last` is set twice", "leave one of them out"),
     ],
 )
 def test_a_wrong_text_is_named(text: str, sentence: str, hint: str) -> None:
