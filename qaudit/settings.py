@@ -80,15 +80,6 @@ class Recipe:
         unset="all that are measured",
         option=True,
     )
-    stages: tuple[str, ...] = setting(
-        "Only checkpoints of this stage; repeatable.", MEASURE, (), unset="all"
-    )
-    every: int | None = setting(
-        "Only checkpoints this many steps apart, counted back from the end.",
-        MEASURE,
-        unset="all",
-        at_least=1,
-    )
     last: int | None = setting("Only the latest N checkpoints.", MEASURE, unset="all", at_least=1)
     limit: int | None = setting(
         "At most N checkpoints, spread evenly.", MEASURE, unset="no limit", at_least=1

@@ -333,7 +333,7 @@ def _fetched(chosen: PlanInputs, budget_nbytes: int | None, record: Path | None)
     return price_traffic(downloads, budget_nbytes, free_disk_nbytes())
 
 
-SELECTIONS = ("checkpoints", "stages", "every", "last", "limit")
+SELECTIONS = ("checkpoints", "last", "limit")
 LISTS = ("schemes", "soups", "shipped", "tasks", "diagnostics")
 TEXTS = ("evaluation", "calibration", "chat_template")
 FURTHER = ("choices", "rollouts", "reference")

@@ -7,13 +7,13 @@
     stage1@100k..900k               those of a stage from step to step, both included
     stage1@100k..900k/50k           of those, the nearest to each multiple of 50,000 steps
     stage2-ingredient3@1k..         one ingredient; either end may be left open
+    stage2@..                       a stage, or those that a glob names
     @..20k                          any stage
     @20k                            one step
 
 with `k` and `M` for thousands and millions. What the entries name together (or everything) is
-narrowed by `stages` (names or globs), then `every` (so many steps apart at least, counted back
-from the end of each stage, so that ends stay), `last` (so many, in the order of the series) and
-`limit` (so many at most, thinned evenly, the first and the last kept).
+narrowed by `last` (so many, in the order of the series) and `limit` (so many at most, thinned
+evenly, the first and the last kept).
 
 Of more than 16 checkpoints without a selection, `representatives` takes a few; `*` takes all.
 """
@@ -41,9 +41,6 @@ def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoin
     if is_default_choice(recipe, checkpoints):
         return representatives(checkpoints)
     chosen = _entries(recipe.checkpoints, checkpoints)
-    chosen = _of_stages(recipe.stages, chosen)
-    if recipe.every is not None:
-        chosen = _apart(chosen, recipe.every)
     if recipe.last is not None:
         chosen = chosen[-recipe.last :]
     if recipe.limit is not None:
@@ -53,7 +50,7 @@ def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoin
 
 def is_default_choice(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
     """Whether nothing is selected, and there are too many to measure them all."""
-    selections = (recipe.checkpoints, recipe.stages, recipe.every, recipe.last, recipe.limit)
+    selections = (recipe.checkpoints, recipe.last, recipe.limit)
     return not any(selections) and len(checkpoints) > MOST_MEASURED
 
 
@@ -108,13 +105,6 @@ def _no_stage(glob: str, checkpoints: Iterable[Checkpoint]) -> UsageError:
         f"there is no stage `{glob}`: no checkpoint has a known stage",
         hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
     )
-
-
-def _of_stages(globs: Sequence[str], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    for glob in globs:
-        if not any(_is_of(c, glob) for c in checkpoints):
-            raise _no_stage(glob, checkpoints)
-    return [c for c in checkpoints if not globs or any(_is_of(c, glob) for glob in globs)]
 
 
 @dataclass(frozen=True)
@@ -198,24 +188,6 @@ def _steps(text: str | None, entry: str) -> int | None:
     if number != int(number):
         raise UsageError(f"`{text}` in `{entry}` is no whole number of steps", hint=_RANGE)
     return int(number)
-
-
-def _apart(checkpoints: Sequence[Checkpoint], steps: int) -> list[Checkpoint]:
-    """Keep the end of each branch and, before it, what is at least so many steps apart.
-
-    A checkpoint without a step is kept: there is nothing to count for it.
-    """
-    wanted: set[str] = set()
-    for branch in branches(checkpoints):
-        later: int | None = None
-        for checkpoint in reversed(branch):
-            step = checkpoint.step
-            if step is None:
-                wanted.add(checkpoint.label)
-            elif later is None or step <= later - steps:
-                later = step
-                wanted.add(checkpoint.label)
-    return [c for c in checkpoints if c.label in wanted]
 
 
 def _thinned(checkpoints: Sequence[Checkpoint], most: int) -> list[Checkpoint]:

@@ -146,7 +146,7 @@ def command(recipe: Recipe, needs: Collection[str] = (), **used: Any) -> str:
     return " ".join(shlex.quote(printable(part)) for part in [*parts, *_permitted(needs)])
 
 
-_FIRST = ("schemes", "soups", "checkpoints", "stages", "diagnostics")
+_FIRST = ("schemes", "soups", "checkpoints", "diagnostics")
 _JOINED = ("schemes", "bits", "tasks", "diagnostics")
 
 

@@ -114,7 +114,6 @@ def test_the_options_that_choose_come_from_the_environment_too(
     for name, value in {
         "LAST": "2",
         "LIMIT": "1",
-        "EVERY": "1",
         "FAMILY": "olmo2-7b",
         "DISK_BUDGET": "60MB",
         "UPDATE": "1",
@@ -125,11 +124,11 @@ def test_the_options_that_choose_come_from_the_environment_too(
         monkeypatch.setenv(f"QAUDIT_{name}", value)
     plan = json.loads(scan(REPO).out)
     recipe = plan["recipe"]
-    assert (recipe["last"], recipe["limit"], recipe["every"]) == (2, 1, 1)
+    assert (recipe["last"], recipe["limit"]) == (2, 1)
     assert recipe["family"] == "olmo2-7b"
     assert len(plan["subjects"]) == 1
     assert plan["traffic"]["nbytes_disk_budget"] == 60_000_000
-    monkeypatch.setenv("QAUDIT_STAGES", "stage9")
+    monkeypatch.setenv("QAUDIT_CHECKPOINTS", "stage9@..")
     refused(scan(REPO), 2, "there is no stage `stage9`", "")
 
 

@@ -40,7 +40,7 @@ KEYS = """
 
 `scan` takes all but those of rollouts and `threads`. `plan` takes `threads`, and neither `sign`
 nor keys of the executor. `collect` and `import` take `sign`; `part`: `stream_memory`,
-`disk_budget`, `verbose`; `series`: `stages`, `every`, `last`, `limit`, `family`; `soup`:
+`disk_budget`, `verbose`; `series`: `last`, `limit`, `family`; `soup`:
 `family`, `disk_budget`; `export`: those of its text, `dtype`, `disk_budget`.
 
 """

@@ -160,8 +160,6 @@ def test_only_what_chooses_makes_a_lock_stale() -> None:
     for changed in (
         {"targets": ("org/name", "org/other")},
         {"checkpoints": ("step1",)},
-        {"stages": ("stage1",)},
-        {"every": 2},
         {"last": 2},
         {"limit": 2},
         {"soups": ()},

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import RecipeError, UsageError
-from qaudit.recipe.table import parse_nbytes, recipe_and_options, set_values
-from qaudit.settings import GROUPS, PRESETS, Presets, Recipe, RunOptions, settings_of
+from qaudit.recipe.table import parse_nbytes, recipe_and_options, set_values, take
+from qaudit.settings import GROUPS, PRESETS, Execution, Presets, Recipe, RunOptions, settings_of
 
 
 def test_settings_are_split_into_what_to_measure_and_how() -> None:
@@ -76,17 +76,18 @@ def test_texts_are_read_by_the_type_of_their_key() -> None:
         "context=64",
         "packed=true",
         "confidence=0.9",
-        "stages=a",
-        "stages=b",
+        "slurm=a",
+        "slurm=b",
         "strata=a=b",
     ]
     texts += ["schedule={kind: linear, peak: 0.003, end: 1000}"]
     values = set_values(texts, [*settings_of()], "scan")
     assert values == {
-        "context": 64, "packed": True, "confidence": 0.9, "stages": ["a", "b"], "strata": "a=b",
+        "context": 64, "packed": True, "confidence": 0.9, "slurm": ["a", "b"], "strata": "a=b",
         "schedule": {"kind": "linear", "peak": 0.003, "end": 1000},
     }  # fmt: skip
-    assert recipe_and_options("a", **values)[0].stages == ("a", "b")
+    assert take(Execution, values).slurm == ("a", "b")
+    assert recipe_and_options("a", **values)[0].packed
 
 
 @pytest.mark.parametrize(

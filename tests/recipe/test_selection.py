@@ -164,34 +164,20 @@ def test_steps_cannot_be_asked_of_names() -> None:
         select(recipe(checkpoints=("@1k..",)), (checkpoint("a"), checkpoint("b")))
 
 
-# ----------------------------------------------------------------- stages, every, last and limit
+# ----------------------------------------------------------------- stages, last and limit
 
 
 def test_a_stage_can_be_asked_for_by_name_or_glob() -> None:
-    assert len(select(recipe(stages=("stage1",)), RUN)) == len(STAGE1)
-    assert chosen(stages=("stage2",))[-1] == "main"
-    assert chosen(stages=("*ingredient3",)) == [c.label for c in RUN if c.ingredient == 3]
+    assert len(chosen("stage1@..")) == len(STAGE1)
+    assert chosen("*ingredient3@..") == [c.label for c in RUN if c.ingredient == 3]
 
 
 def test_a_stage_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        chosen(stages=("stage3",))
+        chosen("stage3@..")
     assert caught.value.hint.startswith("did you mean `stage")
     with pytest.raises(UsageError, match="no checkpoint has a known stage"):
-        select(recipe(stages=("stage1",)), steps(None, [1, 2]))
-
-
-def test_checkpoints_a_distance_apart_are_counted_back_from_each_end() -> None:
-    found = select(recipe(every=300_000), RUN)
-    assert [c.label for c in found] == [
-        "stage1-step28000",
-        "stage1-step328000",
-        "stage1-step628000",
-        "stage1-step928646",
-        "stage2-ingredient1-step11931",
-        "stage2-ingredient3-step11000",
-        "main",
-    ]
+        select(recipe(checkpoints=("stage1@..",)), steps(None, [1, 2]))
 
 
 def test_the_last_ones_are_the_last_of_the_series() -> None:
@@ -206,20 +192,11 @@ def test_a_limit_thins_evenly_and_keeps_the_ends() -> None:
 
 
 def test_what_is_asked_narrows_in_turn() -> None:
-    found = select(recipe(stages=("stage1",), every=100_000, last=5, limit=2), RUN)
-    assert [c.step for c in found] == [528_000, 928_646]
+    found = select(recipe(checkpoints=("stage1@../100k",), last=5, limit=2), RUN)
+    assert [c.step for c in found] == [600_000, 928_646]
 
 
 NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True).map(sorted)
-
-
-@given(NUMBERS, st.integers(1, 10**6))
-def test_steps_are_as_far_apart_as_asked_and_the_end_stays(found: list[int], apart: int) -> None:
-    series = steps("s", found)
-    kept = select(recipe(every=apart), series)
-    assert kept[-1] == series[-1]
-    assert all((b.step or 0) - (a.step or 0) >= apart for a, b in pairwise(kept))
-    assert select(recipe(every=apart), kept) == kept
 
 
 @given(NUMBERS, st.integers(1, 70))
@@ -261,7 +238,7 @@ def test_up_to_sixteen_checkpoints_are_all_measured() -> None:
 def test_of_more_a_few_are_chosen_unless_somebody_chose() -> None:
     assert is_default_choice(recipe(), RUN)
     assert len(select(recipe(), RUN)) <= REPRESENTATIVES + 2
-    for asked in ({"checkpoints": ("*",)}, {"stages": ("*",)}, {"every": 1}, {"last": 9999}):
+    for asked in ({"checkpoints": ("*",)}, {"limit": 9999}, {"last": 9999}):
         assert not is_default_choice(recipe(**asked), RUN)
     assert select(recipe(checkpoints=("*",)), RUN) == RUN
 

@@ -402,16 +402,17 @@ def test_the_command_chooses_the_same_checkpoints_and_permits_the_same() -> None
     recipe = Recipe(
         targets=("org/name",),
         schemes=("rtn-4bit",),
-        stages=("stage1", "stage2"),
-        every=5000,
+        checkpoints=("stage1@..", "stage2@.."),
         last=9,
         limit=6,
         family="olmo2-7b",
     )
     words = shlex.split(command(recipe, {"pickle", "remote_code"}))
-    assert [w for w in words if w.startswith("stages=")] == ["stages=stage1", "stages=stage2"]
-    assert "--stages" not in words
-    assert {"every=5000", "last=9", "limit=6", "family=olmo2-7b"} <= {*words}
+    assert [words[k + 1] for k, w in enumerate(words) if w == "--checkpoints"] == [
+        "stage1@..",
+        "stage2@..",
+    ]
+    assert {"last=9", "limit=6", "family=olmo2-7b"} <= {*words}
     assert words[-2:] == ["--allow-pickle", "--trust-remote-code"]
 
 
@@ -451,7 +452,7 @@ def test_every_option_of_the_command_exists() -> None:
     words = shlex.split(command(odd, set(PERMISSIONS)))
     assert {word for word in words if "--" in word} <= known
     keys = {word.partition("=")[0] for word in words if "=" in word}
-    assert len(keys) > 15
+    assert len(keys) > 12
     assert keys <= settings_of(Recipe).keys()
 
 
