@@ -54,7 +54,7 @@ def test_a_field_that_groups_nothing_is_refused_by_the_plan(grouped: Path, scan:
     refused(
         dry("--set", "strata=origin"), 2, "no value of the field `origin`", "its fields are text"
     )
-    refused(dry("--set", "strata=id"), 2, "each of the 12 evaluation documents", "`source`")
+    refused(dry("--set", "strata=id"), 2, "each of the 12 evaluation documents", "strata=source")
     refused(
         dry("--set", "strata=source", "--set", "packed=true"),
         2,
