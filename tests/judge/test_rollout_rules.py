@@ -11,7 +11,7 @@ import pytest
 from qaudit.judge.gate import GateInput
 from qaudit.judge.rollouts import answer_length, tokens_to_divergence
 from qaudit.policy.keys import margin_of
-from qaudit.report.gate.standing import margin, value
+from qaudit.report.gate.checks import margin, value
 from qaudit.types import Check, RolloutEvidence
 from tests.support.gated import SCHEMES, A, check, held, judged, measured, of, policy, rule
 

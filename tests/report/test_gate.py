@@ -27,10 +27,8 @@ from qaudit.report.gate import (
     step_summary,
     step_summary_of_failure,
 )
-from qaudit.report.gate.badge import COLORS
-from qaudit.report.gate.document import COMMENT_NBYTES, within
-from qaudit.report.gate.sarif import MOST_RESULTS, policy_uri
-from qaudit.report.gate.standing import standing, worst_first
+from qaudit.report.gate.checks import COMMENT_NBYTES, standing, within, worst_first
+from qaudit.report.gate.machines import COLORS, MOST_RESULTS, policy_uri
 from qaudit.saved.documents import path_of
 from qaudit.types import Gate, Interval
 from tests.support import gate_sample as sample

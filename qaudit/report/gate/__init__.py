@@ -2,49 +2,73 @@
 
 Terminal and Markdown are one document, and JSON follows the published schema
 `qaudit/saved/gate.schema.json`, whose names only grow within one version. A failure of the tool
-itself goes through `render_failure`: it is an error in every format that has one, and a finding in
-none. The format never changes the exit code.
+itself is an error in every format that has one, and a finding in none. The format never changes
+the exit code.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from qaudit.errors import QauditError
 from qaudit.report import markdown, terminal
 from qaudit.report.format import renderer_of
-from qaudit.report.gate import badge, github, junit, sarif
-from qaudit.report.gate.document import COMMENT_NBYTES, document, failure, headline, within
-from qaudit.report.gate.github import step_summary, step_summary_of_failure
-from qaudit.report.gate.standing import WORST_FIRST, standing, worst_first
+from qaudit.report.gate import machines
+from qaudit.report.gate.checks import (
+    COMMENT_NBYTES,
+    WORST_FIRST,
+    document,
+    failure,
+    headline,
+    standing,
+    within,
+    worst_first,
+)
 from qaudit.saved.codec import encode, text_of
-from qaudit.types import Check, Gate
+from qaudit.types import Gate
 from qaudit.version import __version__
 
-if TYPE_CHECKING:
-    from qaudit.saved.documents import CheckDocument
+__all__ = ["FORMATS", "headline", "render", "render_failure", "step_summary"]
 
-__all__ = [
-    "FORMATS", "headline", "render", "render_failure", "step_summary", "step_summary_of_failure",
-]  # fmt: skip
+SUMMARY_NBYTES = 1024 * 1024
+"""A step's summary; a longer one is dropped as a whole."""
+
+
+class Format(NamedTuple):
+    """What a format makes of a gate, and of a failure of the tool."""
+
+    of_gate: Callable[[Gate], str]
+    of_failure: Callable[[QauditError], str]
 
 
 def render(gate: Gate, form: str) -> str:
-    return renderer_of(form, FORMATS)(gate)
+    return renderer_of(form, {name: each.of_gate for name, each in FORMATS.items()})(gate)
 
 
 def render_failure(error: QauditError, form: str) -> str:
-    return renderer_of(form, _FAILURES)(error)
+    return renderer_of(form, {name: each.of_failure for name, each in FORMATS.items()})(error)
+
+
+def step_summary(gate: Gate) -> str:
+    """Return Markdown for the file that `GITHUB_STEP_SUMMARY` names."""
+    return within(gate, SUMMARY_NBYTES)
+
+
+def step_summary_of_failure(error: QauditError) -> str:
+    return render_failure(error, "md")
 
 
 def _to_json(gate: Gate) -> str:
     """Write the answer, the policy and every check, worst first."""
-    from qaudit.saved.documents import GateAnswer, PolicyName  # slow to load
+    from qaudit.saved.documents import CheckDocument, GateAnswer, IgnoreNote, PolicyName  # slow
 
-    checks = worst_first(gate)
-    numbers = Counter(map(standing, checks))
+    checks, numbers = [], Counter(map(standing, worst_first(gate)))
+    for check in worst_first(gate):
+        i = check.ignored
+        ignored = i and IgnoreNote(i.reason, i.until, i.line)
+        checks.append(CheckDocument(**vars(check) | {"ignored": ignored}, standing=standing(check)))
     answer = GateAnswer(
         schema="1",
         qaudit=__version__,
@@ -56,22 +80,13 @@ def _to_json(gate: Gate) -> str:
         baseline=gate.baseline,
         targets=gate.targets,
         counts={stands: numbers[stands] for stands in WORST_FIRST},
-        checks=tuple(map(_check, checks)),
+        checks=tuple(checks),
         classes=gate.classes,
         warnings=gate.warnings,
         next_step=gate.next_step,
         error=None,
     )
     return text_of(encode(answer))
-
-
-def _check(check: Check) -> CheckDocument:
-    from qaudit.saved.documents import CheckDocument, IgnoreNote
-
-    ignored = check.ignored and IgnoreNote(
-        check.ignored.reason, check.ignored.until, check.ignored.line
-    )
-    return CheckDocument(**{**vars(check), "ignored": ignored}, standing=standing(check))
 
 
 def _failure_to_json(error: QauditError) -> str:
@@ -82,24 +97,17 @@ def _failure_to_json(error: QauditError) -> str:
     return text_of(encode(GateFailure("1", __version__, "error", code, reason)))
 
 
-FORMATS: dict[str, Callable[[Gate], str]] = {
-    "terminal": lambda gate: terminal.render(document(gate)),
-    "md": lambda gate: within(gate, COMMENT_NBYTES),
-    "json": _to_json,
-    "junit": junit.render,
-    "sarif": sarif.render,
-    "github": github.render,
-    "badge": badge.render,
-    "shields": badge.render_endpoint,
-}
-
-_FAILURES: dict[str, Callable[[QauditError], str]] = {
-    "terminal": lambda error: terminal.render(failure(error)),
-    "md": lambda error: markdown.render(failure(error)),
-    "json": _failure_to_json,
-    "junit": junit.render_failure,
-    "sarif": sarif.render_failure,
-    "github": github.render_failure,
-    "badge": badge.render_failure,
-    "shields": badge.render_endpoint_of_failure,
+FORMATS: dict[str, Format] = {
+    "terminal": Format(
+        lambda gate: terminal.render(document(gate)), lambda error: terminal.render(failure(error))
+    ),
+    "md": Format(
+        lambda gate: within(gate, COMMENT_NBYTES), lambda error: markdown.render(failure(error))
+    ),
+    "json": Format(_to_json, _failure_to_json),
+    "junit": Format(machines.junit, machines.junit_of_failure),
+    "sarif": Format(machines.sarif, machines.sarif_of_failure),
+    "github": Format(machines.github, machines.github_of_failure),
+    "badge": Format(machines.badge, machines.badge_of_failure),
+    "shields": Format(machines.shields, machines.shields_of_failure),
 }

@@ -1,0 +1,341 @@
+"""The gate for machines: JUnit, SARIF, annotations of GitHub Actions, and badges.
+
+JUnit. Each check is a test case. Only a breach is a failure: a check that is missing, inconclusive
+or only a warning is skipped, with the reason, since calling it failed would claim a finding that
+the audit does not have. The job is red all the same, by its exit code. Jenkins reads the attribute
+`message`, GitLab the text of the element; both are there. Names hold no number that is measured,
+so that GitLab can pair a check with the one of the target branch.
+
+SARIF 2.1.0. A check has no line of source, so its result points at the rule in the policy file, as
+OpenSSF's scorecard does; under a preset at the preset's file in the package. Only a breach is of
+kind `fail`; a check that is missing or inconclusive is `open`, whose level is `none` by the
+standard; passing checks are left out, since viewers list every result as an alert. A fingerprint
+depends on no number, so that an alert stays the same from run to run. A failure of the tool is in
+`invocations`, without results; do not upload that file, or code scanning closes earlier alerts.
+
+GitHub. A step shows ten annotations of each kind and drops the others silently, so that the last
+place counts the rest.
+
+Badges. No font is loaded: widths are estimated, and `textLength` makes the text fit. The answer is
+in words and in the title, never in the color alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import PurePath
+from typing import Any, Literal
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from qaudit.errors import QauditError
+from qaudit.judge.gate import verdict_of
+from qaudit.report.elements import element
+from qaudit.report.elements import text as words
+from qaudit.report.format import pixels_of, printable
+from qaudit.report.gate.checks import (
+    NO_ANSWER,
+    TITLE,
+    counted,
+    headline,
+    sentence,
+    standing,
+    troubles,
+    where,
+    with_hint,
+    word,
+    worst_first,
+)
+from qaudit.saved.codec import text_of
+from qaudit.types import CODES, Check, Code, Finding, Gate, Policy, digest
+from qaudit.version import __version__
+
+# ------------------------------------------------------------------------------- JUnit
+
+
+def junit(gate: Gate) -> str:
+    checks, seen = worst_first(gate), Counter[str]()
+    kinds = ["failure" if standing(c) == "fail" else "skipped" for c in checks]
+    counts = Counter(k for k, c in zip(kinds, checks, strict=True) if standing(c) != "pass")
+    suite = Element(
+        "testsuite",
+        name=f"qaudit gate: {printable(gate.policy.name)}",
+        tests=str(len(checks)),
+        failures=str(counts["failure"]),
+        errors="0",
+        skipped=str(counts["skipped"]),
+    )
+    if gate.policy.path:
+        suite.set("file", printable(gate.policy.path))
+    properties = SubElement(suite, "properties")
+    values = {
+        "verdict": gate.verdict,
+        "exit_code": str(gate.exit_code),
+        "checks": counted(gate),
+        "baseline": gate.baseline or "",
+        "targets": ", ".join(gate.targets),
+        "qaudit": __version__,
+    }
+    for name, value in values.items():
+        SubElement(properties, "property", name=name, value=printable(value))
+    for kind, check in zip(kinds, checks, strict=True):
+        name, text = printable(f"{check.name}: {where(check)}"), printable(sentence(check))
+        seen[key := f"{check.rule} {name}"] += 1
+        name += f" ({seen[key]})" if seen[key] > 1 else ""  # GitLab drops the second of a name
+        case = SubElement(suite, "testcase", name=name, classname=f"qaudit.{check.rule}")
+        if standing(check) == "pass":
+            SubElement(case, "system-out").text = text
+            continue
+        text = text if kind == "failure" else f"{word(check)}: {text}"
+        SubElement(case, kind, type=check.rule, message=text).text = text
+    if gate.warnings:
+        warnings = (printable(with_hint(w.message, w.hint)) for w in gate.warnings)
+        SubElement(suite, "system-err").text = "\n".join(warnings)
+    return _junit(suite)
+
+
+def junit_of_failure(error: QauditError) -> str:
+    counts = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0"}
+    suite = Element("testsuite", {"name": "qaudit gate", **counts})
+    case = SubElement(suite, "testcase", name="judge the audit", classname="qaudit")
+    message = printable(error.message)
+    reason = SubElement(case, "error", type=type(error).__name__, message=message)
+    reason.text = f"{message}\n{printable(error.hint)}".rstrip()
+    return _junit(suite)
+
+
+def _junit(suite: Element) -> str:
+    counts = {name: suite.get(name, "") for name in ("tests", "failures", "errors")}
+    top = Element("testsuites", {"name": "qaudit", **counts})
+    top.append(suite)
+    indent(top)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(top, "unicode")}\n'
+
+
+# ------------------------------------------------------------------------------- SARIF
+
+MOST_RESULTS = 5_000
+"""What code scanning shows of a file; the worst come first."""
+
+_PAGE = "https://pypi.org/project/qaudit-llm/"
+_UNKNOWN = Code("a rule of the policy", "The policy asks for it.")
+
+
+def sarif(gate: Gate) -> str:
+    reported: list[Check | Finding] = [*troubles(gate), *gate.warnings]
+    codes = sorted({each.rule for each in reported})
+    invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": gate.exit_code}
+    if (more := len(reported) - MOST_RESULTS) > 0:
+        note = _notification(f"{more} results more are left out", "note")
+        invocation["toolExecutionNotifications"] = [note]
+    results = [_result(each, gate) for each in reported[:MOST_RESULTS]]
+    results = [result | {"ruleIndex": codes.index(result["ruleId"])} for result in results]
+    return _sarif(invocation, results, codes)
+
+
+def sarif_of_failure(error: QauditError) -> str:
+    note = _notification(with_hint(error.message, error.hint), "error")
+    invocation = {"executionSuccessful": False, "exitCode": error.code}
+    return _sarif(invocation | {"toolExecutionNotifications": [note]}, [], [])
+
+
+def _sarif(invocation: dict[str, Any], results: list[dict[str, Any]], codes: list[str]) -> str:
+    driver: dict[str, Any] = {"name": "qaudit", "version": __version__, "informationUri": _PAGE}
+    driver["rules"] = [_rule(code, CODES.get(code, _UNKNOWN)) for code in codes]
+    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return text_of({"$schema": schema, "version": "2.1.0", "runs": [run]})
+
+
+def _notification(text: str, level: str) -> dict[str, Any]:
+    return {"level": level, "message": {"text": _unlinked(text)}}
+
+
+def _rule(code: str, rule: Code) -> dict[str, Any]:
+    return {
+        "id": code,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": f"{rule.title[0].upper()}{rule.title[1:]}. {rule.help}"},
+        "help": {"text": rule.help, "markdown": rule.help},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": ["quantization"], "precision": "high"},
+    }
+
+
+def _result(of: Check | Finding, gate: Gate) -> dict[str, Any]:
+    """Return a check as a result; a warning of the policy itself is one without numbers."""
+    identity, text = [of.rule, of.subject, of.scheme, of.message], with_hint(of.message, of.hint)
+    line, known = 1, False
+    if isinstance(of, Check):
+        identity = [of.rule, of.name, of.metric, of.subject, of.scheme]
+        text, line, known = sentence(of), of.line, of.known
+    key = digest(identity)
+    places = [{"name": printable(of.subject), "kind": "object"}] if of.subject else []
+    places += [{"name": printable(of.scheme), "kind": "member"}] if of.scheme else []
+    place = {
+        "artifactLocation": {"uri": policy_uri(gate.policy)},
+        "region": {"startLine": max(1, line)},
+    }
+    row: dict[str, Any] = {
+        "ruleId": of.rule,
+        "kind": "fail",
+        "level": "warning",
+        "message": {"text": _unlinked(text)},
+        "locations": [{"physicalLocation": place, "logicalLocations": places}],
+        # The second is the name that code scanning looks for.
+        "partialFingerprints": {"qauditCheck/v1": key, "primaryLocationLineHash": f"{key[:16]}:1"},
+        "suppressions": [],
+    }
+    if gate.baseline is not None:
+        row["baselineState"] = "unchanged" if known else "new"
+    if isinstance(of, Finding):
+        return row
+    levels = {"error": "error", "warn": "warning"}
+    failed, interval, ignored = of.outcome == "fail", of.interval, of.ignored
+    row |= {"kind": "fail" if failed else "open"}
+    row |= {"level": levels.get(of.level, "note") if failed else "none"}
+    if ignored is not None:
+        why = _unlinked(f"{ignored.reason} (until {ignored.until.isoformat()})")
+        row["suppressions"] = [{"kind": "external", "status": "accepted", "justification": why}]
+    row["properties"] = {
+        "outcome": of.outcome,
+        "estimate": interval and interval.estimate,
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+        "margin": of.margin,
+        "unit": of.unit,
+        "documents": of.documents,
+    }
+    return row
+
+
+def policy_uri(policy: Policy) -> str:
+    """Return the path of the policy, relative to the repository if it was given so."""
+    if policy.path is None:
+        return quote(f"qaudit/policy/presets/{policy.name}.yaml")
+    path = PurePath(policy.path)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
+def _unlinked(text: str) -> str:
+    """Return text in which no name makes a link, which SARIF's plain text knows."""
+    return printable(text).replace("](", "] (")
+
+
+# ------------------------------------------------------------------------------- GitHub
+
+Kind = Literal["error", "warning", "notice"]
+MOST_OF_A_KIND = 10
+
+
+def github(gate: Gate) -> str:
+    """Annotate: a breach is an error; what is ignored a notice; all else a warning."""
+    path = gate.policy.path
+    file = None if path is None else PurePath(path).as_posix()
+    kinds: dict[str, Kind] = {"fail": "error", "ignored": "notice"}
+    lines: dict[Kind, list[str]] = {"error": [], "warning": [], "notice": []}
+    lines["notice"].append(command("notice", f"{headline(gate)} Checks: {counted(gate)}", TITLE))
+    for check in troubles(gate):
+        kind = kinds.get(standing(check), "warning")
+        title = f"{check.rule} {where(check)}"
+        lines[kind].append(command(kind, sentence(check), title, file, check.line))
+    for w in gate.warnings:
+        title = f"{w.rule} {gate.policy.name}"
+        lines["warning"].append(command("warning", with_hint(w.message, w.hint), title, file))
+    for kind, some in lines.items():
+        if (more := len(some) - MOST_OF_A_KIND + 1) > 1:
+            more_in = f"and {more} more: see the step's summary"
+            some[MOST_OF_A_KIND - 1 :] = [command(kind, more_in, TITLE)]
+    return "\n".join(line for some in lines.values() for line in some) + "\n"
+
+
+def github_of_failure(error: QauditError) -> str:
+    text = with_hint(error.message, error.hint)
+    return command("error", text, f"qaudit gate: {NO_ANSWER}") + "\n"
+
+
+def command(kind: Kind, text: str, title: str, file: str | None = None, line: int = 1) -> str:
+    """Write a workflow command; no name ends it or begins another."""
+
+    def data(text: str) -> str:
+        return printable(text).replace("%", "%25")  # line ends are gone with the controls
+
+    properties = {} if file is None else {"file": file, "line": str(max(1, line))}
+    pairs = (properties | {"title": title}).items()
+    shown = (f"{k}={data(v).replace(':', '%3A').replace(',', '%2C')}" for k, v in pairs)
+    return f"::{kind} {','.join(shown)}::{data(text)}"
+
+
+# ------------------------------------------------------------------------------- badges
+
+LABEL = "quantization"
+COLORS = {  # each dark enough for white text: a contrast of 4.5 and more
+    "pass": "#2e7d32",
+    "fail": "#b3261e",
+    "inconclusive": "#8a5a00",
+    "incomplete": "#8a5a00",
+    "error": "#5f6368",
+}
+FONT = "Verdana,Geneva,DejaVu Sans,sans-serif"
+_HEIGHT, _PADDING = 20, 6
+
+
+def badge(gate: Gate) -> str:
+    return _drawn(_message(gate), COLORS[gate.verdict])
+
+
+def badge_of_failure(error: QauditError) -> str:
+    return _drawn(NO_ANSWER, COLORS["error"])
+
+
+def shields(gate: Gate) -> str:
+    """Write the badge as JSON that shields.io fetches and draws."""
+    return text_of(_endpoint(_message(gate), COLORS[gate.verdict]))
+
+
+def shields_of_failure(error: QauditError) -> str:
+    return text_of(_endpoint(NO_ANSWER, COLORS["error"]) | {"isError": True})
+
+
+def _endpoint(text: str, color: str) -> dict[str, Any]:
+    return {"schemaVersion": 1, "label": LABEL, "message": text, "color": color}
+
+
+def _message(gate: Gate) -> str:
+    """Return the status of each bit class, the most bits first, and what was ignored."""
+    asked = [decision for decision in gate.classes if decision.level != "off"]
+    names = [d.bit_class for d in asked]
+    names = [f"{name}-bit" if name.isdecimal() else printable(name) for name in names]
+    parts = [f"{name} {d.status}" for name, d in zip(names, asked, strict=True)]
+    status = verdict_of(gate, "loss").status
+    if status not in [decision.status for decision in asked if decision.level == "error"]:
+        parts.append(f"overall {status}" if parts else status)  # by a check of no class
+    if ignored := sum(standing(check) == "ignored" for check in worst_first(gate)):
+        parts.append(f"{ignored} ignored")
+    return " | ".join(parts)
+
+
+def _drawn(text: str, color: str) -> str:
+    left, right = (round(pixels_of(part, 11)) + 2 * _PADDING for part in (LABEL, text))
+    size = {"width": left + right, "height": _HEIGHT}
+    letters = (
+        element("text", words(part), x=start + _PADDING, y=14, textLength=width - 2 * _PADDING)
+        for part, start, width in ((LABEL, 0, left), (text, left, right))
+    )
+    svg = element(
+        "svg",
+        element("title", words(f"{LABEL}: {text}")),
+        element("clipPath", element("rect", **size, rx=3), id="r"),
+        element(
+            "g",
+            element("rect", width=left, height=_HEIGHT, fill="#444"),
+            element("rect", x=left, width=right, height=_HEIGHT, fill=color),
+            clip_path="url(#r)",
+        ),
+        element("g", *letters, fill="#fff", font_family=FONT, font_size=11),
+        xmlns="http://www.w3.org/2000/svg",
+        **size,
+        role="img",
+        aria_label=f"{LABEL}: {text}",
+    )
+    return f"{svg}\n"
