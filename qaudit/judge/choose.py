@@ -12,7 +12,7 @@ lowest KL divergence: KL divergence is to each subject's own full precision and 
 between subjects. A mixture of bits is a candidate where it takes no more bits than the largest file
 of one width that was measured in its class. A bound of few or lucky documents may be short by luck,
 so that of the pick is at least the lower quartile of those of all contenders
-(`judge.gate.answers`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all
+(`judge.gate`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all
 count.
 
 A soup that a search made was the best of several means on these documents: they count, too.

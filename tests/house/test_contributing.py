@@ -80,8 +80,8 @@ def test_the_format_of_the_report_renders() -> None:
 
 
 def test_the_format_of_the_gate_renders() -> None:
-    assert example("render_word")(gate_sample.gate()) in {"pass", "fail", "inconclusive"}
-    assert example("render_word_of_failure")(AuditError("a", hint="b")) == "error"
+    assert example("word")(gate_sample.gate()) in {"pass", "fail", "inconclusive"}
+    assert example("word_of_failure")(AuditError("a", hint="b")) == "error"
 
 
 def test_the_diagnostic_has_parameters_and_measures_rows() -> None:

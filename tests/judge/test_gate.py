@@ -388,6 +388,14 @@ def test_what_the_baseline_did_not_measure_is_missing() -> None:
     assert "of the baseline was not measured under gptq-4bit" in found.message
 
 
+@pytest.mark.parametrize("metric", ["loss_against_baseline", "error_against_baseline"])
+def test_what_ships_needs_the_baseline_that_its_rule_names(metric: Metric) -> None:
+    (found,) = judged(only("@ships", metric=metric), held()).checks
+    assert (found.outcome, found.subject, found.hint) == (
+        "missing", "@ships", "give one: `--baseline`",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("known", ["error", "warn"])
 def test_a_breach_that_was_there_before_is_known_and_counts_unless_the_policy_says(
     known: Any,

@@ -257,6 +257,10 @@ class Pair:
         )
         return cls(baseline, joint, prefix)
 
+    def cell(self, theirs: Cell) -> Cell:
+        """Return a cell of the baseline as it is called in the table of both."""
+        return self.prefix + theirs[0], theirs[1]
+
     def partner(self, rule: PolicyRule, label: str, scheme: str, name: str | None) -> Cell | None:
         """Return the cell of the baseline that a subject at a scheme of a class is compared with.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from qaudit.errors import QauditError
 from qaudit.judge.gate import verdict_of
-from qaudit.judge.gate.sentences import bound_of, in_unit
+from qaudit.judge.gate.questions import bound_of, in_unit
 from qaudit.report import document as doc
 from qaudit.report import markdown
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, spread
