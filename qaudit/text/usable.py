@@ -11,7 +11,7 @@ Short documents are not compared: a third of them is a phrase.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,7 @@ SHINGLE = 8  # tokens
 SKETCH = 128  # shingles of a document that are kept
 SHORTEST = 32  # tokens of a document that is compared
 ALIKE = 1 / 3  # of the shingles of two documents together
+COMMON = 256  # documents that a shingle is in, from which on it may be a header's
 
 Sketch = npt.NDArray[np.uint64]
 
@@ -39,19 +40,16 @@ class NearCopies:
     clusters: list[int] = field(default_factory=list)  # of each document, counted from zero
     count: int = 0  # of clusters
     _sketches: list[Sketch] = field(default_factory=list)
-    _holders: dict[int, list[int]] = field(default_factory=dict)
+    _holders: dict[int, array[int]] = field(default_factory=dict)
 
     def add(self, tokens: npt.NDArray[np.int32]) -> int:
         """Return the cluster of one more document: that of the first near-copy, or a new one."""
         sketch, number = sketch_of(tokens), len(self.clusters)
-        hashes = [int(value) for value in sketch]
-        shared = Counter[int]()
-        for value in hashes:
-            shared.update(self._holders.get(value, ()))
+        hashes = sketch.tolist()
         alike = (
             k
-            for k in sorted(shared)
-            if _may_be_alike(shared[k], len(sketch), len(self._sketches[k]))
+            for k, shared in self._sharing(hashes)
+            if _may_be_alike(shared, len(sketch), len(self._sketches[k]))
             and _overlap(sketch, self._sketches[k]) >= ALIKE
         )
         first = next(alike, None)
@@ -60,8 +58,27 @@ class NearCopies:
         self.clusters.append(cluster)
         self._sketches.append(sketch)
         for value in hashes:
-            self._holders.setdefault(value, []).append(number)
+            self._holders.setdefault(value, array("I")).append(number)
         return cluster
+
+    def _sharing(self, hashes: Sequence[int]) -> Iterable[tuple[int, int]]:
+        """Return earlier documents that may be alike, and how many of the hashes each has.
+
+        A near-copy has a third of them, so that it has another one than those that most documents
+        have, a header's or a prompt's, as long as these are less than a third.
+        """
+        held = sorted((self._holders[v] for v in hashes if v in self._holders), key=len)
+        spared = held[max(0, len(held) - (len(hashes) - 1) // 3) :]
+        common = [np.array(holders) for holders in spared if len(holders) > COMMON]
+        rest = [np.array(holders) for holders in held[: len(held) - len(common)]]
+        if not rest:
+            return ()
+        numbers, counts = np.unique(np.concatenate(rest), return_counts=True)
+        for holders in common:
+            places = np.searchsorted(holders, numbers).clip(max=len(holders) - 1)
+            counts += holders[places] == numbers
+        likely = counts * 3 >= len(hashes)
+        return zip(numbers[likely].tolist(), counts[likely].tolist(), strict=True)
 
 
 def sketch_of(tokens: npt.NDArray[np.int32]) -> Sketch:

@@ -87,6 +87,25 @@ def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) ->
     assert not compared
 
 
+def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(monkeypatch) -> None:
+    looked: list[int] = []
+    join = np.concatenate
+    monkeypatch.setattr("qaudit.text.usable.COMMON", 10)
+    monkeypatch.setattr(
+        "qaudit.text.usable.np.concatenate",
+        lambda parts, **how: looked.append(sum(map(len, parts))) or join(parts, **how),
+    )
+    copies, header = NearCopies(), list(range(40))
+    documents = [[*header, *range(1000 * k + 1000, 1000 * k + 1100)] for k in range(100)]
+    for tokens in documents:
+        copies.add(np.array(tokens, dtype=np.int32))
+    assert copies.count == 100
+    assert max(looked) < 10 * SKETCH / 3
+    for tokens in documents[::9]:
+        copies.add(np.array([*tokens[:130], *range(10**6, 10**6 + 10)], dtype=np.int32))
+    assert copies.clusters[100:] == list(range(0, 100, 9))
+
+
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
 def test_what_a_count_excludes_is_not_alike(both: int, only_a: int, only_b: int) -> None:
     a, b = np.arange(both + only_a), np.r_[np.arange(both), 1000 + np.arange(only_b)]
