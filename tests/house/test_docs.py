@@ -13,6 +13,7 @@ import typer.main
 from experiments.__main__ import app as experiments
 from qaudit.cli.app import app
 from qaudit.recipe.table import find_recipe, is_recipe, read_recipe
+from qaudit.settings import settings_of
 from tests.house.commands import PAGE as OPTIONS
 from tests.house.commands import commands
 from tests.house.commands import page as page_of_options
@@ -72,6 +73,15 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
     known |= {"--pure", "--imatrix"}  # of llama-quantize
     known |= {"--account", "--gres", "--cpus-per-task", "--mem", "--time"}  # of sbatch
     assert said - known == set()
+
+
+def test_every_key_that_pages_and_hints_speak_of_is_there() -> None:
+    files = [*PAGES, *sorted((ROOT / "qaudit").rglob("*.py")), *(ROOT / "recipes").glob("*.yaml")]
+    of_experiments = ROOT / "docs" / "experiments.md"
+    texts = (path.read_text(encoding="utf-8") for path in files if path != of_experiments)
+    keys = {key for text in texts for key in re.findall(r"--set (\w+)=", text)}
+    assert len(keys) > 20
+    assert keys - settings_of().keys() == {"key"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
