@@ -55,7 +55,7 @@ def is_run(words: list[str]) -> bool:
         word.partition("@")[0] for word in words[1:] if re.match(r"[\w.-]+/[\w.-]+(@|$)", word)
     ]
     elsewhere = any(
-        name not in SERVED and name.startswith(("allenai/", "org/", "recipes/")) for name in names
+        name not in SERVED and name.startswith(("allenai/", "HuggingFaceTB/", "org/", "recipes/")) for name in names
     )
     absent = any(
         re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
