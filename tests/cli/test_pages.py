@@ -54,9 +54,8 @@ def is_run(words: list[str]) -> bool:
     names = [
         word.partition("@")[0] for word in words[1:] if re.match(r"[\w.-]+/[\w.-]+(@|$)", word)
     ]
-    elsewhere = any(
-        name not in SERVED and name.startswith(("allenai/", "HuggingFaceTB/", "org/", "recipes/")) for name in names
-    )
+    others = ("allenai/", "HuggingFaceTB/", "org/", "recipes/")
+    elsewhere = any(name not in SERVED and name.startswith(others) for name in names)
     absent = any(
         re.search(r"lm-eval/|^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words
     )
