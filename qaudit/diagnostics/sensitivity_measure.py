@@ -6,13 +6,9 @@ and a variant costs its evaluation alone. What is given up: a scheme that calibr
 past (GPTQ) is calibrated here on the unquantized model's, and all of it quantized this way is
 close to what the audit measures under that scheme, and not the same.
 
-Where a scheme's error comes from: each role and group of layers quantized alone, and a mixture.
+Where a scheme's error comes from: each role and group of layers quantized alone, and all of it.
 
-The parts are measured in one pass, from one quantization of each block (`parts.py`). From what
-each role adds, at two numbers of bits, follows the mixture that loses least within a budget of
-bits; it is then measured in a pass of its own, and its loss is compared with the sum of its
-parts. Where documents are held out, the mixture is chosen on the others, and it
-and its two rivals, all low and all high, are reported on those held out.
+The parts are measured in one pass, from one quantization of each block.
 
 Losses are stored per document, as those of a measurement are: everything here is paired with the
 full-precision stream of the audit, and an interrupted diagnosis resumes.
@@ -20,7 +16,6 @@ full-precision stream of the audit, and an interrupted diagnosis resumes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -37,10 +32,8 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.sensitivity import (
-    Option,
     Sensitivity,
     Variant,
-    cheapest_loss,
     low_and_high,
     variants_of,
 )
@@ -56,8 +49,6 @@ from qaudit.model.remote import is_remote
 from qaudit.saved.results import ResultFile, ResultStore, sha256_of
 from qaudit.types import (
     FULL_PRECISION,
-    HELD_OUT,
-    SELECTION,
     Evidence,
     Interval,
     Measurement,
@@ -198,7 +189,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def measure_sensitivity(case: Case) -> list[SensitivityRow]:
-    """Measure the parts, choose a mixture, and measure that."""
+    """Measure the parts."""
     parameters = cast(Sensitivity, case.parameters)
     scheme = parameters.scheme_among(case.task.schemes)
     low, high = low_and_high(scheme)
@@ -214,9 +205,6 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
         bench = _Bench(case, scheme, model, _full(case))
         roles = tuple(dict.fromkeys(map(role_of, model.linears)))
         bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))
-        mixture = bench.chosen(roles, parameters.budget)
-        if mixture is not None:
-            bench.measure([mixture])
     return bench.rows()
 
 
@@ -239,7 +227,6 @@ class _Bench:
 
     def __post_init__(self) -> None:
         self.filed: dict[Variant, ResultFile] = {}
-        self.budget: float | None = None
         self._storage: Storage | None = None
         rows = self.case.stored("storage", self._key("storage"))
         if rows is not None:
@@ -300,34 +287,6 @@ class _Bench:
         identity = vars(self.case.task.identity(self.scheme, self.case.machine))
         return digest({**identity, "of": of, "sensitivity": VERSION})
 
-    def chosen(self, roles: Sequence[str], budget: float) -> Variant | None:
-        """Return the mixture that should lose least within a budget; None where nothing fits."""
-        low, high = low_and_high(self.scheme)
-        weights = sum(self.storage.weights[role, low] for role in roles)
-        least, most = (
-            sum(self.storage.bits[role, bits] for role in roles) / weights for bits in (low, high)
-        )
-        self.budget = budget or (least + most) / 2
-        options = {
-            role: [
-                Option(bits, self.storage.bits[role, bits], self._loss(role, bits))
-                for bits in (low, high)
-            ]
-            for role in roles
-        }
-        best = cheapest_loss(options, self.budget * weights * (1 + 1e-12))
-        if best is None:
-            return None
-        return Variant("mixture", "mixture", tuple(best.items()))
-
-    def _loss(self, role: str, bits: int) -> float:
-        """Return the loss that a role adds on the selection documents, in nats per token."""
-        used = self.full.evidence.scored(SELECTION)
-        evidence = self._role(role, bits).evidence
-        change = (evidence.nll_sum - self.full.evidence.nll_sum)[used].sum()
-        loss = float(change) / float(evidence.tokens[used].sum())
-        return loss if math.isfinite(loss) else math.inf
-
     def _role(self, role: str, bits: int) -> Measurement:
         return self.filed[Variant("role", role, ((role, bits),))].measurement
 
@@ -336,8 +295,8 @@ class _Bench:
 
     def _row(self, variant: Variant, filed: ResultFile) -> SensitivityRow:
         evidence, full = filed.measurement.evidence, self.full.evidence
-        together = variant.part in ("all", "mixture")
-        used = full.scored(HELD_OUT if together else None)
+        together = variant.part == "all"
+        used = full.scored()
         pair = evidence.nll_sum[used], full.nll_sum[used]
         bits = {bits for _, bits in variant.bits}
         relative = statistics.relative_error(*pair, self.case.confidence)
@@ -347,7 +306,7 @@ class _Bench:
             spec=self.scheme.spec,
             part=variant.part,
             name=variant.name,
-            bits=None if variant.part == "mixture" else min(bits),
+            bits=min(bits),
             bits_per_weight=self._bits_per_weight(variant),
             weights=self._weights(variant),
             absolute_change=statistics.absolute_change(
@@ -356,8 +315,6 @@ class _Bench:
             relative_error=relative,
             share=None if together else self._share(variant, used),
             predicted=self._predicted(variant, used) if together else None,
-            mixture=dict(variant.bits) if variant.part == "mixture" else {},
-            budget=self.budget if variant.part == "mixture" else None,
             documents=int(used.sum()),
             evidence=filed.path.relative_to(self.case.store.folder.parent.parent).as_posix(),
             evidence_sha256=sha256_of(filed.path),

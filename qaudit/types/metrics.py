@@ -362,10 +362,6 @@ _OF_AUDITS: dict[str, Code] = {
         "one role causes most of the error",
         "With each role quantized alone, one of them adds more than all others together.",
     ),
-    "QA036": Code(
-        "a mixture of bits loses other than the sum of its parts",
-        "The sum of what parts add alone is a prediction; the mixture was measured.",
-    ),
     "QA040": Code(
         "a bit class has no answer",
         "The policy asks for it, and no rule covers what ships, or nothing of it was measured.",

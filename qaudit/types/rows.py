@@ -287,22 +287,20 @@ class WeightRow:
 
 @dataclass(frozen=True)
 class SensitivityRow(Row):
-    """What one part of a model, quantized alone, adds to its loss; or a mixture, or all of it."""
+    """What one part of a model, quantized alone, adds to its loss; or all of it."""
 
     subject: str
     scheme: str
     spec: str
-    part: Literal["role", "layers", "all", "mixture"]
+    part: Literal["role", "layers", "all"]
     name: str
-    bits: int | None  # None: of a mixture
+    bits: int
     bits_per_weight: float
     weights: int
     absolute_change: Interval | None  # nats per token
     relative_error: Interval | None
     share: Interval | None = None  # of what all parts of its kind add, each by itself
     predicted: float | None = None  # nats per token, the sum of what its parts add
-    mixture: dict[str, int] = field(default_factory=dict)  # role -> bits
-    budget: float | None = None  # bits per weight
     documents: int = 0
     evidence: str = ""
     evidence_sha256: str = ""

@@ -25,10 +25,10 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     done = scan(*ONE, "--set", f"diagnostics={PARTS}")
     assert done.code == 0
     assert "step1000: measured already, and their weights are needed again" in _lines(done.err)
-    assert "diagnose sensitivity at rtn-3bit: about 18 streams more for each" in _lines(done.err)
+    assert "diagnose sensitivity at rtn-3bit: about 17 streams more for each" in _lines(done.err)
     found = audit_of(place / "out")
     assert {row["part"] for row in found["diagnostics"]["weights"]} == {"model", "role"}
-    assert [row["part"] for row in found["diagnostics"]["sensitivity"]][-1] == "mixture"
+    assert [row["part"] for row in found["diagnostics"]["sensitivity"]][-1] == "all"
     card = whole_at(place / "out")
     assert "<summary>Why</summary>" in card
     assert f"--set diagnostics=weights,{PARTS}" in card
@@ -103,7 +103,7 @@ def test_a_diagnosis_is_part_of_the_price(scan: Run) -> None:
     asked = json.loads(
         scan("series", "--dry-run", "--json", "--set", "diagnostics=sensitivity").out
     )
-    assert asked["streams"] == plain["streams"] + 3 * 19
+    assert asked["streams"] == plain["streams"] + 3 * 18
     assert plain["diagnoses"] == []
 
 

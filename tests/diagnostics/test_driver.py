@@ -188,7 +188,7 @@ def test_an_interrupted_diagnosis_goes_on_with_what_it_has(
     for now, then in zip(
         found.diagnostics.sensitivity, done[1].diagnostics.sensitivity, strict=True
     ):
-        same = ("part", "name", "bits", "absolute_change", "share", "mixture")
+        same = ("part", "name", "bits", "absolute_change", "share")
         assert [getattr(now, key) for key in same] == [getattr(then, key) for key in same]
 
 
@@ -356,18 +356,15 @@ def plain_losses(model: Any) -> list[float]:
     return losses
 
 
-def test_a_mixture_is_measured_and_not_only_promised(done: tuple[Path, Any]) -> None:
+def test_everything_is_measured_beside_the_sum_of_its_parts(done: tuple[Path, Any]) -> None:
     rows = [r for r in done[1].diagnostics.sensitivity if r.subject == "step20"]
-    (mixed,) = (row for row in rows if row.part == "mixture")
-    low, high = (row for row in rows if row.part == "all")
-    assert low.bits_per_weight <= mixed.bits_per_weight <= float(mixed.budget or 0)
-    assert mixed.budget == pytest.approx((low.bits_per_weight + high.bits_per_weight) / 2)
-    by_role = {(r.name, r.bits): r for r in rows if r.part == "role"}
-    parts = [by_role[part].absolute_change for part in mixed.mixture.items()]
-    assert mixed.predicted == pytest.approx(sum(p.estimate for p in parts if p), abs=1e-9)
-    assert mixed.absolute_change is not None
-    assert mixed.absolute_change.estimate != mixed.predicted
-    shares = [row.share.estimate for (_, bits), row in by_role.items() if bits == 3 and row.share]
+    low, _ = (row for row in rows if row.part == "all")
+    alone = [r for r in rows if r.part == "role" and r.bits == low.bits]
+    added = sum(r.absolute_change.estimate for r in alone if r.absolute_change)
+    assert low.predicted == pytest.approx(added, abs=1e-9)
+    assert low.absolute_change is not None
+    assert low.absolute_change.estimate != low.predicted
+    shares = [row.share.estimate for row in alone if row.share]
     assert not shares or sum(shares) == pytest.approx(1)
 
 

@@ -25,9 +25,6 @@ ROLE = SensitivityRow(
 ALL = replace(ROLE, part="all", name="3 bits", share=None)
 
 
-MIXTURE = replace(ROLE, part="mixture", name="mixture", bits=None, share=None, predicted=0.06)
-
-
 LAST = "stage2-ingredient3-step1000"
 
 
@@ -58,9 +55,7 @@ def diagnosed(
 
 
 def parts_of(label: str) -> tuple[SensitivityRow, ...]:
-    mixture = {"q": 3, "down": 4}
-    mixed = replace(MIXTURE, mixture=mixture, budget=3.6, bits_per_weight=3.55, documents=8)
     return tuple(
         replace(row, subject=label)
-        for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125), mixed)
+        for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125))
     )

@@ -1,57 +1,14 @@
-"""Which mixture of bits loses least, against every mixture there is."""
+"""Which parts are measured, and how parameters are written."""
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
-from qaudit.diagnostics.sensitivity import Option, Variant, cheapest_loss, variants_of
+from qaudit.diagnostics.sensitivity import Variant, variants_of
 from qaudit.errors import SchemeError
 
 ROLES = ("q", "o", "down")
-
-
-def brute_force(options: dict[str, list[Option]], budget: float) -> float | None:
-    sums = [
-        sum(one.loss for one in chosen)
-        for chosen in itertools.product(*options.values())
-        if sum(one.storage for one in chosen) <= budget
-    ]
-    return min(sums, default=None)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 7), st.floats(0, 1.1))
-def test_the_choice_is_the_best_of_all_mixtures(seed: int, parts: int, share: float) -> None:
-    generator = np.random.default_rng(seed)
-    options = {
-        f"r{k}": [
-            Option(bits, float(generator.integers(1, 50) * bits), float(generator.normal()))
-            for bits in (3, 4, 8)[: 2 + k % 2]
-        ]
-        for k in range(parts)
-    }
-    budget = share * sum(max(one.storage for one in several) for several in options.values())
-    best, chosen = brute_force(options, budget), cheapest_loss(options, budget)
-    if best is None:
-        assert chosen is None
-        return
-    assert chosen is not None
-    taken = [
-        one for name, several in options.items() for one in several if one.bits == chosen[name]
-    ]
-    assert len(taken) == parts
-    assert sum(one.storage for one in taken) <= budget
-    assert sum(one.loss for one in taken) == pytest.approx(best, abs=1e-12)
-
-
-def test_of_equal_losses_the_smaller_is_taken() -> None:
-    options = {"q": [Option(3, 3.0, 0.5), Option(4, 4.0, 0.5)]}
-    assert cheapest_loss(options, 10.0) == {"q": 3}
 
 
 def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None:
@@ -86,8 +43,8 @@ def test_a_diagnostic_reads_back_from_what_it_prints(name: str) -> None:
 
 
 def test_a_scheme_in_full_stands_last_and_keeps_its_parameters() -> None:
-    (asked,) = parse_diagnostics(["sensitivity:budget=3.5:scheme=gptq:bits=3:group=64"])
-    assert asked.short == "sensitivity:budget=3.5:scheme=gptq:bits=3:group=64"
+    (asked,) = parse_diagnostics(["sensitivity:layers=8:scheme=gptq:bits=3:group=64"])
+    assert asked.short == "sensitivity:layers=8:scheme=gptq:bits=3:group=64"
     assert parse_diagnostics([asked.spec]) == (asked,)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qaudit.diagnostics.sensitivity import diagnosed_findings
 from qaudit.types import Interval, SensitivityRow
-from tests.support.diagnosed import ALL, MIXTURE, ROLE
+from tests.support.diagnosed import ALL, ROLE
 
 
 def rules(*rows: SensitivityRow) -> list[str]:
@@ -27,11 +27,3 @@ def test_what_is_said_of_a_role_is_said_at_the_fewer_bits() -> None:
 
 def test_a_group_of_layers_is_no_role() -> None:
     assert rules(ALL, replace(ROLE, part="layers", name="0..1")) == []
-
-
-def test_a_mixture_that_keeps_its_promise_needs_no_word() -> None:
-    assert rules(ALL, MIXTURE) == []
-    (found,) = diagnosed_findings([ALL, replace(MIXTURE, predicted=0.09)])
-    assert (found.rule, found.outcome, found.level) == ("QA036", "pass", "info")
-    assert "0.0600 [0.0500, 0.0700]" in found.message
-    assert "0.0900" in found.message
