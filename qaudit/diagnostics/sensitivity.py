@@ -144,7 +144,7 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
 def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:
     low = {row.bits for row in rows if row.part == "all"}
     for row in rows:
-        if row.part == "role" and row.bits == min(filter(None, low), default=row.bits):
+        if row.part == "role" and row.bits == min(low, default=row.bits):
             yield from _most(row)
 
 
@@ -172,7 +172,7 @@ def section(view: View) -> doc.Section:
 
 def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
     rows_of_subject = [row for row in rows if row.subject == label]
-    lowest = min((row.bits for row in rows_of_subject if row.bits is not None), default=None)
+    lowest = min((row.bits for row in rows_of_subject), default=None)
     alone = [row for row in rows_of_subject if row.part == "role" and row.bits == lowest]
     if not alone:
         return []
