@@ -245,8 +245,6 @@ class Family(Strict):
     known_duplicates: tuple[DuplicatesOrNames, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
     dtype: str | None = None
-    bytes_per_checkpoint: int | None = None  # about: what a plan reads from headers goes before
-    shards: int | None = None
     context: int | None = None
     tokenizer: str | None = None  # the repository it is in, where it is another
     requires: tuple[Need, ...] = ()

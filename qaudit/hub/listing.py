@@ -191,11 +191,6 @@ class Listing:
             parts.append(self._read_header(repo, commit, file) if shapes is None else shapes)
         return _together(repo, files, parts)
 
-    def known_shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes | None:
-        """Return the tensors of safetensors files if they are known without a request."""
-        parts = [shapes for file in files if (shapes := self._known_shapes(file)) is not None]
-        return _together(repo, files, parts) if len(parts) == len(files) else None
-
     def read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
         """Return a range of a file's bytes, offline from the shared cache if they are there."""
         if stop <= start:

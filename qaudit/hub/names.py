@@ -190,12 +190,6 @@ def matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
     return value
 
 
-def text_in(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise GarbledError(f"{what} is {quoted(value)}, which is no text")
-    return value
-
-
 def table_in(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise GarbledError(f"{what} is not a table")

@@ -29,8 +29,6 @@ family: olmo2-7b
 description: OLMo 2 7B.
 match: {repos: [allenai/OLMo-2-1124-7B*], model_type: olmo2}
 dtype: float32
-bytes_per_checkpoint: 29194510544
-shards: 6
 tokens_per_step: 4194304
 stages:
   - name: stage1
@@ -295,7 +293,7 @@ def test_a_family_is_found_by_its_repository_only(tmp_path: Path) -> None:
         ("known_duplicates: [{revisions: [a], reson: b}]", "no key", "did you mean `reason`?"),
         ("stages: [{name: a, lr: {kind: constant, peak: x}}]", "which is no number", ""),
         ("match: {reads: ['(']}", "not a regular expression", ""),
-        ("shards: many", "`shards` is `many`", "it must be a whole number"),
+        ("context: many", "`context` is `many`", "it must be a whole number"),
         ("stages: [{name: a, lr: {kind: cosin, peak: 1}}]", "unknown schedule `cosin`", ""),
         ("stages: [{name: a, lr: {kind: cosine, peak: 1}}]", "needs ['end']", ""),
         ("stages: [{name: a, pattern: '" + "a?" * 40 + "'}]", "could take hours", "write it"),

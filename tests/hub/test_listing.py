@@ -105,7 +105,6 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
         asked = again.client.requests
         for commit, files in trees.items():
             assert again.files(REPO, commit) == files
-            assert again.known_shapes(REPO, commit, weights(files)) is not None
             assert again.shapes(REPO, commit, weights(files)) is not None
             assert again.commit(REPO, commit) == commit
         assert again.client.requests == asked
@@ -213,7 +212,6 @@ def test_offline_and_unknown_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
             ask()
     assert offline.known_files(REPO, "a" * 40) is None
-    assert offline.known_shapes(REPO, "a" * 40, [file]) is None
 
 
 def test_a_hub_that_is_down_is_not_answered_from_memory(hub: Hub, tmp_path: Path) -> None:
@@ -279,7 +277,6 @@ def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path, content: bytes
         files = weights(mine.files(REPO, commit))
         with pytest.raises(HubError, match=f"{REPO}/model.safetensors.*{commit}"):
             mine.shapes(REPO, commit, files)
-        assert mine.known_shapes(REPO, commit, files) is None
 
 
 def test_a_header_past_the_limit_is_not_fetched(tmp_path: Path) -> None:
@@ -350,12 +347,11 @@ def test_a_damaged_record_is_as_good_as_absent(
     again = listing(hub, tmp_path)
     assert again.known_files(REPO, commit) is None
     assert again.files(REPO, commit) == files
-    assert again.known_shapes(REPO, commit, weights(files)) is None
     assert again.shapes(REPO, commit, weights(files)) == shapes
     with pytest.raises(HubError):
         listing(hub, tmp_path, offline=True).revisions(REPO)
     third = listing(hub, tmp_path)  # mended by the second
-    assert third.known_shapes(REPO, commit, weights(third.files(REPO, commit))) == shapes
+    assert third.shapes(REPO, commit, weights(third.files(REPO, commit))) == shapes
     assert third.client.requests == 0
 
 
@@ -389,7 +385,9 @@ def test_shapes_on_the_disk_are_checked(hub: Hub, tmp_path: Path, value: Any) ->
     commit = mine.commit(REPO)
     (file,) = weights(mine.files(REPO, commit))
     mine._store.put("headers", mine._key(file.identity, str(file.nbytes)), value)
-    assert mine.known_shapes(REPO, commit, [file]) is None
+    before = mine.client.requests
+    assert mine.shapes(REPO, commit, [file])
+    assert mine.client.requests > before
 
 
 def test_one_hub_does_not_answer_for_another(root: Path, hub: Hub, tmp_path: Path) -> None:
