@@ -7,6 +7,8 @@ and a shell leaves both alone:
 
     gptq-4bit    gptq-4bit:group=64    gptq:bits=4:group=64    gptq-4bit:preset=paper-a
 
+The last is shown as `gptq-4bit (paper-a)`, which is read, too.
+
 What has a default may be left out; what is unknown, given twice, of the wrong type or out of
 range is refused with a hint. A preset expands to its parameters, and explicit ones win. For
 every scheme `parse_scheme(scheme.spec) == scheme == parse_scheme(scheme.short)`.
@@ -93,8 +95,13 @@ def origins(
     return tuple(dict.fromkeys(plugin for plugin in plugins if plugin is not None))
 
 
+_PRESET = re.compile(r"(\S+) \(([\w.-]+)\)")  # as names are shown
+
+
 def parse_scheme(text: str) -> Scheme:
     head, *pairs = text.strip().split(":")
+    if (preset := _PRESET.fullmatch(head)) is not None:
+        head, pairs = preset[1], [*pairs, f"preset={preset[2]}"]
     name, bits = split_bits(head)
     if name == Shipped.name:  # as a plan wrote it
         return build(Shipped, name, read_pairs(pairs))

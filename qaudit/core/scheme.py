@@ -194,10 +194,8 @@ class Scheme:
     @property
     def remark(self) -> str | None:
         """Return the inferred settings, if these are those of a published study."""
-        for name, settings in self.presets.items():
-            if all(getattr(self, key) == value for key, value in settings.items()):
-                return f"settings of {name}: {self.remarks[name]}" if name in self.remarks else None
-        return None
+        preset = self._preset()
+        return f"settings of {preset}: {self.remarks[preset]}" if preset in self.remarks else None
 
     @property
     def bit_class(self) -> str:
@@ -215,11 +213,26 @@ class Scheme:
 
     @property
     def short(self) -> str:
-        """Return the display name: `gptq-4bit`, and behind it whatever is not default."""
+        """Return the display name: `gptq-4bit`, and behind it whatever is not default.
+
+        The settings of a preset are one name: `gptq-4bit (llm-compressor)`.
+        """
         bits = getattr(self, "bits", None)
         head = self.name if bits is None else f"{self.name}-{bits}bit"
-        changed = (f for f in fields(self) if f.name != "bits" and self._differs(f))
+        changed = [f for f in fields(self) if f.name != "bits" and self._differs(f)]
+        preset = self._preset()
+        settings = self.presets.get(preset, {})
+        if any(f.name in settings for f in changed):
+            head += f" ({preset})"
+            changed = [f for f in changed if f.name not in settings]
         return ":".join([head, *self._pairs(changed)])
+
+    def _preset(self) -> str:
+        """Return the preset whose settings these are; "" if there is none."""
+        for name, settings in self.presets.items():
+            if all(getattr(self, key) == value for key, value in settings.items()):
+                return name
+        return ""
 
     @property
     def spec(self) -> str:

@@ -15,7 +15,6 @@ from qaudit.core.registry import (
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
-UNSHARED = "shared_fold=false:modules=true"
 PAPER_A = "act_order=true:act_group_aware=false"
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
@@ -141,29 +140,22 @@ def test_the_canonical_form_spells_every_parameter_in_order():
         ("bnb-int8:threshold=4", "bnb-int8:threshold=4.0"),
         ("awq-4bit:scale_dtype=bf16", "awq-4bit"),
         ("awq-4bit:scale_dtype=float32", "awq-4bit:scale_dtype=float32"),
-        ("gptq-4bit:preset=paper-a", f"gptq-4bit:{PAPER_A}:scale_dtype=float32"),
+        ("gptq-4bit:preset=paper-a", "gptq-4bit (paper-a)"),
+        (f"gptq-4bit:{PAPER_A}:scale_dtype=float32", "gptq-4bit (paper-a)"),
+        ("gptq-4bit:preset=paper-a:group=64", "gptq-4bit (paper-a):group=64"),
+        ("gptq-4bit (paper-a):group=64", "gptq-4bit (paper-a):group=64"),
         (
             "gptq-4bit:preset=paper-a:damp=0.01",
             f"gptq-4bit:{PAPER_A}:damp=0.01:scale_dtype=float32",
         ),
-        (
-            "gptq-3bit:preset=llm-compressor",
-            "gptq-3bit:act_order=true:act_group_aware=false:static_groups=true:damp=0.01"
-            ":damp_increment=0.0:true_sequential=false:all_tokens=true",
-        ),
-        (
-            "gptq-4bit:preset=autogptq",
-            "gptq-4bit:act_order=true:act_group_aware=false:damp=0.01:damp_increment=0.0",
-        ),
+        ("gptq-3bit:preset=llm-compressor", "gptq-3bit (llm-compressor)"),
+        ("gptq-4bit:preset=autogptq", "gptq-4bit (autogptq)"),
         ("gptq-4bit:preset=gptqmodel", "gptq-4bit"),
-        (
-            "awq-4bit:preset=llm-compressor",
-            f"awq-4bit:clip=false:{UNSHARED}:ratios=llm-compressor:all_tokens=true",
-        ),
-        ("awq-4bit:preset=autoawq", f"awq-4bit:{UNSHARED}"),
-        ("rtn:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
-        ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
-        ("rtn:preset=paper-b-int8", "rtn-8bit:group=-1:scale_dtype=float32"),
+        ("awq-4bit:preset=llm-compressor", "awq-4bit (llm-compressor)"),
+        ("awq-4bit:preset=autoawq", "awq-4bit (autoawq)"),
+        ("rtn:preset=paper-b", "rtn-4bit (paper-b)"),
+        ("rtn-4bit:preset=paper-b", "rtn-4bit (paper-b)"),
+        ("rtn:preset=paper-b-int8", "rtn-8bit (paper-b-int8)"),
     ],
 )
 def test_every_form_between_short_and_canonical_is_read(text, short):

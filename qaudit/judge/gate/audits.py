@@ -10,6 +10,7 @@ name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -223,7 +224,8 @@ def matches(name: str, glob: str) -> bool:
 
 def matches_scheme(name: str, glob: str) -> bool:
     """Whether a scheme equals a glob, or matches it with its parameters or without."""
-    return matches(name, glob) or (_is_glob(glob) and matches(name.partition(":")[0], glob))
+    head = re.split(r":| \(", name, maxsplit=1)[0]
+    return matches(name, glob) or (_is_glob(glob) and matches(head, glob))
 
 
 def _is_glob(text: str) -> bool:
