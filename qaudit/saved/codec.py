@@ -39,8 +39,18 @@ def encode(value: Any) -> dict[str, Any]:
 
 
 def text_of(document: Any) -> str:
-    """Write a JSON document; numbers that are not finite are null."""
-    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+    """Write a JSON document, each row of its tables on a line; NaN and infinity are null."""
+    document = _finite(document)
+    if not isinstance(document, dict):
+        return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    keys = ",\n".join(f" {json.dumps(key)}: {_value(value)}" for key, value in document.items())
+    return f"{{\n{keys}\n}}\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return "[\n" + ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value) + "\n ]"
+    return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n ")
 
 
 def decode(kind: type[T], document: Any, where: str) -> T:
