@@ -92,6 +92,11 @@ class WeightKeeper:
         _save(tensors, _group_file(folder, linears.block, self._groups[place]), about)
         self._groups[place] += 1
 
+    def begin(self) -> None:
+        """Write over what an attempt wrote that ran out of memory."""
+        self._groups.clear()
+        self._left_out.clear()
+
     def mark_whole(self) -> None:
         """Let later rounds read what this one wrote."""
         for spec in {spec for spec, _ in self._groups} - self._left_out:
@@ -191,6 +196,9 @@ class Restored(StandIn):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "calibration", Calibration.NONE)
+
+    def begin(self) -> None:
+        self.groups.clear()
 
     def quantize(self, linears: Linears) -> Quantized:
         device = next(iter(linears.weights.values())).device

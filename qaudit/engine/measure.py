@@ -24,7 +24,7 @@ import gc
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +52,7 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
 from qaudit.engine.kept_weights import (
     LinearHashes,
+    Restored,
     WeightKeeper,
     is_whole,
     rest_names,
@@ -87,43 +88,22 @@ from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, TaskEvid
 ON_HOST = "the GPU ran out of memory: hidden states waited on the host"
 
 
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """One way to run a pass; a block inside of it may run out of a GPU's memory."""
-
-    machine: Machine
-    feed: Feed
-    notes: tuple[str, ...] = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        on_gpu = self.machine.device.type != "cpu"
-        return on_gpu and isinstance(error, RuntimeError) and is_out_of_memory(error)
+Attempt = tuple[Machine, Feed, tuple[str, ...]]
+"""One way to run a pass, and its notes."""
 
 
-def attempts(machine: Machine, feed: Feed) -> Iterator[Attempt]:
-    """Yield ways to run a pass, each with less on the GPU than the one before."""
+def attempts(machine: Machine, feed: Feed) -> list[Attempt]:
+    """Return ways to run a pass, each with less on the GPU than the one before."""
     on_host = replace(machine, device_stream_limit_nbytes=0)
-    ways = [Attempt(machine, feed), Attempt(on_host, feed, (ON_HOST,))]
+    ways: list[Attempt] = [(machine, feed, ())]
+    if machine.device.type == "cpu":
+        return ways
+    ways.append((on_host, feed, (ON_HOST,)))
     most = max((len(batch.windows) for batch in (*feed.calibration, *feed.evaluation)), default=1)
     for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
         note = f"{ON_HOST}, in batches of {windows}: last digits differ"
-        ways.append(Attempt(on_host, _narrower(feed, windows), (note,)))
-    for way in ways:
-        yield way
-        gc.collect()  # the error had hold of the frames, and they of tensors
-        torch.cuda.empty_cache()
-
-
-def out_of_memory(label: str) -> ModelError:
-    """Make the error for a subject that no attempt could measure."""
-    return ModelError(
-        f"out of memory while measuring `{label}`, with hidden states on the host and one window "
-        "at a time too",
-        hint="lower `--set context=N`, or use a `--device` with more memory",
-    )
+        ways.append((on_host, _narrower(feed, windows), (note,)))
+    return ways
 
 
 def _narrower(feed: Feed, windows: int) -> Feed:
@@ -348,33 +328,49 @@ def send(
     feed: Feed | None = None,
 ) -> dict[str, Measurement]:
     """Send a task's text, or another feed, through its model once; measure every stream."""
+    for attempt in attempts(machine, feed or feed_of(task)):
+        try:
+            return _sent(task, attempt, progress, watch)
+        except RuntimeError as error:
+            if machine.device.type == "cpu" or not is_out_of_memory(error):
+                raise
+        gc.collect()  # the error had hold of the frames, and they of tensors
+        torch.cuda.empty_cache()
+    raise ModelError(
+        f"out of memory while measuring `{task.subject.label}`, with hidden states on the host and "
+        "one window at a time too",
+        hint="lower `--set context=N`, or use a `--device` with more memory",
+    )
+
+
+def _sent(
+    task: Task, attempt: Attempt, progress: Progress, watch: Observer | None
+) -> dict[str, Measurement]:
+    machine, feed, notes = attempt
+    for kept_weights in (task.keeper, *task.schemes):
+        if isinstance(kept_weights, WeightKeeper | Restored):
+            kept_weights.begin()
 
     def named(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
 
-    for attempt in attempts(machine, feed or feed_of(task)):
-        with attempt:
-            weights = open_weights(
-                task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
-            )
-            fed = replace(
-                attempt.feed,
-                shipped=openers_of(task, weights),
-                tables=task.tables,
-                column_loop=attempt.machine.column_loop,
-                reference=reference_of(task, attempt.machine),
-            )
-            with opened_states(attempt.machine) as states, LinearHashes() as hashes:
-                observe = _observer(watch, hashes, task.keeper)
-                kept = kept_pass(task, attempt.machine, fed, hashes)
-                tallies = route_of(task, weights, attempt.machine).follow(
-                    fed, task.schemes, states, named, observe, check=machine.self_check, kept=kept
-                )
-            for tally in tallies.values():
-                tally.note(*attempt.notes)
-            measured = _measurements(task, weights, fed, tallies)
-            return _hashed(measured, task, weights, hashes)
-    raise out_of_memory(task.subject.label)
+    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
+    feed = replace(
+        feed,
+        shipped=openers_of(task, weights),
+        tables=task.tables,
+        column_loop=machine.column_loop,
+        reference=reference_of(task, machine),
+    )
+    with opened_states(machine) as states, LinearHashes() as hashes:
+        observe = _observer(watch, hashes, task.keeper)
+        kept = kept_pass(task, machine, feed, hashes)
+        tallies = route_of(task, weights, machine).follow(
+            feed, task.schemes, states, named, observe, check=machine.self_check, kept=kept
+        )
+    for tally in tallies.values():
+        tally.note(*notes)
+    return _hashed(_measurements(task, weights, feed, tallies), task, weights, hashes)
 
 
 def _hashed(

@@ -26,12 +26,19 @@ from qaudit.planning.survey import with_experts
 from qaudit.saved.results import ResultStore
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Subject, Window
+from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.pretended_device import pretended
 from tests.support.series import find_checkpoints
 
-ON_GPU = replace(MACHINE, device=torch.device("cuda"), device_stream_limit_nbytes=10**9)
+SCHEMES = parse_schemes(["gptq-4bit"])
+ON_GPU = replace(
+    MACHINE,
+    device=torch.device("cuda"),
+    device_stream_limit_nbytes=10**9,
+    keeps_weights=(SCHEMES[0].spec,),
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +50,25 @@ def checkpoint(tmp_path_factory):
 
 def on_gpu(checkpoint, folder, machine=ON_GPU):
     subject = Subject(checkpoint.label, ((checkpoint, 1.0),))
-    task = Task.unplanned(subject, corpus(), parse_schemes(["gptq-4bit"]))
+    task = Task.unplanned(subject, corpus(), SCHEMES)
     return [one.measurement for one in measure(task, machine, ResultStore(folder))]
 
 
 @pytest.fixture(scope="module")
 def whole(checkpoint, tmp_path_factory):
-    """Measure without a fault; return the measurements and the first allocation of each line."""
-    first = {}
+    """Measure without a fault; return the measurements and the first allocation of each line.
+
+    Between them are the names of the files of weights that were kept.
+    """
+    first, folder = {}, tmp_path_factory.mktemp("evidence")
     with pretended() as device:
         device.allocates = lambda: first.setdefault(device.line(), device.tried)
-        measurements = on_gpu(checkpoint, tmp_path_factory.mktemp("evidence"))
-    return measurements, sorted(first.values())
+        measurements = on_gpu(checkpoint, folder)
+    return measurements, kept(folder), sorted(first.values())
+
+
+def kept(folder):
+    return [*filled(sorted(path.name for path in (folder / "kept").rglob("*.safetensors")))]
 
 
 def held_and_planned(config, schemes, documents, folder):
@@ -119,28 +133,29 @@ def test_a_plan_counts_the_states_that_are_copied_beside_what_is_computed(tmp_pa
 
 def test_each_way_but_the_first_keeps_states_on_the_host():
     ways = attempts(ON_GPU, Feed((), ()))
-    assert [way.machine.device_stream_limit_nbytes for way in ways] == [10**9, 0]
+    assert [machine.device_stream_limit_nbytes for machine, *_ in ways] == [10**9, 0]
 
 
-def must_go_on(checkpoint, whole, folder, numbers):
+def must_go_on(checkpoint, whole, files, folder, numbers):
     for number in numbers:
         with pretended() as device:
             device.fails_at = number
             measurements = on_gpu(checkpoint, folder / str(number))
+        assert kept(folder / str(number)) == files
         for measurement, expected in zip(measurements, whole, strict=True):
             np.testing.assert_array_equal(measurement.evidence.nll_sum, expected.evidence.nll_sum)
             assert measurement.notes == (*expected.notes, ON_HOST), number
 
 
 def test_a_pass_goes_on_with_its_states_on_the_host(checkpoint, whole, tmp_path):
-    expected, first = whole
-    must_go_on(checkpoint, expected, tmp_path, first[1 :: len(first) // 2])
+    expected, files, first = whole
+    must_go_on(checkpoint, expected, files, tmp_path, [first[1], first[-1]])
 
 
 @pytest.mark.slow
 def test_a_pass_goes_on_after_a_fault_at_any_line(checkpoint, whole, tmp_path):
-    expected, first = whole
-    must_go_on(checkpoint, expected, tmp_path, first)
+    expected, files, first = whole
+    must_go_on(checkpoint, expected, files, tmp_path, first)
 
 
 def test_then_in_smaller_batches_with_a_note(checkpoint, tmp_path):
