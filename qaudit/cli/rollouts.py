@@ -46,9 +46,11 @@ def rollouts(
     """
     from qaudit.cli.progress import Progress
     from qaudit.recipe.table import recipe_and_options, take
+    from qaudit.report.folder import must_be_outside
     from qaudit.rollouts.server import Server
     from qaudit.rollouts.write import RolloutRequest, write_rollouts
 
+    must_be_outside(out)
     sampling, soup = take(Sampling, settings), bool(settings["soups"])
     address, model = sampling.server, sampling.served_model or target
     request = RolloutRequest(prompts, soup, sampling, Server(address, model) if address else None)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qaudit.errors import UsageError, not_written
+from qaudit.report.folder import must_be_outside
 from qaudit.saved.parts import LOCK, WRITER, one_writer
 from qaudit.whole import read_regular, write_whole
 
@@ -21,9 +22,10 @@ _RESULT = "result"
 
 
 def must_be_new(out: Path) -> None:
-    """Refuse a folder that holds something."""
+    """Refuse a folder that holds something, or is inside a checkpoint."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"`{out}` exists already", hint="name a folder that does not exist yet")
+    must_be_outside(out)
 
 
 def begun_path(out: Path) -> Path:

@@ -62,12 +62,8 @@ def write_block(card: str, readme: Path) -> None:
 
 def must_take_files(out: Path) -> None:
     """Refuse an output folder that cannot be written to, before hours go into what is written."""
+    must_be_outside(out)
     places = (out, *out.parents)
-    if model := next(filter(_is_checkpoint, (here := out.absolute(), *here.parents)), None):
-        raise UsageError(
-            f"`{out}` is inside the checkpoint `{model}`, whose files others copy as a whole",
-            hint="name a folder outside of it with `--out`",
-        )
     if broken := next((p for p in places if p.is_symlink() and not p.exists()), None):
         raise UsageError(
             f"`{broken}` is a link that leads nowhere", hint="name another with `--out`"
@@ -80,6 +76,15 @@ def must_take_files(out: Path) -> None:
     if not os.access(place, os.W_OK | os.X_OK):
         raise MachineError(
             f"`{place}` takes no files: permission denied", hint="name another with `--out`"
+        )
+
+
+def must_be_outside(out: Path) -> None:
+    """Refuse an output folder inside a checkpoint."""
+    if model := next(filter(_is_checkpoint, (here := out.absolute(), *here.parents)), None):
+        raise UsageError(
+            f"`{out}` is inside the checkpoint `{model}`, whose files others copy as a whole",
+            hint="name a folder outside of it with `--out`",
         )
 
 

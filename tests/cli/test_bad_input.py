@@ -616,6 +616,13 @@ def test_an_output_folder_inside_a_checkpoint(place: Path, qaudit: Run, out: str
     files = sorted((place / "series").rglob("*"))
     done = qaudit("scan", "series", *QUICK[:-1], out)
     refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--out`")
+    for command in (
+        ("soup", "series", "--soup", "last:2"),
+        ("export", "series/step10", "--scheme", "rtn-4bit"),
+        ("rollouts", "series/step10", "--prompts", TEXT),
+    ):
+        done = qaudit(*command, "--out", out + "-new" if out.endswith("new") else f"{out}/new")
+        refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--out`")
     assert sorted((place / "series").rglob("*")) == files
 
 
