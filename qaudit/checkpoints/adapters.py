@@ -156,7 +156,7 @@ class AdaptedWeights:
         self._adapter = WeightFolder(folder, allow_pickle=allow_pickle, single=_weights_in(folder))
         self._parts: dict[str, dict[str, str]] = {}  # of each module: the part, and its tensor
         self._whole: dict[str, str] = {}  # of the base -> of the adapter, in place of it
-        known = set(base.names())
+        base_names = set(base.names())
         for stored in self._adapter.names():
             module, part = _split(stored)
             if part:
@@ -164,7 +164,7 @@ class AdaptedWeights:
             else:
                 self._whole[module] = stored
         for name in dict.fromkeys((*self._parts, *self._whole)):
-            if name not in known:
+            if name not in base_names:
                 raise SourceError(
                     f"the adapter `{folder}` changes `{name}`, which its base does not hold",
                     hint="it belongs to another base, or that ties its embeddings: merge it into "

@@ -106,14 +106,14 @@ class Breaks:
         return np.append(between, inner[-1:])
 
     def means(self) -> Iterator[Array]:
-        one, x = np.ones_like(self.x_N), self.x_N
+        ones, x = np.ones_like(self.x_N), self.x_N
         positions = self.first + self.extent * x
         gap = float(np.median(np.diff(positions)))
         log = np.log(positions if self.first > 0 else positions - self.first + gap)
-        yield np.stack([one, x], axis=1)
-        yield np.stack([one, x, x**2], axis=1)
-        yield np.stack([one, x, log], axis=1)
-        yield np.stack([one, x, x**2, log], axis=1)
+        yield np.stack([ones, x], axis=1)
+        yield np.stack([ones, x, x**2], axis=1)
+        yield np.stack([ones, x, log], axis=1)
+        yield np.stack([ones, x, x**2, log], axis=1)
 
     def width_of(self, candidate: int) -> tuple[float, float]:
         """Return the stretch that a candidate covers: up to its neighbours, or checkpoints."""

@@ -271,8 +271,9 @@ class _SeriesReader:
         inside = folders_with_weights(files)
         parts: tuple[Checkpoint, ...] = (checkpoint,)
         if checkpoint.ref.subfolder is None and inside and "" not in inside:
-            known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
-            whole = Candidate(ref, checkpoint.label, (ref.revision or "main",), known, commit)
+            knowledge, ref = Knowledge(_family(checkpoint)), checkpoint.ref
+            names = (ref.revision or "main",)
+            whole = Candidate(ref, checkpoint.label, names, knowledge, checkpoint.commit)
             parts = as_series(
                 [CheckpointGroup(tuple(spread(whole, lambda *_: files)), alone=False)]
             )

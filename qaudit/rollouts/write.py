@@ -211,12 +211,12 @@ def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
 
     Penalties of a checkpoint are left out: they make the next token depend on more than its logits.
     """
-    own = generation if generation.get("do_sample") else {}
+    usual = generation if generation.get("do_sample") else {}
     try:
         sampler = Sampler(
-            temperature=float(_first(request.sampling.temperature, own.get("temperature"), 1.0)),
-            top_k=int(_first(request.sampling.top_k, own.get("top_k"), 0)) or None,
-            top_p=float(_first(request.sampling.top_p, own.get("top_p"), 1.0)),
+            temperature=float(_first(request.sampling.temperature, usual.get("temperature"), 1.0)),
+            top_k=int(_first(request.sampling.top_k, usual.get("top_k"), 0)) or None,
+            top_p=float(_first(request.sampling.top_p, usual.get("top_p"), 1.0)),
         )
     except (TypeError, ValueError) as error:
         raise ConfigurationError(

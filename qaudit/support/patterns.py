@@ -74,5 +74,5 @@ def _parts(code: Any, value: Any) -> Iterable[Any]:
 
 
 def _is_digit(node: Any) -> bool:
-    (body, *others) = node[1][2]
-    return not others and body[0] is op.IN and body[1] in _DIGITS
+    (body, *rest) = node[1][2]
+    return not rest and body[0] is op.IN and body[1] in _DIGITS

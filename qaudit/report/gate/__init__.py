@@ -36,7 +36,7 @@ SUMMARY_NBYTES = 1024 * 1024
 """A step's summary; a longer one is dropped as a whole."""
 
 
-class Format(NamedTuple):
+class GateFormat(NamedTuple):
     """What a format makes of a gate, and of a failure of the tool."""
 
     of_gate: Callable[[Gate], str]
@@ -97,17 +97,17 @@ def _failure_to_json(error: QauditError) -> str:
     return text_of(encode(GateFailure("1", __version__, "error", code, reason)))
 
 
-FORMATS: dict[str, Format] = {
-    "terminal": Format(
+FORMATS: dict[str, GateFormat] = {
+    "terminal": GateFormat(
         lambda gate: terminal.render(document(gate)), lambda error: terminal.render(failure(error))
     ),
-    "md": Format(
+    "md": GateFormat(
         lambda gate: within(gate, COMMENT_NBYTES), lambda error: markdown.render(failure(error))
     ),
-    "json": Format(_to_json, _failure_to_json),
-    "junit": Format(machines.junit, machines.junit_of_failure),
-    "sarif": Format(machines.sarif, machines.sarif_of_failure),
-    "github": Format(machines.github, machines.github_of_failure),
-    "badge": Format(machines.badge, machines.badge_of_failure),
-    "shields": Format(machines.shields, machines.shields_of_failure),
+    "json": GateFormat(_to_json, _failure_to_json),
+    "junit": GateFormat(machines.junit, machines.junit_of_failure),
+    "sarif": GateFormat(machines.sarif, machines.sarif_of_failure),
+    "github": GateFormat(machines.github, machines.github_of_failure),
+    "badge": GateFormat(machines.badge, machines.badge_of_failure),
+    "shields": GateFormat(machines.shields, machines.shields_of_failure),
 }
