@@ -328,11 +328,31 @@ def send(
     feed: Feed | None = None,
 ) -> dict[str, Measurement]:
     """Send a task's text, or another feed, through its model once; measure every stream."""
-    for attempt in attempts(machine, feed or feed_of(task)):
+
+    def named(done: int, total: int, what: str) -> None:
+        progress(done, total, what + task.remark)
+
+    for on, batches, notes in attempts(machine, feed or feed_of(task)):
         try:
-            return _sent(task, attempt, progress, watch)
+            weights = open_weights(task.subject, allow_pickle=on.allow_pickle, folder=task.folder)
+            fed = replace(
+                batches,
+                shipped=openers_of(task, weights),
+                tables=task.tables,
+                column_loop=on.column_loop,
+                reference=reference_of(task, on),
+            )
+            with opened_states(on) as states, LinearHashes() as hashes:
+                observe = _observer(watch, hashes, task)
+                kept = kept_pass(task, on, fed, hashes)
+                tallies = route_of(task, weights, on).follow(
+                    fed, task.schemes, states, named, observe, check=on.self_check, kept=kept
+                )
+            for tally in tallies.values():
+                tally.note(*notes)
+            return _hashed(_measurements(task, weights, fed, tallies), task, weights, hashes)
         except RuntimeError as error:
-            if machine.device.type == "cpu" or not is_out_of_memory(error):
+            if on.device.type == "cpu" or not is_out_of_memory(error):
                 raise
         gc.collect()  # the error had hold of the frames, and they of tensors
         torch.cuda.empty_cache()
@@ -341,36 +361,6 @@ def send(
         "one window at a time too",
         hint="lower `--set context=N`, or use a `--device` with more memory",
     )
-
-
-def _sent(
-    task: Task, attempt: Attempt, progress: Progress, watch: Observer | None
-) -> dict[str, Measurement]:
-    machine, feed, notes = attempt
-    for kept_weights in (task.keeper, *task.schemes):
-        if isinstance(kept_weights, WeightKeeper | Restored):
-            kept_weights.begin()
-
-    def named(done: int, total: int, what: str) -> None:
-        progress(done, total, what + task.remark)
-
-    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
-    feed = replace(
-        feed,
-        shipped=openers_of(task, weights),
-        tables=task.tables,
-        column_loop=machine.column_loop,
-        reference=reference_of(task, machine),
-    )
-    with opened_states(machine) as states, LinearHashes() as hashes:
-        observe = _observer(watch, hashes, task.keeper)
-        kept = kept_pass(task, machine, feed, hashes)
-        tallies = route_of(task, weights, machine).follow(
-            feed, task.schemes, states, named, observe, check=machine.self_check, kept=kept
-        )
-    for tally in tallies.values():
-        tally.note(*notes)
-    return _hashed(_measurements(task, weights, feed, tallies), task, weights, hashes)
 
 
 def _hashed(
@@ -435,15 +425,16 @@ def quantize_only(
         send(task, machine, progress, watch, feed)
 
 
-def _observer(
-    watch: Observer | None, hashes: LinearHashes, keeper: WeightKeeper | None
-) -> Observer:
-    """Show what schemes do to hashes, to what is kept, and to diagnostics."""
+def _observer(watch: Observer | None, hashes: LinearHashes, task: Task) -> Observer:
+    """Show what schemes do, from the first group on, to hashes, to what is kept, to diagnostics."""
+    for each in (task.keeper, *task.schemes):
+        if isinstance(each, WeightKeeper | Restored):
+            each.begin()
 
     def see(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         hashes.observe(scheme, linears, quantized)
-        if keeper is not None:
-            keeper.observe(scheme, linears, quantized)
+        if task.keeper is not None:
+            task.keeper.observe(scheme, linears, quantized)
         if watch is not None:
             watch(scheme, linears, quantized)
 

@@ -28,7 +28,7 @@ def test_each_linear_of_each_block_has_the_hash_of_its_weight() -> None:
 def test_a_device_has_the_hosts_hashes_and_the_host_does_not_wait_for_it() -> None:
     with pretended() as device, LinearHashes() as hashes:
         hashes.observe(RTN, Linears({}), Quantized({"w": WEIGHT_RC.to("cuda")}, 0))
-        main = [line for line in device.waits if "linear_hashes" not in line]
+        main = [line for line in device.waits if "kept_weights" not in line]
     assert main == []
     assert hashes.of(RTN.spec) == {"0.w": sha256_of(WEIGHT_RC)}
 
