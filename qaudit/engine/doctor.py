@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from qaudit.checkpoints.stamps import hub_cache, own_cache
-from qaudit.engine.tasks import open_device
 from qaudit.errors import HubError, MachineError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
 from qaudit.planning.footprint import free_disk_nbytes
@@ -71,6 +70,7 @@ def _machine() -> Iterator[Fact]:
     if fault := _torch_fault():
         yield fault
         return
+    from qaudit.engine.tasks import open_device  # loads torch
 
     device, dtype = open_device(*choose_device("auto", "auto"))
     for k in range(torch.cuda.device_count()):

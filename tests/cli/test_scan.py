@@ -25,7 +25,7 @@ def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) 
     measured = [(row["subject"], row["scheme"]) for row in audit["measurements"]]
     assert measured == [(label, scheme) for label in LABELS for scheme in ("fp", "rtn-4bit")]
     assert audit["skipped"] == []
-    assert "Measured: 3 subjects under 1 scheme" in done.out
+    assert "series: 3 checkpoints, 1 scheme, 12 documents (276 tokens)" in done.out
     assert all(label in done.err for label in LABELS)
     assert "3 checkpoints, 1 scheme and full precision" in done.err
     written = {path.relative_to(place / "out").parts[0] for path in (place / "out").rglob("*")}
