@@ -16,7 +16,7 @@ import qaudit
 import qaudit.demo
 from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
-from qaudit.judge.pooling import interval_of
+from qaudit.judge.quantities import interval_of
 from qaudit.judge.table import divergences, losses
 
 DEMO = Path(qaudit.demo.__path__[0])

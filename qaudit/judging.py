@@ -19,11 +19,10 @@ from qaudit.errors import SourceError
 from qaudit.executors.records import RETRY_TASK, Record, UnitOutcome, one_error, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
-from qaudit.judge.choose import choose
+from qaudit.judge.choose import choose, parse_objective
 from qaudit.judge.gate import GateInput, verdict_of
 from qaudit.judge.gate import gate as gate_measurements
-from qaudit.judge.objectives import parse_objective
-from qaudit.judge.pooling import Moved
+from qaudit.judge.quantities import Moved
 from qaudit.judge.table import Measurements
 from qaudit.planning.passes import planned_rounds
 from qaudit.planning.price import detectable_error

@@ -49,8 +49,7 @@ def pick(
 
     Example: qaudit pick qaudit-out/demo --objective bits@2%
     """
-    from qaudit.judge.choose import pick_of
-    from qaudit.judge.objectives import parse_objective
+    from qaudit.judge.choose import parse_objective, pick_of
     from qaudit.judging import decide
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine

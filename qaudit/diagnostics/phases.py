@@ -39,7 +39,7 @@ from qaudit.core.changepoint import MINIMUM_POINTS, find_break, trajectory
 from qaudit.core.course import Places
 from qaudit.core.course import courses as runs_in
 from qaudit.diagnostics.diagnostic import Overlay
-from qaudit.judge.pooling import columns_of, interval_of
+from qaudit.judge.quantities import columns_of, interval_of
 from qaudit.judge.table import Measurements
 from qaudit.report import document as doc
 from qaudit.report.chart import FAINT, POINT, looks

@@ -1,8 +1,8 @@
 """Measurements in, findings and the pick out. Pure: no files, no clock, no torch.
 
-`table` knows which measurement belongs to which subject and what may be compared, `scores`
-gives each measurement and each comparison of subjects its intervals, `pooling` quantities of
-several cells, `pick` chooses what to ship by an objective, `gate` applies a policy, and
+`table` knows which measurement belongs to which subject and what may be compared, `scores` gives
+each measurement and each comparison of subjects its intervals, `quantities` are sums over documents
+of one cell or several, `pick` chooses what to ship by an objective, `gate` applies a policy, and
 `rules` has one small function for each other finding, with a code that stays.
 """
 
@@ -14,10 +14,9 @@ from datetime import date
 from types import MappingProxyType
 from typing import Any
 
-from qaudit.judge.choose import NO_SEARCH, pick_of
+from qaudit.judge.choose import LOSS, NO_SEARCH, Objective, pick_of
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
-from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import Moved, noise
+from qaudit.judge.quantities import Moved, noise
 from qaudit.judge.rules import RuleCase, apply_rules
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements

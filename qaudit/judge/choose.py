@@ -12,26 +12,81 @@ lowest KL divergence: KL divergence is to each subject's own full precision and 
 between subjects. A mixture of bits is a candidate where it takes no more bits than the largest file
 of one width that was measured in its class. A bound of few or lucky documents may be short by luck,
 so that of the pick is at least the lower quartile of those of all contenders
-(`judge.gate`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all
-count.
+(`judge.gate`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all count.
 
 A soup that a search made was the best of several means on these documents: they count, too.
+
+An objective says what "best" means:
+
+loss              the lowest quantized loss
+loss@awq-3bit     the same at one scheme
+kl                the lowest KL divergence to full precision, among the schemes of the subject that
+                  has the lowest quantized loss
+bits@1%           the fewest bits per weight whose loss stays within 1 % of the best loss in
+                  full precision, over all subjects
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.scheme import most_bits_first
-from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import interval_of
+from qaudit.errors import UsageError
+from qaudit.judge.quantities import interval_of
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
+from qaudit.settings import SEARCHED_AT
+from qaudit.support.keys import nearest
 from qaudit.types import FULL_PRECISION, NEAR_BASELINE, ClassVerdict, Interval, Measurement, Pick
+
+EXAMPLES = ("loss", f"loss@{SEARCHED_AT}", "kl", "bits@1%", "pareto")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One of the forms above."""
+
+    kind: Literal["loss", "kl", "bits"] = "loss"
+    scheme: str | None = None
+    margin: float | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "bits":
+            return f"bits@{100 * (self.margin or 0):g}%"
+        return f"{self.kind}@{self.scheme}" if self.scheme else self.kind
+
+
+LOSS = Objective()
+
+
+def parse_objective(text: str) -> Objective:
+    kind, at, rest = text.strip().partition("@")
+    if kind == "loss" and (rest or not at):
+        return Objective("loss", scheme=rest or None)
+    if kind == "kl" and not at:
+        return Objective("kl")
+    if kind == "bits":
+        return Objective("bits", margin=_margin(text, rest))
+    raise UsageError(f"there is no objective `{text}`", hint=nearest(text, EXAMPLES))
+
+
+def _margin(text: str, rest: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", rest)
+    if match is None:
+        raise UsageError(f"`{text}` has no margin in percent", hint="write `bits@1%`")
+    margin = float(match[1]) / (100 if match[2] else 1)
+    if not 0 < margin < 1:
+        raise UsageError(
+            f"a margin of {100 * margin:g} % is not between 0 and 100 %", hint="write `bits@1%`"
+        )
+    return margin
+
 
 UNQUANTIZED = "fp"
 """The class of full precision, which only an objective that names it chooses."""

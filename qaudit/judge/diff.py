@@ -13,35 +13,131 @@ known. Relative error is the same number in both units.
 
 All intervals of one difference hold at once (Bonferroni), since a reader of fifty of them looks
 for the largest.
+
+Protocol, versions and weights, which may have caused a difference, are compared as text and by
+name, so that what a later version records is named, too. Accuracy is paired where both answered the
+same items.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.core import statistics
+from qaudit.core import items, statistics
+from qaudit.core.items import Marked
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
-from qaudit.judge.causes import changed, other_weights, protocol_of, versions_of
 from qaudit.judge.table import Cell, Sums, by_cell, divergences, losses
-from qaudit.judge.task_changes import apart, reading, shared_tasks, task_deltas
+from qaudit.judge.tasks import answers, same_items, tasks_of
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
+    Changed,
     Delta,
     Difference,
     Evidence,
     Interval,
     Measurement,
     Reading,
+    TaskDelta,
+    TaskEvidence,
 )
+
+
+def changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
+    keys = dict.fromkeys([*a, *b])
+    return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
+
+
+def other_weights(a: AuditRecord, b: AuditRecord) -> Iterator[str]:
+    """Yield the subjects that have one label and two contents."""
+    contents = {subject.label: subject.content for subject in a.subjects}
+    for subject in b.subjects:
+        if contents.get(subject.label, subject.content) != subject.content:
+            yield subject.label
+
+
+def protocol_of(audit: AuditRecord) -> dict[str, str]:
+    plan = audit.plan
+    confidence = f"{plan.recipe.confidence:g}"
+    machine = {"dtype": plan.dtype, "device": plan.device, "confidence": confidence}
+    return dict(_flat(audit.protocol)) | machine
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        elif key not in ("notes", "has_chat_template"):  # they repeat others, or change nothing
+            yield f"{before}{key}", str(value)
+
+
+def versions_of(audit: AuditRecord) -> dict[str, str]:
+    environment = audit.environment
+    libraries = environment.get("libraries")
+    versions = {k: str(v) for k, v in libraries.items()} if isinstance(libraries, dict) else {}
+    for key in ("python", "platform", "processor"):
+        if key in environment:
+            versions[key] = str(environment[key])
+    return {"qaudit": audit.qaudit, **versions}
+
+
+Pairs = list[tuple[Cell, TaskEvidence, TaskEvidence]]
+
+
+def shared_tasks(pairs: list[tuple[Cell, Measurement, Measurement]]) -> Pairs:
+    shared: Pairs = []
+    for cell, a, b in pairs:
+        theirs = tasks_of(b)
+        shared += [(cell, one, theirs[name]) for name, one in tasks_of(a).items() if name in theirs]
+    return shared
+
+
+def task_deltas(shared: Pairs, level: float) -> Iterator[TaskDelta]:
+    """Yield what accuracy lost from a to b; below zero it rose."""
+    for (subject, scheme), a, b in shared:
+        before, after = answers(a).right_N, answers(b).right_N
+        paired = same_items(a, b)
+        if paired:
+            drop = items.drop([Marked(after, before)], level, normalized=False)
+            assert drop is not None
+        else:
+            drop = apart(statistics.accuracy(before, level), statistics.accuracy(after, level))
+        same = (
+            paired
+            and np.array_equal(a.nll, b.nll, equal_nan=a.imported is not None)
+            and np.array_equal(before, after)
+        )
+        yield TaskDelta(
+            subject, scheme, a.task, drop, reading(drop, len(after), same=same), paired, len(after)
+        )
+
+
+def apart(a: Interval, b: Interval) -> Interval:
+    """Return a minus b of two independent estimates (Zou and Donner 2008)."""
+    estimate = a.estimate - b.estimate
+    below = math.hypot(a.estimate - a.low, b.high - b.estimate)
+    above = math.hypot(a.high - a.estimate, b.estimate - b.low)
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def reading(worse: Interval, count: int, *, same: bool) -> Reading:
+    """Put a difference into a word; a positive one is worse, and too few decide nothing."""
+    if same:
+        return "same"
+    if count < MINIMUM_DOCUMENTS or not math.isfinite(worse.estimate):
+        return "unclear"
+    if worse.low > 0:
+        return "worse"
+    return "better" if worse.high < 0 else "unclear"
+
 
 Unit = Literal["nats per token", "bits per byte"]
 Rows = npt.NDArray[np.intp]

@@ -11,9 +11,13 @@ from qaudit.core import statistics
 from qaudit.core.statistics import Statistic, documents_for_width
 from qaudit.errors import AuditError
 from qaudit.judge.choose import NO_SEARCH
-from qaudit.judge.fidelity import MEANS, fidelity_columns, reference_columns
-from qaudit.judge.pooling import estimated
-from qaudit.judge.rare import largest_share
+from qaudit.judge.quantities import (
+    MEANS,
+    estimated,
+    fidelity_columns,
+    largest_share,
+    reference_columns,
+)
 from qaudit.judge.table import Cell, EvidenceFiles, Measurements, is_finite
 from qaudit.types import (
     FULL_PRECISION,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.pooling import columns_of
+from qaudit.judge.quantities import columns_of
 from qaudit.judge.table import Cell, Measurements, divergences
 from qaudit.types import FULL_PRECISION, Interval, Measurement, StratumRow
 

@@ -16,7 +16,7 @@ from qaudit.core import statistics
 from qaudit.core.course import Places, courses
 from qaudit.core.predictor import MINIMUM_POINTS, Known, Predicted, predict
 from qaudit.core.statistics import Array
-from qaudit.judge.pooling import estimated
+from qaudit.judge.quantities import estimated
 from qaudit.judge.table import Measurements
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, Prospect, Suggestion, Worth
 

@@ -12,7 +12,7 @@ import pytest
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, judge
-from qaudit.judge.pooling import Moved
+from qaudit.judge.quantities import Moved
 from qaudit.judge.scores import judge_difference
 from qaudit.types import (
     Comparison,

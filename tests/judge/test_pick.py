@@ -9,8 +9,7 @@ import pytest
 
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
-from qaudit.judge.choose import candidates, choose
-from qaudit.judge.objectives import Objective, parse_objective
+from qaudit.judge.choose import Objective, candidates, choose, parse_objective
 from qaudit.judge.table import Measurements
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.support import sample

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.judge.task_changes import task_deltas
+from qaudit.judge.diff import task_deltas
 from qaudit.judge.tasks import answers, margin_ratios
 from qaudit.types import TaskEvidence
 from tests.support.items import items_of

@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
-from qaudit.judge.choose import ClassChoice, choices, classes_of, preferred_verdict
+from qaudit.judge.choose import (
+    LOSS,
+    ClassChoice,
+    Objective,
+    choices,
+    classes_of,
+    parse_objective,
+    preferred_verdict,
+)
 from qaudit.judge.gate import GateInput, gate, verdict_of
-from qaudit.judge.objectives import LOSS, Objective, parse_objective
 from qaudit.judge.table import Measurements
 from qaudit.policy import preset
 from qaudit.types import (

@@ -18,7 +18,7 @@ from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
 from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
-from qaudit.judge.pooling import Moved
+from qaudit.judge.quantities import Moved
 from qaudit.judging import moved_by_rounding, tables_of
 from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.passes import Pricing, calibrated, passes_of

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge import Judgement, judge
-from qaudit.judge.pooling import Moved
+from qaudit.judge.quantities import Moved
 from qaudit.types import (
     AuditRecord,
     Checkpoint,

@@ -22,14 +22,15 @@ import numpy as np
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
 from qaudit.judge.choose import (
+    LOSS,
     MAIN,
     ClassChoice,
+    Objective,
     cell_of,
     choices,
     class_verdict,
     pick_of,
 )
-from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.table import Cell, Measurements
 from qaudit.types import (
     FULL_PRECISION,

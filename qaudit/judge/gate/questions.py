@@ -31,9 +31,18 @@ from qaudit.core.statistics import (
     items_to_detect,
     quantile_interval,
 )
-from qaudit.judge.fidelity import disagreements, reroutings, sure_flips, sure_tokens
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair
-from qaudit.judge.pooling import Deciding, deciding, estimated, interval_of, settling
+from qaudit.judge.quantities import (
+    Deciding,
+    deciding,
+    disagreements,
+    estimated,
+    interval_of,
+    reroutings,
+    settling,
+    sure_flips,
+    sure_tokens,
+)
 from qaudit.judge.rollouts import QUANTITIES
 from qaudit.judge.strata import largest, worst_stratum
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
