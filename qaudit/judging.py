@@ -27,7 +27,7 @@ from qaudit.judge.table import Measurements
 from qaudit.planning.passes import planned_rounds
 from qaudit.planning.price import detectable_error
 from qaudit.policy import policy_named
-from qaudit.report.next_step import next_step
+from qaudit.report.verdict import next_step
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import decode
 from qaudit.saved.documents import DiagnosticRows, UnitDocument

@@ -51,7 +51,7 @@ def pick(
     """
     from qaudit.judge.choose import parse_objective, pick_of
     from qaudit.judging import decide
-    from qaudit.report.pick import pick_to_json, render_pareto, render_pick
+    from qaudit.report.verdict import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine
 
     wanted = None if objective == PARETO else parse_objective(objective)

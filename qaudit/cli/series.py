@@ -78,7 +78,7 @@ def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
     from qaudit.cli.options import audit_at
     from qaudit.judge.suggest import suggest
     from qaudit.report.format import printable
-    from qaudit.report.suggestion import render_suggestion, suggestion_to_json
+    from qaudit.report.plan import render_suggestion, suggestion_to_json
     from qaudit.saved.evidence import read_saved
 
     saved = read_saved(audit_at(after)).checked()

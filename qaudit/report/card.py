@@ -22,7 +22,6 @@ from qaudit.report.losses import (
     schemes_section,
 )
 from qaudit.report.markdown import BEGIN, END
-from qaudit.report.pick import pareto_section
 from qaudit.report.protocol import (
     notes_section,
     protocol_section,
@@ -40,7 +39,7 @@ from qaudit.report.sections import (
     tasks_section,
 )
 from qaudit.report.series import picture, series_picture, series_section, soup_section
-from qaudit.report.verdict import evidence
+from qaudit.report.verdict import evidence, pareto_section
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
 

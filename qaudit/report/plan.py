@@ -2,6 +2,8 @@
 
 Each line is a word and its text, in 80 columns. Downloads are given in bytes, and in time only at a
 named rate, since the speed of the Hub is unknown.
+
+What is worth measuring next is a table of predictions, and JSON.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qaudit.core.registry import parse_scheme
-from qaudit.report.format import count, duration, listing, plural, size
+from qaudit.report import document as doc
+from qaudit.report import terminal
+from qaudit.report.format import count, duration, listing, percent, plural, size, spread
 from qaudit.report.terminal import filled
-from qaudit.types import Further, Plan, Subject, Traffic, reference_in
+from qaudit.saved.codec import encode, text_of
+from qaudit.types import Further, Plan, Subject, Suggestion, Traffic, Worth, reference_in
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
+WIDTH_OF_TABLES = 120
 SHOWN = 12  # checkpoints before the list is folded
 
 
@@ -140,3 +146,59 @@ def _otherwise(price: Further) -> str:
 
 def _seconds(seconds: float) -> str:
     return duration(max(1.0, seconds))
+
+
+HEADER = ("checkpoint", "at", "added loss, %", "quantized loss, nats", "better", "gain, nats")
+
+
+def suggestion_to_json(suggestion: Suggestion) -> str:
+    return text_of(encode(suggestion))
+
+
+def render_suggestion(suggestion: Suggestion) -> str:
+    if suggestion.error is None or suggestion.loss is None or suggestion.best_loss is None:
+        reason = (
+            f"No suggestion of what to measure next at {suggestion.scheme}: {suggestion.reason}."
+        )
+        return terminal.render(doc.Page("", doc.prose(reason), ()))
+    shown = suggestion.prospects[:SHOWN]
+    rows = (
+        doc.row(
+            doc.name_cell(each.label + " *" * each.beyond),
+            count(round(each.position)),
+            percent(each.error),
+            spread(each.loss),
+            f"{100 * each.better:.0f} %",
+            f"{each.gain:.4f}",
+        )
+        for each in shown
+    )
+    headline = (
+        f"Worth measuring next at {suggestion.scheme}, by {suggestion.measured} measured "
+        f"checkpoints of which `{suggestion.best}` has the lowest quantized loss, "
+        f"{suggestion.best_loss:.4f} nats:"
+    )
+    more = len(suggestion.prospects) - len(shown)
+    blocks: list[doc.Block] = [doc.TableBlock(doc.columns(*HEADER), tuple(rows))]
+    blocks += [doc.paragraph(f"{more} more promise less.")] if more > 0 else []
+    if any(each.beyond for each in shown):
+        blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]
+    blocks += [
+        doc.paragraph(_worth("added loss", suggestion.error, 100, "points", suggestion)),
+        doc.paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
+        doc.paragraph("Predictions choose what to measure; they are in no audit."),
+    ]
+    return terminal.render(doc.Page("", doc.prose(headline), tuple(blocks)), WIDTH_OF_TABLES)
+
+
+def _worth(what: str, worth: Worth, scale: float, unit: str, suggestion: Suggestion) -> str:
+    errors = (
+        f"signals ({listing(list(suggestion.signals))}) {scale * worth.signals:.3g}, neighbours "
+        f"{scale * worth.neighbours:.3g}, mean {scale * worth.mean:.3g} {unit}"
+    )
+    used = {
+        "signals": "the signals are used",
+        "neighbours": "the signals are no better, and neighbours are used",
+        "mean": "the signals are no better, and the mean is used",
+    }[worth.method]
+    return f"Error at checkpoints left out, {what}: {errors}; {used}."

@@ -25,7 +25,6 @@ from qaudit.report.chart import (
 )
 from qaudit.report.format import count, listing, loss, percent, pixels_of, plural, spread
 from qaudit.report.losses import MOST_LINEARS
-from qaudit.report.pick import points
 from qaudit.report.series import (
     MEANINGS,
     Axis,
@@ -38,6 +37,7 @@ from qaudit.report.series import (
     soup_reading,
     trunk,
 )
+from qaudit.report.verdict import points
 from qaudit.report.views import View
 from qaudit.types import Comparison, Interval, Subject
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from qaudit.report import document as doc
 from qaudit.report.format import listing, plural, shortened, size
-from qaudit.report.next_step import default_folder
-from qaudit.report.verdict import label
+from qaudit.report.verdict import default_folder, label
 from qaudit.report.views import View
 from qaudit.types import CODES, ClassVerdict, Interval, Verdict
 

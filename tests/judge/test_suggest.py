@@ -9,7 +9,7 @@ import numpy as np
 
 from qaudit.judge.suggest import suggest
 from qaudit.judge.table import Measurements
-from qaudit.report.suggestion import render_suggestion, suggestion_to_json
+from qaudit.report.plan import render_suggestion, suggestion_to_json
 from qaudit.types import Checkpoint
 from tests.support.courses import checkpoint, measurements, subjects
 

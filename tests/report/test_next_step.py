@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from qaudit.report.card import render, render_terminal
-from qaudit.report.next_step import _folder, next_step
+from qaudit.report.verdict import _folder, next_step
 from qaudit.types import AuditRecord, NextStep
 from tests.support import sample
 from tests.support.verdicts import class_verdict, verdict, with_verdict
@@ -52,4 +52,4 @@ def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
     shown = with_verdict(replace(verdict(undecided), next_step=found))
     for text in (render(shown), render_terminal(shown, 60)):
         assert found.command in text
-        assert "The text at hand has 101 documents" in text
+        assert "The text has 101 documents" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qaudit.report.document import plain_text
-from qaudit.report.pick import pareto_table, points
+from qaudit.report.verdict import pareto_table, points
 from qaudit.report.views import View
 from qaudit.types import Interval
 from tests.support import sample

@@ -30,8 +30,6 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from qaudit.errors import QauditError
 from qaudit.judge.gate import verdict_of
-from qaudit.report.elements import element
-from qaudit.report.elements import text as words
 from qaudit.report.format import pixels_of, printable
 from qaudit.report.gate.checks import (
     NO_ANSWER,
@@ -46,6 +44,8 @@ from qaudit.report.gate.checks import (
     word,
     worst_first,
 )
+from qaudit.report.html import element
+from qaudit.report.html import text as words
 from qaudit.saved.codec import text_of
 from qaudit.types import CODES, Check, Code, Finding, Gate, Policy, digest
 from qaudit.version import __version__

@@ -6,6 +6,10 @@ so that a browser loads nothing and runs nothing else, whatever a document conta
 script everything can be read, and only the controls are missing.
 
 Characters that are not ASCII are spelled, so that no encoding can be the wrong one.
+
+Elements of HTML and SVG are made so that no text can become an element: `Html` is for a browser,
+`str` is text of any origin; the type checker keeps them apart, and `text` is the only way from one
+to the other.
 """
 
 from __future__ import annotations
@@ -15,15 +19,54 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import groupby, takewhile
+from typing import NewType
 
 from qaudit.report import document as doc
 from qaudit.report.chart import on_page
-from qaudit.report.elements import EMPTY, Html, element, joined, text, unseen
+from qaudit.report.format import printable
+
+Html = NewType("Html", str)
+Value = str | int | float | None
+
+EMPTY = Html("")
+_VOID = frozenset({"meta", "br"})
+_LEAVES = frozenset({"path", "line", "rect", "circle"})  # of SVG, which may close themselves
+
+
+def text(words: str) -> Html:
+    """Escape words and their control characters."""
+    return Html(html.escape(printable(words)))
+
+
+def element(tag: str, *inner: Html, **attributes: Value) -> Html:
+    """Return an element; `class_` is written `class`, `data_x` is `data-x`, None is left out."""
+    opened = tag + "".join(_attribute(k, v) for k, v in attributes.items() if v is not None)
+    if tag in _VOID:
+        return Html(f"<{opened}>")
+    if tag in _LEAVES and not inner:
+        return Html(f"<{opened}/>")
+    return Html(f"<{opened}>{''.join(inner)}</{tag}>")
+
+
+def joined(parts: Iterable[Html], between: str = "") -> Html:
+    return Html(between.join(parts))
+
+
+def unseen(words: str) -> Html:
+    """Return words for screen readers alone."""
+    return element("span", text(words), class_="unseen")
+
+
+def _attribute(name: str, value: Value) -> str:
+    key = name.rstrip("_").replace("_", "-")
+    number = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f' {key}="{text(number)}"'
+
 
 FILE = "report.html"
 UNBROKEN = {
