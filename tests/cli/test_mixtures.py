@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 from compressed_tensors.quantization import QuantizationConfig
 
+from qaudit.core.linears import Linears
 from qaudit.core.mixture import bits_in
+from qaudit.core.registry import parse_scheme
 from qaudit.formats.packing import patterns_of
+from qaudit.formats.registry import format_named
 from qaudit.saved.exports import read_export
 from tests.support.cli import TEXT, Run, audit_of, refused
+from tests.support.formats import weight
 
 MIX = "gptq-mix:budget=3.75:group=32"
 SCAN = ("scan", "series/step200", *TEXT, "--schemes", f"{MIX},rtn-3bit:group=32", "--out", "out")
@@ -119,3 +123,13 @@ def test_patterns_name_the_linears_of_each_width(
     mixed: dict[str, int], patterns: dict[int, list[str]]
 ) -> None:
     assert patterns_of(mixed) == patterns
+
+
+def test_files_of_llama_cpp_have_a_type_for_each_linear() -> None:
+    scheme = parse_scheme("gguf-mix:budget=5")
+    weights = {name: weight(k, 32, 256) for k, name in enumerate("ab")}
+    quantized = scheme.quantize(Linears(weights, bits={"a": 3, "b": 6}))
+    form = format_named("gguf", scheme)
+    packed = [n for name, s in quantized.stored.items() for n in form.pack(name, s)]
+    assert packed == ["a.Q3_K", "b.Q6_K"]
+    assert quantized.bits == 8 * 32 * (110 + 210)  # the bytes of a block of 256

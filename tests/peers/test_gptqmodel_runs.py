@@ -33,6 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gptq", "rtn-3bit:group=32"),
         ("gptq", "rtn-8bit:group=32"),
         ("gptq", "rtn-4bit:group=32:sym=false"),
+        ("gptq", "gptq-mix:budget=3.9:group=32:members=348"),
         ("awq", "rtn-4bit:group=32:sym=false"),
     ],
 )

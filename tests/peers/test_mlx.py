@@ -139,7 +139,10 @@ def exported(folder: Path, spec: str, family: str = "llama") -> Path:
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-@pytest.mark.parametrize("spec", ["rtn-4bit:group=32", "rtn-3bit:group=32:sym=false"])
+@pytest.mark.parametrize(
+    "spec",
+    ["rtn-4bit:group=32", "rtn-3bit:group=32:sym=false", "gptq-mix:budget=3.75:group=32:tie=none"],
+)
 def test_mlx_lm_loads_and_runs_an_exported_folder(tmp_path: Path, spec, family):
     import mlx.core as mx
     from mlx_lm.utils import load_model
