@@ -213,6 +213,8 @@ def test_a_series_with_a_soup_of_scattered_members_is_fetched_once(budget: int) 
         (["a", "b", "c", "abc"], None, "+a +b 0 +c 1 2 3"),
         (["x", "ab"], 2, "+x +a 0 -x +b 1 -a -b"),  # members come as far as there is room
         (["a", "b", "c", "d", "ab"], 2, "+a +b 0 1 4 -a -b +c +d 2 -c 3 -d"),
+        # What is used last goes where room is needed.
+        (["a", "b", "c", "a", "b"], 2, "+a +b 0 1 -b +c 2 -c +b 3 -a 4 -b"),
         (["", "a", ""], 1, "+a 0 1 -a 2"),  # of this machine
         ([], 1, ""),
     ],
