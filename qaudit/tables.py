@@ -16,6 +16,8 @@ from qaudit.types import FULL_PRECISION, AuditRecord, Gate, Interval, Pick, Plan
 if TYPE_CHECKING:
     import pandas
 
+    from qaudit.report import document as doc
+
 
 class Table(tuple[Any, ...]):
     """A tuple of frozen rows."""
@@ -193,11 +195,32 @@ def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
 def _of_verdict(verdict: Verdict) -> str:
     from qaudit.report import document as doc
     from qaudit.report import markdown
+
+    headline, table = _screen(verdict)
+    return markdown.render_blocks((doc.paragraph(tuple(doc.strong(headline))), table))
+
+
+def _as_text(verdict: Verdict) -> str:
+    from qaudit.report import document as doc
+    from qaudit.report import terminal
+
+    headline, table = _screen(verdict)
+    return terminal.render(doc.Page("", doc.prose(headline), (table,))).rstrip()
+
+
+def _as_html(verdict: Verdict) -> str:
+    from qaudit.report.elements import element, text
+    from qaudit.report.html import Blocks
+
+    headline, table = _screen(verdict)
+    return element("p", element("strong", text(headline))) + Blocks({}).all([table], "Verdict")
+
+
+def _screen(verdict: Verdict) -> tuple[str, doc.TableBlock]:
     from qaudit.report.screen import table
     from qaudit.report.verdict import answer
 
-    head = doc.paragraph(tuple(doc.strong(answer(verdict).replace("`", ""))))
-    return markdown.render_blocks((head, table(verdict)))
+    return answer(verdict).replace("`", ""), table(verdict)
 
 
 def _of_gate(gate: Gate) -> str:
@@ -221,3 +244,5 @@ def _of_pick(pick: Pick) -> str:
 # Values import no report, so their views are added here, where the API begins.
 for _kind, _view in ((Verdict, _of_verdict), (Gate, _of_gate), (Pick, _of_pick)):
     setattr(_kind, "_repr_markdown_", _view)  # noqa: B010 - not an attribute that mypy knows
+setattr(Verdict, "_repr_html_", _as_html)  # noqa: B010
+setattr(Verdict, "__str__", _as_text)  # noqa: B010

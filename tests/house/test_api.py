@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qaudit.report.verdict import answer
+from qaudit.report.verdict import answer, label
 from qaudit.tables import Audit
 from qaudit.types import Interval, Pick
 from tests.house.notebook import NOTEBOOK, results, run
@@ -64,6 +64,12 @@ def test_an_audit_is_a_tidy_table_and_its_conclusions_have_views() -> None:
     assert record.verdict is not None
     view: Any = record.verdict
     assert answer(record.verdict).replace("`", "")[:12] in view._repr_markdown_()
+    assert view._repr_html_().count("<table") == 1
+    printed = str(view)
+    assert printed.startswith(answer(record.verdict).replace("`", "")[:12])
+    assert len(printed) < 1200
+    assert max(map(len, printed.splitlines())) <= 80
+    assert all(label(one) in printed for one in record.verdict.classes)
     pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
     assert pick._repr_markdown_().startswith("**Ship `soup` at gptq-4bit**: lowest loss.")
 
