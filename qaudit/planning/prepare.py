@@ -55,6 +55,7 @@ from qaudit.planning.pin import (
 )
 from qaudit.planning.price import (
     ITEMSIZE,
+    START_SECONDS,
     Load,
     begins_again_notes,
     choose_audited,
@@ -283,8 +284,8 @@ def _planned(
         nbytes_memory_available=available,
         nbytes_disk=footprint.disk_nbytes + nbytes_kept,
         streams=price.streams,
-        seconds_low=low,
-        seconds_high=high,
+        seconds_low=low + START_SECONDS[0],
+        seconds_high=high + START_SECONDS[1],
         texts=resolved.texts,
         shipped=resolved.shipped,
         traffic=traffic,

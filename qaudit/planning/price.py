@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of several tasks that go through blocks together
 SPREAD = 4.0  # of a time before anything is measured
+START_SECONDS = (3.0, 20.0)  # to load libraries, to cut text and to write the report
 SERIAL = 1 / 20  # of the work of one core, which other cores do not share
 GPU_TERAFLOPS = (  # of dense products in 16 bits and in float32, by what a name holds
     ("B200", 2250, 80), ("H200", 989, 67), ("H100", 989, 67), ("A100", 312, 19.5),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from qaudit.errors import MachineError
 from qaudit.report.verdict import answer, label
 from qaudit.tables import Audit
 from qaudit.types import Interval, Pick
@@ -20,6 +21,7 @@ from tests.support import sample
 from tests.support.verdicts import with_verdict
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 NOTE = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
 CELLS, META = NOTE["cells"], NOTE["metadata"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
@@ -72,6 +74,22 @@ def test_an_audit_is_a_tidy_table_and_its_conclusions_have_views() -> None:
     assert all(label(one) in printed for one in record.verdict.classes)
     pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
     assert pick._repr_markdown_().startswith("**Ship `soup` at gptq-4bit**: lowest loss.")
+
+
+def test_the_readme_needs_nothing_that_its_install_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = Audit(with_verdict(), Path())
+    monkeypatch.setattr("qaudit.scan", lambda *targets, **settings: audit)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    (block,) = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+    scope: dict[str, Any] = {}
+    run(block, scope)
+    assert len(scope["rows"]) == len(audit.tidy())
+    assert capsys.readouterr().out == f"{audit.verdict}\n"
+    with pytest.raises(MachineError) as refused:
+        audit.to_pandas()
+    assert refused.value.hint == "pip install 'qaudit-llm[pandas]', or use `.to_records()`"
 
 
 def in_words(text: str) -> tuple[str, list[float]]:
