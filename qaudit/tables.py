@@ -209,8 +209,7 @@ def _as_text(verdict: Verdict) -> str:
 
 
 def _as_html(verdict: Verdict) -> str:
-    from qaudit.report.elements import element, text
-    from qaudit.report.html import Blocks
+    from qaudit.report.html import Blocks, element, text
 
     headline, table = _screen(verdict)
     return element("p", element("strong", text(headline))) + Blocks({}).all([table], "Verdict")

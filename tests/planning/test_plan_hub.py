@@ -23,6 +23,7 @@ from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.planning.pin import pinned_or_resolved, read_lock
 from qaudit.planning.prepare import make_plan
+from qaudit.planning.price import START_SECONDS
 from qaudit.planning.resolve import needs_hub, resolve
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.settings import RunOptions
@@ -247,6 +248,8 @@ def test_two_names_for_the_same_weights_stay_two_subjects_and_are_fetched_once(
     assert any("step3000" in finding.message for finding in plan.findings)
     assert plan.traffic is not None
     assert plan.traffic.nbytes_to_fetch // NBYTES == 2
+    assert plan.seconds_low >= START_SECONDS[0]  # of a model this small nothing else takes time
+    assert plan.seconds_high >= START_SECONDS[1]
 
 
 def test_what_is_not_permitted_is_refused_before_anything_is_downloaded(
