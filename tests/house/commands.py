@@ -62,7 +62,7 @@ def commands(
 def page() -> str:
     """Return the whole page."""
     keys = (
-        _item(f"`{name}`", f"{_line(entry.setting.help)} {_takes(entry.kind)}", entry.shown_default)
+        _item(f"`{name}`", _line(entry.setting.help), entry.shown_default)
         for name, entry in settings_of().items()
         if not entry.option
     )
@@ -99,11 +99,6 @@ def _row(option: Any) -> str:
 def _item(names: str, text: str, default: str) -> str:
     unset = "" if default in ("none", "off") else f" ({default})"
     return f"- {names}{unset}: {text.strip()}\n"
-
-
-def _takes(kind: str) -> str:
-    """Return what a key takes, where neither its default nor its help says so."""
-    return f"{kind[0].upper()}{kind[1:]}." if kind.startswith("a ") and kind != "a text" else ""
 
 
 def _called(argument: Any) -> str:

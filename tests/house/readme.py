@@ -57,7 +57,10 @@ def gguf() -> str:
         if name not in same
     ]
     rows = [f"- of the same name in llama.cpp: {', '.join(same)}", *read]
-    refused = [f"- {name}: {why}" for name, why in UNPROVED.items()]
+    names: dict[str, list[str]] = {}
+    for name, why in UNPROVED.items():
+        names.setdefault(why, []).append(name)
+    refused = [f"- {', '.join(those)}: {why}" for why, those in names.items()]
     return GGUF_HEAD + "\n".join(rows) + "\n" + GGUF_REST + "\n".join(refused) + "\n" + GGUF_END
 
 
