@@ -108,7 +108,7 @@ def added(error: Interval, margin: float | None = None) -> str:
     digits = min(6, max(1 if half < 10 else 0, -math.floor(math.log10(half))))
     while margin is not None and digits < 6 and _crosses(values, margin, digits):
         digits += 1
-    estimate, low, high = (f"{value:.{digits}f}" for value in values)
+    estimate, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in values)  # no -0
     return f"{estimate} % [{low}, {high}]"
 
 

@@ -14,6 +14,7 @@ from qaudit.core import statistics
 from qaudit.core.statistics import counts_of
 from qaudit.errors import UsageError
 from qaudit.judge.gate import GateInput, findings_of, gate
+from qaudit.judge.gate.questions import levels_of, of_cell
 from qaudit.types import Fidelity, Ignore, Metric, Policy
 from tests.support.gated import (
     PROTOCOL,
@@ -82,6 +83,25 @@ def test_all_intervals_that_count_hold_at_once() -> None:
                 sums(audit, label, scheme), sums(audit, label, "fp"), level
             )
             assert check(found, label, scheme).interval == alone
+
+
+@pytest.mark.parametrize(
+    ("metric", "pays"), [("relative_error", "high"), ("tokens_to_divergence", "low")]
+)
+def test_the_end_that_has_to_be_within_the_margin_pays_for_choosing(
+    metric: Metric, pays: str
+) -> None:
+    asked, audit = rule(metric=metric, subjects=("@ships",)), held()
+    question = replace(of_cell(asked, audit, None, (A, GPTQ)), at_once=4)
+    levels = levels_of(policy(asked), question, 1)._asdict()
+    assert levels.pop(pays) == pytest.approx(1 - 0.05 / 4)
+    assert list(levels.values()) == [0.95]
+
+
+def test_what_a_rule_names_and_what_ships_is_judged_once() -> None:
+    both = rule(subjects=("@all", "@ships"), schemes=(GPTQ,))
+    cells = [(c.subject, c.scheme) for c in judged(policy(both), held()).checks]
+    assert sorted(cells) == sorted({*cells})
 
 
 def test_rules_that_only_warn_move_no_verdict() -> None:
@@ -396,13 +416,17 @@ def test_what_ships_needs_the_baseline_that_its_rule_names(metric: Metric) -> No
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("known", ["error", "warn"])
+@pytest.mark.parametrize(
+    ("level", "known", "gives"),
+    [("error", "error", "error"), ("error", "warn", "warn"), ("warn", "error", "warn")],
+)
 def test_a_breach_that_was_there_before_is_known_and_counts_unless_the_policy_says(
-    known: Any,
+    level: Any, known: Any, gives: str
 ) -> None:
-    found = judged(replace(only(A), known=known), held(0.03), baseline(0.03))
+    asked = replace(only(A, level=level), known=known)
+    found = judged(asked, held(0.03), baseline(0.03))
     old = check(found, A)
-    assert (old.known, old.level, found.exit_code) == (True, known, int(known == "error"))
+    assert (old.known, old.level, found.exit_code) == (True, gives, int(gives == "error"))
     assert "so it was with `step1` of the baseline" in old.message
 
 

@@ -70,6 +70,7 @@ def test_a_class_is_named_with_its_cache(name: str, words: str) -> None:
         (Interval(0.00011, -0.00013, 0.00037), 0.5, "0.01 % [-0.01, 0.04]"),
         (Interval(0.0684, 0.0605, 0.0779), 8.0, "6.8 % [6.0, 7.8]"),
         (Interval(0.0, 0.0, 0.0), 2.0, "0 %"),
+        (Interval(0.00036, -0.00002, 0.0007), 0.5, "0.04 % [0.00, 0.07]"),
         # Rounding never puts an end on the other side of the margin.
         (Interval(0.0171, 0.0140, 0.0203), 2.0, "1.71 % [1.40, 2.03]"),
     ],
