@@ -43,6 +43,7 @@ class Machine:
                 "PATH": f"{self.bin}:/usr/bin:/bin",
                 "HOME": str(self.home),
                 "HF_HUB_OFFLINE": "1",
+                "HF_HUB_DISABLE_XET": "1",  # the local Hub serves plain uploads
                 "OMP_NUM_THREADS": "1",
                 "LANG": "C.UTF-8",
                 **environment,
@@ -55,6 +56,24 @@ class Machine:
         assert "Traceback" not in done.stderr
         assert "Warning" not in done.stderr
         return done.stdout, done.stderr
+
+
+FIRST_SCREEN = """\
+demo: # checkpoints, # soup, # schemes, # documents (#,# tokens)
+
+        ships           bits  size    adds to loss      margin
+# bits  soup gptq-#bit  #  # kB  # % [#, #]  # %     SHIP
+# bits  soup gptq-#bit  #  # kB  # % [#, #]  # %     SHIP
+
+The soup's loss at # bits is # nats lower than the last checkpoint's.
+Not covered: kinds of text rarer than # in #.
+# warning: four-bit-tail (qaudit explain four-bit-tail).
+
+next  qaudit export qaudit-out/demo --bits # --out demo-w#
+why   qaudit pick qaudit-out/demo
+page  qaudit-out/demo/report.html
+"""
+"""What a person sees first, with `#` for each number."""
 
 
 def fits(text: str) -> bool:
@@ -122,12 +141,11 @@ def test_a_scan_says_its_price_first_and_then_the_verdict(
     assert fits(out) and fits(said)
     plan, _, work = said.partition("[1/4]")
     assert "3 checkpoints and 1 soup, 2 schemes and full precision" in plan
-    assert re.search(r"^time +.* with --quick ", plan, re.M)
+    assert re.search(r"^time +\d+ s to \d+ s$", plan, re.M)
     assert "[4/4] soup" in work
-    assert out.startswith(("SHIP ", "HOLD ", "UNDECIDED "))
-    assert f"{ships.subject} at {ships.scheme}" in out.splitlines()[0]
-    assert re.search(r"adds [\d.]+ % \[[\d., ]+\] to its loss; the margin is 2 %", out)
-    assert "Python's documentation" in " ".join(out.split())
+    assert ships == Shipped("soup", "gptq-4bit")
+    # Other processors and other Pythons give other last digits.
+    assert re.sub(r"\d+(\.\d+)?", "#", out.partition("\nAlong")[0]) == FIRST_SCREEN
     written = {path.name for path in (machine.home / AUDIT).iterdir()}
     assert {"card.md", "report.html", "audit.json", "evidence", "plots"} <= written
 
@@ -145,9 +163,11 @@ def test_the_gate_answers_by_its_code_and_in_the_words_of_the_verdict(
 ) -> None:
     out, _ = machine.run("gate", AUDIT)
     assert fits(out)
-    assert out.splitlines()[0] == scanned[0].splitlines()[0]
+    assert out.startswith(
+        "SHIP by the policy release: ship soup at gptq-4bit and soup at gptq-3bit."
+    )
     assert "four-bit" in out
-    assert "QA0" not in out.partition("| ")[0]
+    assert "QA0" not in out
     policy = "extends: release\nrules: [{name: four-bit, margin: 0.5%}]\n"
     (machine.home / "ours.yaml").write_text(policy)
     ours, _ = machine.run("gate", AUDIT, "--policy", "ours.yaml", "-q", code=1)
@@ -213,8 +233,7 @@ def test_the_audit_is_published_as_one_pull_request(
         files = repo.commits[repo.branches["refs/pr/1"]].files
         readme = b"".join(files["README.md"].contents.read(0, files["README.md"].nbytes)).decode()
     assert "# M" in readme
-    headline = scanned[0].splitlines()[0].split(" by the policy ")[0]
-    assert f"**{headline} by the policy `release`" in readme
+    assert f"**{scanned[0].splitlines()[0]}**" in readme
     assert "qaudit/audit.json" in files
 
 
@@ -237,8 +256,9 @@ def test_the_page_shows_the_verdict_and_loads_nothing(
         verdict = driver.find_element(By.CSS_SELECTOR, ".verdict").text
         rows = driver.find_elements(By.CSS_SELECTOR, "#errors tbody tr")
         pictures = driver.find_elements(By.TAG_NAME, "svg")
+        page = " ".join(driver.find_element(By.TAG_NAME, "body").text.split())
         assert [entry["message"] for entry in driver.get_log("browser")] == []
     assert scanned[0].splitlines()[0] in " ".join(verdict.split())
-    assert f"{ships.subject} at {ships.scheme}" in verdict
+    assert f"4 bits {ships.subject} {ships.scheme}" in page
     assert rows
     assert pictures
