@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
@@ -33,7 +35,7 @@ from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, SourceError, UsageError
 from qaudit.formats.activations import Rounding
 from qaudit.formats.reading import QuantizedWeights
-from qaudit.formats.weights import must_match, open_quantized
+from qaudit.formats.weights import QuantizedFolder, must_match, open_quantized
 from qaudit.model.blocks import Block, BlockModel, Weights
 from qaudit.model.structure import weight_of
 
@@ -64,11 +66,36 @@ def opener(
                 "those of what is stored",
             )
         settings_folder = folder if (folder / "config.json").is_file() else base_folder
+        if isinstance(weights, QuantizedFolder) and (other := other_settings(folder, base_folder)):
+            weights.notes = (*weights.notes, other)
         model = BlockModel(settings_folder, weights, dtype=base.dtype, device=base.device)
         model.share_with(base)
         return model, weights
 
     return opened
+
+
+_NO_ARITHMETIC = {
+    "quantization_config", "compression_config", "torch_dtype", "dtype", "transformers_version",
+    "_name_or_path", "architectures", "auto_map", "use_cache", "bos_token_id", "eos_token_id",
+    "pad_token_id", "decoder_start_token_id", "attn_implementation", "_attn_implementation",
+}  # fmt: skip
+_MOST_KEYS = 4
+
+
+def other_settings(folder: Path, base_folder: Path) -> str | None:
+    """Return a note on what a file's own configuration has otherwise than that of its base."""
+    if not all((place / "config.json").is_file() for place in (folder, base_folder)):
+        return None
+    own, base = (read_configuration(place) for place in (folder, base_folder))
+    keys = sorted((own.keys() & base.keys()) - _NO_ARITHMETIC)  # a missing one has its default
+    differing = [key for key in keys if own[key] != base[key]]
+    if not differing:
+        return None
+    values = (f"`{key}: {str(own[key])[:40]}` for `{str(base[key])[:40]}`" for key in differing)
+    more = f", and {len(differing) - _MOST_KEYS} more" if len(differing) > _MOST_KEYS else ""
+    named = ", ".join(islice(values, _MOST_KEYS))
+    return f"measured under its own configuration, which differs from its base's: {named}{more}"
 
 
 def without_reference(file: Shipped) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,21 @@ def test_a_file_has_the_losses_of_the_library_with_its_weights(
     # torchao stores a code in a byte, and here scales in float32.
     stored = 8 + (32 + 8) / 32 if kind == "torchao" else 4 + (16 + 4) / 32
     assert own["file"].bits_per_weight == pytest.approx(stored, rel=0.15)
+
+
+@on_llama
+def test_a_file_with_a_configuration_of_its_own_says_what_differs(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    quantized_copy(checkpoint, tmp_path / "file", "gptq")
+    own, _, _ = run(checkpoint, {"file": tmp_path / "file"}, tmp_path / "same")
+    assert not [note for note in own["file"].notes if "own configuration" in note]
+    path = tmp_path / "file" / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, "rms_norm_eps": 0.01, "use_cache": False}), "utf-8")
+    own, _, _ = run(checkpoint, {"file": tmp_path / "file"}, tmp_path / "other")
+    (note,) = [note for note in own["file"].notes if "own configuration" in note]
+    assert note.endswith(f"`rms_norm_eps: 0.01` for `{config['rms_norm_eps']}`")
 
 
 @on_llama
