@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme, Shapes, bit_class_of
-from qaudit.errors import SchemeError
+from qaudit.errors import SchemeError, SourceError
 from qaudit.support.lazy import Tensor
 
 Table = Mapping[str, str]
@@ -158,7 +158,12 @@ class Mixture(Scheme):
         parts = []
         for bits in sorted(set(bits_of.values())):
             weights = {n: w for n, w in linears.weights.items() if bits_of[n] == bits}
-            parts.append(self.member(bits).quantize(replace(linears, weights=weights, bits=None)))
+            member = self.member(bits)
+            try:
+                parts.append(member.quantize(replace(linears, weights=weights, bits=None)))
+            except SourceError as error:
+                hint = error.hint.replace(member.short, f"`{self.name}`")
+                raise type(error)(error.message, hint=hint) from error
         if len(parts) == 1:
             return parts[0]
         return Quantized(

@@ -158,7 +158,7 @@ def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
         "qaudit.executors.ready.read_corpus",
         "qaudit.engine.block_pass.make_batches",
         "qaudit.saved.results.np.savez_compressed",
-        "qaudit.judging.judge",
+        "qaudit.audit.judge",
         "qaudit.report.folder.write",
     ],
 )
@@ -372,7 +372,7 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
 def test_a_file_that_the_system_cuts_off_is_not_left_behind(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:
-    with files_of_at_most(28_000):  # enough for plan and evidence, not for the audit
+    with files_of_at_most(24_000):  # enough for plan and evidence, not for the audit
         done = scan("series")
     refused(done, 4, "audit.json` cannot be written: file too large", "same command again")
     assert not list(place.rglob("*.partial"))

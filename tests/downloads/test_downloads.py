@@ -340,4 +340,4 @@ def test_candidates_that_do_not_fit_together_are_refused_with_what_would(place: 
     plan = plan_of([*map(alone, series), search(*series)], place)
     with pytest.raises(MachineError, match="`best` needs") as refused:
         place.run(plan, budget=content(series[:2]))
-    assert "--disk-budget" in refused.value.hint
+    assert "disk_budget" in refused.value.hint
