@@ -253,7 +253,7 @@ def draw(data: Path, count: int, seed: int, seconds: float, workers: int) -> Non
         idle: Queue[Worker] = Queue()
         for number in range(workers):
             worker = Worker(Path(scratch) / str(number))
-            if worker.try_out(None, ["tests/house/test_sizes.py"], seconds) != "alive":
+            if worker.try_out(None, ["tests/house/test_flags.py"], seconds) != "alive":
                 sys.exit("a test fails without any mutant")
             idle.put(worker)
 
