@@ -114,12 +114,17 @@ def open_checkpoint(
     return AdaptedWeights(base, folder(checkpoint), allow_pickle=allow_pickle)
 
 
-def _weights_in(folder: Path) -> str:
+def _weights_in(folder: Path, allow_pickle: bool) -> str:
     name = next((n for n in ADAPTER_WEIGHTS if (folder / n).is_file()), None)
     if name is None:
         raise SourceError(
             f"`{folder}` has `{ADAPTER}` and no weights of an adapter",
             hint=f"PEFT writes `{ADAPTER_WEIGHTS[0]}` beside it",
+        )
+    if name.endswith(".bin") and not allow_pickle:
+        raise SourceError(
+            f"the adapter `{folder}` holds pickled weights only, and opening a pickle can run code",
+            hint="pass `--allow-pickle` if you trust where it comes from",
         )
     return name
 
@@ -153,7 +158,8 @@ class AdaptedWeights:
         """Open an adapter's folder beside the weights of its base; check every name and shape."""
         self._base, self._folder = base, folder
         self._settings = read_adapter(folder)
-        self._adapter = WeightFolder(folder, allow_pickle=allow_pickle, single=_weights_in(folder))
+        name = _weights_in(folder, allow_pickle)
+        self._adapter = WeightFolder(folder, allow_pickle=allow_pickle, single=name)
         self._parts: dict[str, dict[str, str]] = {}  # of each module: the part, and its tensor
         self._whole: dict[str, str] = {}  # of the base -> of the adapter, in place of it
         base_names = set(base.names())

@@ -145,6 +145,19 @@ def test_what_is_not_merged_is_refused_by_name(tmp_path: Path, name: str) -> Non
     assert words in str(error.value)
 
 
+def test_a_pickled_adapter_is_opened_only_where_that_is_allowed(tmp_path: Path) -> None:
+    write(tmp_path)
+    base, folder = WeightFolder(tmp_path / "base"), tmp_path / "adapter"
+    whole = AdaptedWeights(base, folder).read("model.layers.0.self_attn.q_proj.weight")
+    torch.save(load_file(folder / ADAPTER_WEIGHTS[0]), folder / ADAPTER_WEIGHTS[1])
+    (folder / ADAPTER_WEIGHTS[0]).unlink()
+    with pytest.raises(QauditError, match="pickled weights only") as error:
+        AdaptedWeights(base, folder)
+    assert "--allow-pickle" in error.value.hint
+    opened = AdaptedWeights(base, folder, allow_pickle=True)
+    assert torch.equal(opened.read("model.layers.0.self_attn.q_proj.weight"), whole)
+
+
 def test_an_adapter_without_a_part_or_of_another_base_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     drop(tmp_path, "layers.0.self_attn.q_proj.lora_A.weight")
