@@ -3,6 +3,8 @@
     python -m tests.mutants reach DATA             runs the suite: which test reaches which line
     python -m tests.mutants draw DATA --count 300 --seed 1 > table.tsv
 
+`reach DATA --tests tests/judge` and `draw DATA --under qaudit/judge` do the same for one room.
+
 A mutant changes one expression of one function. The tests that reach its line run in a process of
 their own, the shortest first, until one fails. `alive` is a mutant that all of them pass,
 `unreached` a line that no test reaches, `slow` one whose tests took longer than `--seconds`.
@@ -33,7 +35,6 @@ from queue import Queue
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "qaudit"
 CONFIGURATION = """
 [run]
 source = qaudit
@@ -130,14 +131,14 @@ def mutants(path: Path) -> Iterator[Mutant]:
             )
 
 
-def reach(data: Path) -> None:
-    """Run the suite once; note which test reaches which line, and how long each takes."""
+def reach(data: Path, tests: Sequence[str]) -> None:
+    """Run the tests once; note which test reaches which line, and how long each takes."""
     data.mkdir(parents=True, exist_ok=True)
     (data / "coveragerc").write_text(CONFIGURATION, "utf-8")
     subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", "--cov",
          f"--cov-config={data / 'coveragerc'}", "--cov-context=test", "--cov-report=",
-         f"--junitxml={data / 'junit.xml'}"],
+         f"--junitxml={data / 'junit.xml'}", *tests],
         cwd=ROOT, env={**os.environ, "COVERAGE_FILE": str(data / "coverage")}, check=False,
     )  # fmt: skip
 
@@ -235,14 +236,14 @@ def serve() -> None:
         answers.flush()
 
 
-def draw(data: Path, count: int, seed: int, seconds: float, workers: int) -> None:
+def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers: int) -> None:
     """Print what became of `count` mutants, drawn from all lines that do not run at import."""
     import coverage
 
     reached = coverage.CoverageData(str(data / "coverage"))
     reached.read()
     took = durations(data)
-    everything = [m for path in sorted(PACKAGE.rglob("*.py")) for m in mutants(path)]
+    everything = [m for path in sorted(under.rglob("*.py")) for m in mutants(path)]
     random.Random(seed).shuffle(everything)
     drawn = [*islice((mutant for mutant in everything if mutant.is_valid()), count)]
     lines: dict[str, dict[int, list[str]]] = {
@@ -284,17 +285,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("reach", "draw", "serve"))
     parser.add_argument("data", type=Path, nargs="?", default=ROOT / "runs" / "mutants")
+    parser.add_argument("--tests", nargs="*", default=[])
+    parser.add_argument("--under", type=Path, default=ROOT / "qaudit")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args()
     if chosen.what == "reach":
-        reach(chosen.data.resolve())
+        reach(chosen.data.resolve(), chosen.tests)
     elif chosen.what == "serve":
         serve()
     else:
-        draw(chosen.data.resolve(), chosen.count, chosen.seed, chosen.seconds, chosen.workers)
+        under = chosen.under.resolve()
+        draw(
+            chosen.data.resolve(), under, chosen.count, chosen.seed, chosen.seconds, chosen.workers
+        )
 
 
 if __name__ == "__main__":
