@@ -10,7 +10,7 @@ Routers and the head are left as they are on both sides.
 
 `tokens` gives each expert of a random Mixtral the first N of its calibration tokens, all other
 linears all of them, and prints the KL divergence of `gptq-4bit` over that of `rtn-4bit`: as it
-is, with `--set expert_floor=64`, and with `--set expert_fallback=all-tokens` beside that floor.
+is, and with `all_tokens=true`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from benchmarks.models import CONTEXT
 GROUP = 32
 WINDOWS = 32
 TOKENS = (0, 1, 3, 12, 48, 192)
-FLOOR = 64
 
 
 def make_moe(folder: Path, dtype: str) -> None:
@@ -93,19 +92,15 @@ def few_tokens(seeds: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    ways = {
-        "as it is": {},
-        f"floor {FLOOR}": {"floor": FLOOR},
-        "all tokens": {"floor": FLOOR, "on_all_tokens": True},
-    }
+    ways = {"as it is": "gptq-4bit:group=32", "all tokens": "gptq-4bit:group=32:all_tokens=true"}
     ratios = {way: np.zeros((seeds, len(TOKENS))) for way in ways}
     for seed in range(seeds):
         with TemporaryDirectory() as temporary:
             folder = _mixtral(Path(temporary) / "model", seed)
-            rtn = _divergence(folder, "rtn-4bit", None, {})
-            for way, options in ways.items():
+            rtn = _divergence(folder, "rtn-4bit:group=32", None)
+            for way, scheme in ways.items():
                 for k, tokens in enumerate(TOKENS):
-                    ratios[way][seed, k] = _divergence(folder, "gptq-4bit", tokens, options) / rtn
+                    ratios[way][seed, k] = _divergence(folder, scheme, tokens) / rtn
     print(f"KL of gptq-4bit over that of rtn-4bit, the mean of {seeds} random Mixtrals")
     print(f"{'tokens of each expert':<24}" + "".join(f"{tokens:>7}" for tokens in TOKENS))
     for way, of_seeds in ratios.items():
@@ -137,17 +132,17 @@ def _mixtral(folder: Path, seed: int) -> Path:
     return folder
 
 
-def _divergence(folder: Path, name: str, most: int | None, options: dict[str, Any]) -> float:
+def _divergence(folder: Path, name: str, most: int | None) -> float:
     """Return the KL divergence per token, where each expert sees its first `most` tokens."""
     import torch
 
     from qaudit.checkpoints.safetensors import WeightFolder
-    from qaudit.core.registry import parse_schemes
+    from qaudit.core.registry import parse_scheme
     from qaudit.engine.batches import make_batches
     from qaudit.engine.block_pass import run_blocks
     from qaudit.engine.hidden_states import HiddenStates
     from qaudit.engine.tokens import Feed
-    from qaudit.model.blocks import BlockModel, ExpertOptions
+    from qaudit.model.blocks import BlockModel
     from qaudit.model.experts import Experts
     from qaudit.types import Window
 
@@ -163,17 +158,14 @@ def _divergence(folder: Path, name: str, most: int | None, options: dict[str, An
         rows = tuple(rows_T[:most] for rows_T in routed.rows)
         return replace(routed, rows=rows, tokens=rows)
 
-    experts = ExpertOptions(**options)
-    model = BlockModel(
-        folder, WeightFolder(folder), dtype=torch.float32, device=device, experts=experts
-    )
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=device)
     # All calibration tokens are in one batch, so that its first rows are the first of all.
     feed = Feed(make_batches(calibration, 128, 2**20), make_batches(evaluation, 128))
     if most is not None:
         Experts.routed = cut  # type: ignore[method-assign]
     try:
         with TemporaryDirectory() as spill, HiddenStates(Path(spill), 2**34, device) as states:
-            tallies = run_blocks(model, feed, parse_schemes([f"{name}:group=32"]), states)
+            tallies = run_blocks(model, feed, (parse_scheme(name),), states)
     finally:
         Experts.routed = plain  # type: ignore[method-assign]
     *_, tally = tallies.values()

@@ -81,9 +81,6 @@ class Recipe:
         option=True,
     )
     last: int | None = setting("Only the latest N checkpoints.", MEASURE, unset="all", at_least=1)
-    limit: int | None = setting(
-        "At most N checkpoints, spread evenly.", MEASURE, unset="no limit", at_least=1
-    )
     soups: tuple[str, ...] = setting(
         "A soup: `A+B+C`, or a glob; repeatable.",
         MEASURE,
@@ -161,9 +158,6 @@ class Recipe:
         at_least=2,
         at_most=_LONGEST,
     )
-    stride: int | None = setting(
-        "Tokens between window starts.", TEXT, unset="the context", at_least=1, at_most=_LONGEST
-    )
     bos: Literal["auto", "always", "never"] = setting(
         "Start each window with a BOS token: auto, always or never.", TEXT, "auto"
     )
@@ -200,19 +194,10 @@ class Recipe:
         COMPUTE,
         True,
     )
-    expert_floor: int = setting(
-        "Calibration tokens below which an expert falls back.", COMPUTE, 1, at_least=1
-    )
-    expert_fallback: Literal["rtn", "all-tokens"] = setting(
-        "What such an expert is calibrated on: rtn (nothing) or all-tokens.", COMPUTE, "rtn"
-    )
     routing: Literal["own", "reference"] = setting(
         "Who chooses experts: own (each stream's routers) or reference (full precision's choice).",
         COMPUTE,
         "own",
-    )
-    quantize_routers: bool = setting(
-        "Quantize routers and other small gates too, which toolchains leave.", COMPUTE, False
     )
     confidence: float = setting("Confidence level of intervals.", MEASURE, 0.95)
     schedule: dict[str, Any] | None = setting(
@@ -280,7 +265,6 @@ class RunOptions:
     trust_remote_code: bool = setting(
         "Run code that a repository contains.", COMPUTE, False, option=True
     )
-    self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
     keep: tuple[str, ...] = setting(
         "Keep the weights under these schemes, for `export`; separated by commas.",
         OUTPUT,

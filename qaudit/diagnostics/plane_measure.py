@@ -97,7 +97,7 @@ class _Slice:
         with opened_states(machine) as streams:
             route = route_of(self.case.task, weights, machine)
             tallies = route.follow(
-                feed, every, streams, report, lambda scheme, linears, quantized: None, check=False
+                feed, every, streams, report, lambda scheme, linears, quantized: None
             )
         return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}
 

@@ -201,7 +201,7 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
     with unchanged_files(case.subject, case.task.folder):
         weights = case.weights()
         route = route_of(case.task, weights, case.machine)
-        model, _ = route.streamed(check=case.machine.self_check)
+        model, _ = route.streamed()
         bench = _Bench(case, scheme, model, _full(case))
         roles = tuple(dict.fromkeys(map(role_of, model.linears)))
         bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))

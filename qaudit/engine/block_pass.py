@@ -111,7 +111,7 @@ def run_blocks(
     tallies = {**by_name, **unopened}
     for scheme in schemes:
         tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()), *model.notes_of_left)
-        tallies[scheme.spec].note_experts(model.experts)
+        tallies[scheme.spec].note_experts()
         tallies[scheme.spec].note(*([REPLAYED] if replays else ()))
     return tallies
 
@@ -205,14 +205,12 @@ class Route:
         states: HiddenStates,
         progress: Progress,
         observe: Observer,
-        *,
-        check: bool,
         kept: KeptPass = NOT_KEPT,
     ) -> Mapping[str, Tally]:
         self._check_vocabulary(feed)
         remote = is_remote(self.folder)
         with foreign(self.folder, "while it is measured") if remote else nullcontext():
-            model, notes = self.streamed(check=check or remote)
+            model, notes = self.streamed()
             tallies = run_blocks(model, feed, schemes, states, progress, observe, kept)
         tallies[FULL_PRECISION].note(*notes, *model.notes)
         if remote:
@@ -233,7 +231,7 @@ class Route:
                 hint="take the tokenizer that belongs to the model",
             )
 
-    def streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
+    def streamed(self) -> tuple[BlockModel, tuple[str, ...]]:
         """Return the model as blocks, and notes of its check."""
         trusted = self.trust_remote_code
         fits = fits_whole(self.weights, self.dtype, self.device)
@@ -251,11 +249,9 @@ class Route:
             trust_remote_code=trusted,
             experts=self.experts,
         )
-        if model.is_streamable and not check:
+        if model.is_streamable and not is_remote(self.folder):
             return model, ()
         if not fits:
-            if model.is_streamable:
-                return model, ("self-check left out: the whole model does not fit in memory",)
             raise ModelError(
                 f"`{model.model_type}` is not a family this engine is tested on, and the whole "
                 "model does not fit in memory to check it",

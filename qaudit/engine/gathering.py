@@ -62,9 +62,8 @@ def gathered(
     sums = Sums()
     for read, valid_BT, full in batches():
         sums.add(block, group, read, valid_BT, full)
-    seen = sums.tokens
-    if group.expert is not None and block.experts.on_all_tokens and seen < block.experts.floor:
-        sums = Sums(seen=seen)
+    if group.expert is not None and block.experts.see_all:
+        sums = Sums(seen=sums.tokens)
         for read, valid_BT, full in batches():
             assert isinstance(read, Routed)
             sums.add(block, group, for_everyone(read), valid_BT, full)
@@ -106,8 +105,7 @@ class Sums:
             inputs = self.accumulator.result()
             self.accumulator = None
             if group.expert is not None:
-                floor = block.experts.floor if self.seen is None else 1
-                inputs = enough(inputs, floor)
+                inputs = enough(inputs)
                 inputs = replace(inputs, seen=inputs.seen if self.seen is None else self.seen)
             self.result = inputs
         return self.result
@@ -144,15 +142,15 @@ def expert_inputs(
     return expert.inner(x_TH), full_TH
 
 
-def enough(inputs: Inputs, floor: int) -> Inputs:
-    """Return the inputs of an expert, or the identity where few tokens reached it.
+def enough(inputs: Inputs) -> Inputs:
+    """Return the inputs of an expert, or the identity where no token reached it.
 
-    Below the floor that is the identity, on which calibrated schemes round to nearest. Columns that
+    On the identity calibrated schemes round to nearest. Columns that
     no token moved are not dead, as they are in a dense model: zeroing them loses more than rounding
     to nearest, so that they keep their weights as if they were independent.
     """
     columns = len(inputs.gram_CC)
-    if inputs.tokens < max(floor, 1):
+    if not inputs.tokens:
         one_C = torch.ones(columns, device=inputs.gram_CC.device)
         return Inputs(torch.diag(one_C), one_C, 1, one_C, None, one_C[None], seen=inputs.tokens)
     diagonal_C = inputs.gram_CC.diagonal()

@@ -228,8 +228,7 @@ def measure(
         if len(rounds) == 1 and observe is None:
             round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
-            on = machine if is_first else replace(machine, self_check=False)
-            measurements = send(round_task, on, progress, observe)
+            measurements = send(round_task, machine, progress, observe)
         if is_first and len(rounds) > 1:
             keeper.mark_whole()
         for spec, measurement in measurements.items():
@@ -346,7 +345,7 @@ def send(
                 observe = _observer(watch, hashes, task)
                 kept = kept_pass(task, on, fed, hashes)
                 tallies = route_of(task, weights, on).follow(
-                    fed, task.schemes, states, named, observe, check=on.self_check, kept=kept
+                    fed, task.schemes, states, named, observe, kept
                 )
             for tally in tallies.values():
                 tally.note(*notes)

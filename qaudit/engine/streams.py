@@ -291,7 +291,7 @@ class FullPrecision(Stream):
         for k in range(len(tokens.feed.calibration)):
             hidden_NH = tokens.states.get(f"inputs/{group.door}", k)
             routed = replace(self._routed[group.door, k], hidden_NH=hidden_NH)
-            if block.experts.sees_all:
+            if block.experts.see_all:
                 routed = for_everyone(routed)
             with block.as_it_was(group.expert.before):
                 yield expert_inputs(block, group, routed)[0]
@@ -323,7 +323,7 @@ class SchemeStream(Stream):
         outputs: list[Tensor] = []
         self._options = block.experts
         if self.scheme.experts_see_all:
-            block.experts = block.experts.on_all
+            block.experts = replace(block.experts, see_all=True)
         if self.scheme.kv != NO_CACHE:
             self._cache = block.round_cache(self._round_heads)
         quantize: Quantize = self.scheme.quantize

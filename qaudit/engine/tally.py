@@ -16,7 +16,6 @@ from qaudit.core.fidelity import ComparedRows
 from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
 from qaudit.model.experts import ExpertPart
-from qaudit.model.groups import ExpertOptions
 
 _COUNTED = ("bits", "weights", "notes")
 
@@ -108,25 +107,19 @@ class Tally:
             for block, module, some in kept["routing"]
         }
 
-    def note_experts(self, options: ExpertOptions) -> None:
-        """Note the experts that too few calibration tokens reached."""
+    def note_experts(self) -> None:
+        """Note the experts that no calibration token reached."""
         few = {
-            layer: sum(tokens < options.floor for tokens in counts.values())
+            layer: sum(not tokens for tokens in counts.values())
             for layer, counts in self.expert_tokens.items()
         }
         if not any(few.values()):
             return
         layer, most = max(few.items(), key=lambda item: item[1])
         experts = sum(map(len, self.expert_tokens.values()))
-        reached = (
-            "no calibration token"
-            if options.floor == 1
-            else (f"fewer than {options.floor} calibration tokens")
-        )
-        instead = "calibrated on all tokens" if options.on_all_tokens else "rounded to nearest"
         self.note(
-            f"{sum(few.values())} of {experts} experts saw {reached} and are {instead}; most of "
-            f"them in block {layer[0]}, {most} of {len(self.expert_tokens[layer])}"
+            f"{sum(few.values())} of {experts} experts saw no calibration token and are rounded to "
+            f"nearest; most of them in block {layer[0]}, {most} of {len(self.expert_tokens[layer])}"
         )
 
     def note(self, *notes: str) -> None:

@@ -135,7 +135,6 @@ class Machine:
     stream_limit_nbytes: int
     device_stream_limit_nbytes: int = 0
     allow_pickle: bool = False
-    self_check: bool = False
     trust_remote_code: bool = False
     keeps_weights: tuple[str, ...] = ()  # of schemes by canonical form (`kept_weights.py`)
     column_loop: str = "plain"  # how GPTQ's columns are rounded (`qaudit/core/column_loops.py`)
@@ -244,7 +243,6 @@ class Task:
             + (machine.experts.text if scheme else "")
             + _column_text(scheme, machine)
             + self._beside(task),
-            checks=f"self={machine.self_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,
             numerics=NUMERICS,

@@ -171,7 +171,7 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
 
 def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:
     """Write a plan with the text that was read for it, and return both."""
-    plan, options = prepared.plan, prepared.options
+    plan = prepared.plan
     pins = Pins(
         threads=threads,
         libraries=pinned_libraries(
@@ -180,7 +180,6 @@ def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:
         numerics=NUMERICS,
         text_sha256=tuple(draw.sha256 for draw in corpus.draws),
         items_sha256=dict(corpus.items_sha256),
-        self_check=options.self_check,
     )
     with one_writer(prepared.out):
         prepared.write_plan(pins)

@@ -237,8 +237,7 @@ def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> 
     members = [c for s in plan.subjects for c, _ in s.members]
     on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
     hub = open_hub(watch=watch) if on_hub else None
-    checks = replace(options, out=out, self_check=pins.self_check)
-    ready = make_ready(plan, checks, hub)
+    ready = make_ready(plan, replace(options, out=out), hub)
     text = tuple(draw.sha256 for draw in ready.corpus.draws)
     if (text, dict(ready.corpus.items_sha256)) != (pins.text_sha256, pins.items_sha256):
         raise OtherIdentityError(

@@ -141,16 +141,10 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         stream_limit_nbytes=default_stream_limit() if limit is None else limit,
         device_stream_limit_nbytes=_free_for_streams(device, plan.nbytes_memory_fixed, limit),
         allow_pickle=options.allow_pickle,
-        self_check=options.self_check,
         trust_remote_code=options.trust_remote_code,
         keeps_weights=kept_specs(options.keep, parse_schemes(plan.specs)),
         column_loop=_column_loop(plan, device),
-        experts=ExpertOptions(
-            floor=plan.recipe.expert_floor,
-            on_all_tokens=plan.recipe.expert_fallback == "all-tokens",
-            gates=plan.recipe.quantize_routers,
-            replays=plan.recipe.routing == "reference",
-        ),
+        experts=ExpertOptions(replays=plan.recipe.routing == "reference"),
     )
 
 

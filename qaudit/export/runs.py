@@ -102,7 +102,7 @@ def _reference(choice: ExportChoice, ready: Ready, feed: Feed, watch: Watch) -> 
             subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         route = Route(folder_of(subject.first), weights, machine.dtype, machine.device)
-        model, _ = route.streamed(check=False)
+        model, _ = route.streamed()
         routes = RoutingWatch(feed.evaluation)
         tokens = Tokens(model, feed, states, ItemStream(model, (), states, routes), routes)
         with torch.no_grad():

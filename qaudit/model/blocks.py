@@ -132,7 +132,7 @@ class BlockModel:
         self._front = Front(self._skeleton, device)
         self._fill_front_and_head()
         width = self._front.find_links()
-        self._inspector = Inspector(width, Heads.of(self.config), dtype, device, self.experts.gates)
+        self._inspector = Inspector(width, Heads.of(self.config), dtype, device)
 
     def prove_rotations(self) -> None:
         """Let every block say which of its outputs can be rotated."""

@@ -45,7 +45,6 @@ class Inspector:
     heads: Heads
     dtype: torch.dtype
     device: torch.device
-    gates: bool = False  # whether routers and other small gates are quantized
     rotations: bool = False  # whether a scheme asks which outputs can be rotated
     left: dict[str, str] = field(default_factory=dict)  # linears left as they are, and why
     _proved: dict[Any, tuple[Fold, ...]] = field(default_factory=dict)
@@ -61,7 +60,6 @@ class Inspector:
         structure = find_structure(
             block,
             lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype)),
-            gates=self.gates,
         )
         must_be_linear(block, f"block {index}", structure)
         self.left |= structure.left

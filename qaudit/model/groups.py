@@ -10,7 +10,6 @@ are there at once.
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections.abc import (
     Callable,
@@ -113,29 +112,15 @@ class _Rounding(DynamicCache):
 
 @dataclass(frozen=True)
 class ExpertOptions:
-    """How experts are calibrated, and whether the gates before them are quantized."""
+    """How experts are chosen, and what they are calibrated on."""
 
-    floor: int = 1  # tokens below which an expert falls back
-    on_all_tokens: bool = False  # whether it then sees all tokens, or is rounded to nearest
-    gates: bool = False  # whether routers and other small gates are quantized
+    see_all: bool = False  # whether each sees all tokens, not those routed to it
     replays: bool = False  # whether streams are given full precision's choice of experts
 
     @property
-    def on_all(self) -> ExpertOptions:
-        """Return the options under which every expert sees all tokens."""
-        return replace(self, floor=sys.maxsize, on_all_tokens=True)
-
-    @property
-    def sees_all(self) -> bool:
-        return self == self.on_all
-
-    @property
     def text(self) -> str:
-        """Return the settings that differ from the default, for the identity of results."""
-        if self == ExpertOptions():
-            return ""
-        replayed = "/replayed" if self.replays else ""
-        return f",experts={self.floor}/{self.on_all_tokens}/{self.gates}{replayed}"
+        """Return what differs from the default, for the identity of results."""
+        return ",experts=replayed" if self.replays else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,18 +79,16 @@ def must_be_linear(block: nn.Module, where: str, structure: Structure) -> None:
         )
 
 
-def find_structure(block: nn.Module, run: Run, *, gates: bool = False) -> Structure:
+def find_structure(block: nn.Module, run: Run) -> Structure:
     """Run a block once and see which linears are given the same object.
 
-    Routers and other small gates are left as they are, unless `gates` are quantized too.
+    Routers and other small gates are left as they are.
     """
     experts = {n: m for n, m in block.named_modules() if isinstance(m, _EXPERTS)}
     seen = _Seen(set(experts))
     with _hooked(block, experts, seen):
         run(block)
-    reasons = _left(
-        block, experts, [n for names in seen.readers.values() for n in names], gates=gates
-    )
+    reasons = _left(block, experts, [n for names in seen.readers.values() for n in names])
     parts: dict[tuple[str, ...], ExpertPart] = {}
     readers: list[tuple[str, ...]] = []
     norms: dict[tuple[str, ...], str] = {}
@@ -158,7 +156,7 @@ def _inside(name: str, experts: Mapping[str, nn.Module]) -> bool:
 
 
 def _left(
-    block: nn.Module, experts: Mapping[str, nn.Module], seen: Sequence[str], *, gates: bool
+    block: nn.Module, experts: Mapping[str, nn.Module], seen: Sequence[str]
 ) -> dict[str, str]:
     """Return the linears that are left as they are, and why."""
     reasons = {}
@@ -177,8 +175,7 @@ def _left(
     }
     linears = {name for name, module in block.named_modules() if is_linear(module)}
     for name in left_as_gates(matrices, experts):
-        if name not in linears or not gates:
-            reasons.setdefault(name, GATE)
+        reasons.setdefault(name, GATE)
     for name in matrices:
         if name not in linears:
             reasons.setdefault(name, "no linear layers")

@@ -222,7 +222,7 @@ def make_plan(
             *chosen.seen.notes,
             *(chosen.seen.references if not any(p.is_quantized for p in plan.passes) else ()),
             *class_notes(chosen.schemes, largest),
-            *expert_notes(largest, plan.recipe),
+            *expert_notes(largest),
             *allowed_notes(chosen.members),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *plan.notes,

@@ -227,7 +227,7 @@ def _notes(
     if is_default_choice(recipe, series):
         notes.append(
             f"{len(alone)} of {len(series)} checkpoints, spread over the run and its ends; "
-            "choose others with `--checkpoints`, `--set last=N` or `--set limit=N`"
+            "choose others with `--checkpoints` or `--set last=N`"
         )
     return tuple(dict.fromkeys([*notes, *(note for c in read for note in c.notes)]))
 

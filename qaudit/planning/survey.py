@@ -39,7 +39,7 @@ from qaudit.hub.weights import weights_on_hub
 from qaudit.model.proven import STREAMABLE, left_as_gates, reads_trees
 from qaudit.planning.sizes import Sizes, first_whole, with_beside
 from qaudit.support.sizes import size
-from qaudit.types import Checkpoint, Recipe, Subject
+from qaudit.types import Checkpoint, Subject
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -260,7 +260,7 @@ def with_experts(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
     return replace(sizes, experts=count, per_token=min(each, count)) if count and each else sizes
 
 
-def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:
+def expert_notes(sizes: Sizes) -> Iterator[str]:
     """Yield what experts cost, and which routers and gates are left as they are."""
     if not sizes.experts:
         return
@@ -273,12 +273,9 @@ def expert_notes(sizes: Sizes, recipe: Recipe) -> Iterator[str]:
     names = list(dict.fromkeys(name for _, name in sizes.matrices))
     owners = {match[1] for name in names if (match := _OF_EXPERTS.search(name))}
     gates = list(left_as_gates(names, owners or {"mlp.experts"}))
-    if gates and not recipe.quantize_routers:
+    if gates:
         shown = ", ".join(f"`{name}`" for name in gates[:4]) + ", ..." * (len(gates) > 4)
-        yield (
-            f"routers and small gates are left as they are: {shown} "
-            "(`--set quantize_routers=true` quantizes them)"
-        )
+        yield f"routers and small gates are left as they are: {shown}"
 
 
 @dataclass(frozen=True)

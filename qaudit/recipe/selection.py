@@ -12,8 +12,7 @@
     @20k                            one step
 
 with `k` and `M` for thousands and millions. What the entries name together (or everything) is
-narrowed by `last` (so many, in the order of the series) and `limit` (so many at most, thinned
-evenly, the first and the last kept).
+narrowed by `last` (so many, in the order of the series).
 
 Of more than 16 checkpoints without a selection, `representatives` takes a few; `*` takes all.
 """
@@ -43,14 +42,12 @@ def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoin
     chosen = _entries(recipe.checkpoints, checkpoints)
     if recipe.last is not None:
         chosen = chosen[-recipe.last :]
-    if recipe.limit is not None:
-        chosen = _thinned(chosen, recipe.limit)
     return tuple(chosen)
 
 
 def is_default_choice(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
     """Whether nothing is selected, and there are too many to measure them all."""
-    selections = (recipe.checkpoints, recipe.last, recipe.limit)
+    selections = (recipe.checkpoints, recipe.last)
     return not any(selections) and len(checkpoints) > MOST_MEASURED
 
 
@@ -188,13 +185,3 @@ def _steps(text: str | None, entry: str) -> int | None:
     if number != int(number):
         raise UsageError(f"`{text}` in `{entry}` is no whole number of steps", hint=_RANGE)
     return int(number)
-
-
-def _thinned(checkpoints: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
-    """Return at most so many, evenly, with both ends; of one, the last."""
-    last = len(checkpoints) - 1
-    if last < most:
-        return list(checkpoints)
-    if most == 1:
-        return [checkpoints[last]]
-    return [checkpoints[(2 * k * last + most - 1) // (2 * (most - 1))] for k in range(most)]

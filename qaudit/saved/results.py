@@ -92,7 +92,6 @@ class Identity:
     scheme_version: int
     corpus: str
     geometry: str  # batches and context
-    checks: str  # a model that fails its self-check is run another way; and checks leave notes
     dtype: str
     device: str
     numerics: int
@@ -328,8 +327,7 @@ def _identity(measured: Measurement, task: TaskEvidence, sources: Sequence[str])
         )
     changed = {
         "corpus": task.imported.items_sha256,
-        "geometry": f"imported: {task.imported.about}",
-        "checks": f"sources={digest(sorted(sources))}",
+        "geometry": f"imported: {task.imported.about}, sources={digest(sorted(sources))}",
         "dtype": "",
         "device": "",
         "numerics": 0,

@@ -137,7 +137,6 @@ def make_protocol(recipe: Recipe, context: int, item_context: int | None = None)
     """Return how text becomes windows of at most `context` tokens."""
     return Protocol(
         context=context,
-        stride=recipe.stride or context,
         bos=recipe.bos,
         packed=recipe.packed,
         evaluation_documents=recipe.evaluation_documents,
@@ -196,16 +195,6 @@ def build_corpus(
 def _check(protocol: Protocol, strata: str | None) -> None:
     if protocol.context < 2:
         raise CorpusError("a context of one token scores nothing", hint="use 2 or more")
-    if not 1 <= protocol.stride <= protocol.context:
-        raise CorpusError(
-            f"a stride of {protocol.stride} does not fit a context of {protocol.context}",
-            hint="use 1 to the context's length; a longer stride would skip text",
-        )
-    if protocol.packed and protocol.stride != protocol.context:
-        raise CorpusError(
-            "packed windows do not overlap, because each is a unit of its own",
-            hint="leave out `stride`, or `packed`",
-        )
     if protocol.packed and strata is not None:
         raise CorpusError(
             "packed windows run documents together, and have no value of "

@@ -1,8 +1,7 @@
 """How a tokenizer and a protocol turn text into windows of tokens.
 
-Windows never cross from one document into the next unless the protocol packs them. With a
-stride shorter than the context they overlap and only new tokens are scored; without, the first
-token of each has nothing before it and is not scored.
+Windows never overlap, and never cross from one document into the next unless the protocol packs
+them. The first token of each has nothing before it and is not scored.
 
 Bytes are counted where tokens are scored: a token owns the bytes of text from the end of the
 token before it to its own end, so that spaces a tokenizer drops and characters it splits are
@@ -118,23 +117,22 @@ class Cutter:
         )
 
     def calibration(self, documents: Sequence[Encoded]) -> tuple[Window, ...]:
-        """Cut calibration documents into windows that never overlap."""
         context = self.protocol.context
         return tuple(
             Window(k, part.tokens[start:stop], scored_from)
             for k, part in enumerate(self._units(documents))
-            for start, stop, scored_from in cuts(len(part.tokens), context, context)
+            for start, stop, scored_from in cuts(len(part.tokens), context)
         )
 
     def evaluation(
         self, documents: Sequence[Encoded]
     ) -> tuple[tuple[Window, ...], tuple[EvaluationDocument, ...]]:
-        context, stride = self.protocol.context, self.protocol.stride
+        context = self.protocol.context
         windows, scored = [], dict[int, EvaluationDocument]()
         for k, part in enumerate(self._units(documents)):
             nbytes, unit = 0, k if part.unit is None else part.unit
             first = 1 if self.protocol.packed or part.roles is not None else self.unscored
-            for start, stop, scored_from in cuts(len(part.tokens), context, stride, first):
+            for start, stop, scored_from in cuts(len(part.tokens), context, first):
                 roles = None if part.roles is None else part.roles[start:stop]
                 windows.append(Window(unit, part.tokens[start:stop], scored_from, roles))
                 counted = part.nbytes[start + scored_from : stop]
@@ -234,19 +232,13 @@ def _prefix(tokenizer: Tokenizer, bos: str) -> tuple[int, ...]:
     return ()
 
 
-def cuts(
-    length: int, context: int, stride: int, unscored: int = 1
-) -> Iterator[tuple[int, int, int]]:
+def cuts(length: int, context: int, unscored: int = 1) -> Iterator[tuple[int, int, int]]:
     """Yield (start, stop, scored_from) of the windows over `length` tokens that score any."""
-    end = 0
-    for start in range(0, length, stride):
+    for start in range(0, length, context):
         stop = min(start + context, length)
-        scored_from = max(unscored if start == 0 else 1, end - start)
+        scored_from = unscored if start == 0 else 1
         if stop - start > scored_from:
             yield start, stop, scored_from
-        end = stop
-        if stop == length:
-            return
 
 
 def roles_of(spans: Sequence[RoleSpan], offsets: Counts) -> Roles:

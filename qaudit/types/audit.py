@@ -198,7 +198,6 @@ class Pins:
     numerics: int
     text_sha256: tuple[str, ...]  # of each draw of calibration text with the evaluation text
     items_sha256: dict[str, str] = field(default_factory=dict)  # of each task
-    self_check: bool = False
 
 
 @dataclass(frozen=True)

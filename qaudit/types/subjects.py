@@ -244,7 +244,6 @@ class Protocol:
     """How text becomes windows of tokens, and how many."""
 
     context: int
-    stride: int
     bos: Literal["auto", "always", "never"] = "auto"
     packed: bool = False
     evaluation_documents: int = 64

@@ -509,13 +509,6 @@ def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str
         (["--set", f"disk_budget={'9' * 400}"], 2, "is more than any machine has", "512MB"),
         (["--set", "stream_memory=-1GB"], 2, "`-1GB` is not a size", "512MB"),
         (["--set", "disk_budget=60"], 2, "`60` has no unit", "write `60GB` or `60MB`"),
-        (["--set", "context=32", "--set", "stride=40"], 2, "a stride of 40", "context"),
-        (
-            ["--set", "packed=true", "--set", "context=32", "--set", "stride=8"],
-            2,
-            "do not overlap",
-            "`packed`",
-        ),
         (["--set", "bos=always"], 2, "no BOS token", "`--set bos=auto`"),
         (["--checkpoints", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
         (["--checkpoints", "step100"], 2, "no checkpoint `step100`", "did you mean `step1000`?"),

@@ -262,7 +262,7 @@ def test_a_lock_is_not_chosen_from_and_takes_options_that_choose_nothing(
         (["series"], "other targets are given beside it", "by itself"),
         (["--checkpoints", "step200"], "`checkpoints` would change that", "leave it out"),
         (["--soup", "a+b"], "`soups` would change that", "leave it out"),
-        (["--set", "limit=1"], "`limit` would change that", "leave it out"),
+        (["--set", "last=1"], "`last` would change that", "leave it out"),
         (["--evaluation", "other.jsonl"], "`evaluation` would change that", "leave it out"),
     ):
         refused(qaudit("scan", "out/plan.json", *arguments), 2, sentence, hint)

@@ -234,17 +234,6 @@ def test_other_text_is_measured_anew(scan: Run, passes: list[tuple[str, ...]]) -
     assert len(passes) == 1
 
 
-@pytest.mark.usefixtures("after_step10")
-def test_a_check_that_was_not_made_is_made(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
-    for _ in range(2):
-        scan("series/step10", "--set", "self_check=true")
-        rows = audit_of(place / "out")["measurements"]
-        assert any("self-check" in note for note in rows[0]["notes"])
-    assert len(passes) == 1
-
-
 def test_the_same_weights_under_two_names_are_measured_once(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:

@@ -347,7 +347,7 @@ def test_a_plan_and_what_is_wrong_with_one_need_no_torch(place: Path) -> None:
 def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     every = ("--schemes", "gptq-4bit,awq-4bit,bnb-nf4,bnb-int8")
     write_documents(place / "calibration.jsonl", range(400, 408))
-    options = ("--set", "self_check=true", "--json", "-q")
+    options = ("--json", "-q")
     done = process(place, COMMAND, "scan", "series/step10", *QUICK, *every, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["measurements"]) == 6

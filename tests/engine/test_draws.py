@@ -52,7 +52,7 @@ def windows(seed: int, count: int = 4) -> tuple[Window, ...]:
 def corpus(draws: int = 3) -> Corpus:
     documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(4))
     return Corpus(
-        Protocol(context=32, stride=32, calibration_seed=4),
+        Protocol(context=32, calibration_seed=4),
         windows(1),
         windows(0),
         documents,
@@ -359,7 +359,7 @@ SIZES = Sizes(
     widest=512,
     vocabulary=1000,
 )
-PROTOCOL = Protocol(context=64, stride=64)
+PROTOCOL = Protocol(context=64)
 
 
 def priced(repeats: int, schemes: Any = SCHEMES, **more: Any) -> Any:

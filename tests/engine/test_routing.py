@@ -164,7 +164,3 @@ def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     folder = released.save(tmp_path / "llama4", "llama4_text", **WIDE)
     with pytest.raises(ModelError, match="`Llama4TextExperts` scales tokens"):
         tallies_of(folder, "rtn-4bit", tmp_path, replays=True)
-
-
-def test_a_replayed_routing_is_part_of_a_results_identity() -> None:
-    assert ExpertOptions(replays=True).text == ",experts=1/False/False/replayed"

@@ -460,7 +460,6 @@ def with_tokens() -> Any:
     ("before", "said"),
     [
         (other(context=512), "with a context of 512 tokens"),
-        (other(stride=128), "with a stride of 128 tokens"),
         (other(bos="always"), "with `bos=always`"),
         (other(packed=True), "with `packed=true`"),
         (other(document_tokens=100), "with documents of at most 100 tokens"),

@@ -14,7 +14,7 @@ from qaudit.planning.price import ROUND_TOKENS, Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.survey import expert_notes, with_experts
 from qaudit.settings import DEFAULT_SCHEMES
-from qaudit.types import Protocol, Recipe
+from qaudit.types import Protocol
 
 
 def shapes(hidden=64, ffn=160, blocks=3, vocabulary=1000, tied=True):
@@ -288,8 +288,7 @@ def test_experts_are_quantized_one_after_another():
 
 
 def test_a_plan_names_the_gates_it_leaves_and_the_memory_of_experts():
-    notes = list(expert_notes(mixture(fused=False), Recipe(("here",))))
+    notes = list(expert_notes(mixture(fused=False)))
     assert notes[0].startswith("2 of 8 experts in a layer read a token")
     assert "`mlp.gate`" in notes[1]
-    assert len(list(expert_notes(mixture(fused=False), Recipe(("a",), quantize_routers=True)))) == 1
-    assert list(expert_notes(SMALL, Recipe(("here",)))) == []
+    assert list(expert_notes(SMALL)) == []

@@ -14,7 +14,7 @@ from qaudit.settings import GROUPS, PRESETS, Execution, Presets, Recipe, RunOpti
 
 def test_settings_are_split_into_what_to_measure_and_how() -> None:
     recipe, options = recipe_and_options(
-        "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", limit=None
+        "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", last=None
     )
     assert recipe == Recipe(("a", "b"), calibration_documents=32)
     assert options == RunOptions(stream_memory=parse_nbytes("1.5GiB"), out=Path("here"))

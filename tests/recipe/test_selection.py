@@ -185,28 +185,12 @@ def test_the_last_ones_are_the_last_of_the_series() -> None:
     assert chosen("stage1-*", last=1) == ["stage1-step928646"]
 
 
-def test_a_limit_thins_evenly_and_keeps_the_ends() -> None:
-    assert [c.step for c in select(recipe(limit=3), steps("s", [1, 2, 3, 4, 5]))] == [1, 3, 5]
-    assert [c.step for c in select(recipe(limit=1), steps("s", [1, 2, 3]))] == [3]
-    assert [c.step for c in select(recipe(limit=9), steps("s", [1, 2, 3]))] == [1, 2, 3]
-
-
 def test_what_is_asked_narrows_in_turn() -> None:
-    found = select(recipe(checkpoints=("stage1@../100k",), last=5, limit=2), RUN)
-    assert [c.step for c in found] == [600_000, 928_646]
+    found = select(recipe(checkpoints=("stage1@../100k",), last=2), RUN)
+    assert len(found) == 2 and found[-1].step == 928_646
 
 
 NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True).map(sorted)
-
-
-@given(NUMBERS, st.integers(1, 70))
-def test_a_limit_is_a_limit(found: list[int], most: int) -> None:
-    series = steps("s", found)
-    kept = select(recipe(limit=most), series)
-    assert len(kept) == min(most, len(series))
-    assert kept[-1] == series[-1]
-    assert most == 1 or kept[0] == series[0]
-    assert [c for c in series if c in kept] == list(kept)
 
 
 @given(NUMBERS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**6))
@@ -238,7 +222,7 @@ def test_up_to_sixteen_checkpoints_are_all_measured() -> None:
 def test_of_more_a_few_are_chosen_unless_somebody_chose() -> None:
     assert is_default_choice(recipe(), RUN)
     assert len(select(recipe(), RUN)) <= REPRESENTATIVES + 2
-    for asked in ({"checkpoints": ("*",)}, {"limit": 9999}, {"last": 9999}):
+    for asked in ({"checkpoints": ("*",)}, {"last": 9999}):
         assert not is_default_choice(recipe(**asked), RUN)
     assert select(recipe(checkpoints=("*",)), RUN) == RUN
 

@@ -404,7 +404,6 @@ def test_the_command_chooses_the_same_checkpoints_and_permits_the_same() -> None
         schemes=("rtn-4bit",),
         checkpoints=("stage1@..", "stage2@.."),
         last=9,
-        limit=6,
         family="olmo2-7b",
     )
     words = shlex.split(command(recipe, {"pickle", "remote_code"}))
@@ -412,7 +411,7 @@ def test_the_command_chooses_the_same_checkpoints_and_permits_the_same() -> None
         "stage1@..",
         "stage2@..",
     ]
-    assert {"last=9", "limit=6", "family=olmo2-7b"} <= {*words}
+    assert {"last=9", "family=olmo2-7b"} <= {*words}
     assert words[-2:] == ["--allow-pickle", "--trust-remote-code"]
 
 

@@ -40,7 +40,6 @@ IDENTITY = Identity(
     scheme_version=1,
     corpus="corpus",
     geometry="context=8,batch=8",
-    checks="",
     dtype="torch.float32",
     device="cpu",
     numerics=1,

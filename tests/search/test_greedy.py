@@ -150,7 +150,7 @@ def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
 ) -> None:
     schemes = parse_schemes(["rtn-4bit,gptq-4bit"])
     sizes = Sizes(1000, 2, 300, 400, 10, 20, 40)
-    text = TextSize.bound(Protocol(context=32, stride=32))
+    text = TextSize.bound(Protocol(context=32))
     pricing = Pricing(sizes, text, Price())
     passes = passes_of(subjects, schemes, 1, pricing)
     final = pricing.flops(schemes)

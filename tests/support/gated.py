@@ -29,7 +29,6 @@ A, B, SOUP = "step1", "step2", "soup"
 SCHEMES = ("gptq-4bit", "rtn-4bit")
 PROTOCOL: dict[str, Any] = {
     "context": 256,
-    "stride": 256,
     "bos": "auto",
     "packed": False,
     "document_tokens": None,

@@ -61,4 +61,4 @@ MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
 def corpus() -> Corpus:
     windows = tuple(Window(k, np.arange(3, 20, dtype=np.int32) + k) for k in range(3))
     documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(3))
-    return Corpus(Protocol(context=32, stride=32), windows, windows, documents)
+    return Corpus(Protocol(context=32), windows, windows, documents)

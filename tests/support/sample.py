@@ -202,7 +202,6 @@ def put_together(
         },
         protocol={
             "context": 256,
-            "stride": 256,
             "bos": "auto",
             "packed": False,
             "evaluation_documents": 64,

@@ -75,7 +75,6 @@ def identity_of(content: str, spec: str, part: str) -> Identity:
         scheme_version=1,
         corpus=part,
         geometry="context=8",
-        checks="",
         dtype="torch.float32",
         device="cpu",
         numerics=2,

@@ -36,7 +36,7 @@ from tests.support.chats import (
     saved,
 )
 
-PROTOCOL = Protocol(context=1024, stride=1024)
+PROTOCOL = Protocol(context=1024)
 
 
 def document(chat: Chat, messages: list[Message], **value: Any) -> Document:
@@ -403,7 +403,7 @@ def test_documents_that_are_only_counted_are_rendered_once(
     monkeypatch.setattr(
         Templates, "render_chat", lambda self, *args: rendered.append(1) or plain(self, *args)
     )
-    protocol = Protocol(context=1024, stride=1024, evaluation_documents=4)
+    protocol = Protocol(context=1024, evaluation_documents=4)
     with chat_of(tmp_path, CHATML) as chat:
         fed = [Document("c", "calibration text one")]
         corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, protocol)
@@ -432,7 +432,7 @@ def test_conversations_stand_alone(
     path = tmp_path / "e.jsonl"
     rest = [{"messages": asked(1)}, {"messages": asked(2)}]
     path.write_text("".join(json.dumps(value) + "\n" for value in (line, *rest)))
-    protocol = Protocol(context=1024, stride=1024, **settings)
+    protocol = Protocol(context=1024, **settings)
     with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
         fed = [Document("c", "calibration text one")]
         build_corpus(fed, read_documents(str(path), chat=chat), (), chat.tokenizer, protocol)

@@ -24,7 +24,7 @@ def text(seed: int, words: int = 60) -> str:
 
 
 def corpus(evaluation: list[str], **protocol: Any) -> Corpus:
-    settings = {"context": 512, "stride": 512, "calibration_documents": 2, **protocol}
+    settings = {"context": 512, "calibration_documents": 2, **protocol}
     fed = [Document(f"c{k}", text(1000 + k)) for k in range(2)]
     scored = [Document(f"e{k}", words) for k, words in enumerate(evaluation)]
     return build_corpus(fed, scored, (), BYTES, Protocol(**settings))

@@ -38,7 +38,7 @@ def build(
     tokenizer: Any = BYTES,
     **protocol: Any,
 ) -> Corpus:
-    protocol = {"context": 8, "stride": protocol.get("context", 8), **protocol}
+    protocol = {"context": 8, **protocol}
     fed = CALIBRATION if calibration is None else calibration
     return build_corpus(fed, evaluation, choices, tokenizer, Protocol(**protocol))
 
@@ -50,28 +50,17 @@ def encode(text: str) -> list[int]:
 # -------------------------------------------------------------------------------------- windows
 
 
-@given(st.integers(0, 200), st.integers(2, 40), st.data())
-def test_overlapping_windows_score_every_token_once(length: int, context: int, data: Any) -> None:
-    stride = data.draw(st.integers(1, context - 1))
-    unscored = data.draw(st.integers(1, 3))
-    scored = []
-    for start, stop, scored_from in cuts(length, context, stride, unscored):
-        assert stop - start <= context
-        scored += range(start + scored_from, stop)
-    # Where special tokens fill the first window, the next can only score from its own start on.
-    first = unscored if unscored < min(context, length) else None
-    if first is not None:
-        assert scored == list(range(first, length))
-
-
-@given(st.integers(0, 200), st.integers(2, 40))
-def test_windows_side_by_side_leave_out_the_first_token_of_each(length: int, context: int) -> None:
+@given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
+def test_windows_leave_out_the_first_token_of_each(
+    length: int, context: int, unscored: int
+) -> None:
     scored = [
         position
-        for start, stop, scored_from in cuts(length, context, context)
+        for start, stop, scored_from in cuts(length, context, unscored)
         for position in range(start + scored_from, stop)
     ]
-    assert scored == [position for position in range(length) if position % context]
+    inside = (position for position in range(length) if position % context)
+    assert scored == [position for position in inside if position >= min(unscored, context)]
 
 
 def test_a_short_document_is_one_window_and_is_not_packed() -> None:
@@ -92,7 +81,7 @@ def test_a_long_document_is_cut_in_order() -> None:
 
 
 def test_calibration_windows_never_overlap() -> None:
-    corpus = build(documents(*TEXTS), calibration=documents("the mat " * 9), context=8, stride=2)
+    corpus = build(documents(*TEXTS), calibration=documents("the mat " * 9), context=8)
     fed = np.concatenate([w.tokens for w in corpus.calibration]).tolist()
     assert fed == encode("the mat " * 9)[: len(fed)]
 
@@ -108,12 +97,12 @@ def test_document_tokens_cap_every_document() -> None:
 
 
 @settings(deadline=None)
-@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.integers(1, 8))
-def test_scored_bytes_are_those_of_the_scored_text(text: str, stride: int) -> None:
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.sampled_from([8, 512]))
+def test_scored_bytes_are_those_of_the_scored_text(text: str, context: int) -> None:
     other = Document("other", "the cat sat")
-    corpus = build([Document("d", text), other], bos="always", stride=stride)
+    corpus = build([Document("d", text), other], bos="always", context=context)
     found = {d.name: d.nbytes for d in corpus.documents}
-    if stride < 8:  # with a token before it, all of the text is scored
+    if context == 512:  # one window: with a token before it, all of the text is scored
         assert found["d"] == len(text.encode())
     else:
         assert found["d"] <= len(text.encode())
@@ -125,7 +114,9 @@ def test_without_a_token_before_it_the_first_token_s_bytes_do_not_count(text: st
     encoded = BYTES(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if len(encoded["input_ids"]) < 2:
         return
-    corpus = build([Document("d", text), Document("other", "the cat sat")], stride=7, bos="never")
+    corpus = build(
+        [Document("d", text), Document("other", "the cat sat")], context=512, bos="never"
+    )
     end = encoded["offset_mapping"][0][1]
     assert corpus.documents[0].nbytes == len(text[end:].encode())
 
@@ -253,7 +244,7 @@ def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str])
     texts = [f"{kind} {k}" if kind else "" for k, kind in enumerate(kinds)]
     texts += [*texts[:5], *(f"document {k}" for k in range(12))]  # duplicates, and enough for 4
     pool = documents(*texts, name="c")
-    protocol = {"context": 8, "stride": 8, "calibration_documents": 3}
+    protocol = {"context": 8, "calibration_documents": 3}
     scored = documents("evaluation one", "evaluation two")
 
     def corpus(**more: Any) -> Corpus:
@@ -305,7 +296,7 @@ def test_what_was_left_out_is_noted() -> None:
 
 def test_the_same_text_gives_the_same_corpus_and_another_cut_another() -> None:
     assert build(documents(*TEXTS)).sha256 == build(documents(*TEXTS)).sha256
-    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), stride=4).sha256
+    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), context=4).sha256
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
 
 
@@ -371,16 +362,13 @@ A_AND_B = {"calibration": documents("a a"), "tokenizer": WORDS}
     ("texts", "settings", "wrong"),
     [
         (TEXTS, {"tokenizer": WORDS, "bos": "always"}, "no BOS"),
-        (TEXTS, {"packed": True, "stride": 4}, "do not overlap"),
         (TEXTS, {"packed": True, "context": 512}, "0 usable packed windows"),
         ([], {}, "0 usable documents, and 2 are needed"),
         (["the cat"], {}, "1 usable document, and 2 are needed"),
         (["the cat", ""], {}, "1 usable document, and 2 are needed"),
         (["the cat", "x", "the cat"], {}, "1 usable document, and 2 are needed"),
         (TEXTS, {"calibration": documents("", "x")}, "calibration text"),
-        (TEXTS, {"context": 1, "stride": 1}, "context"),
-        (TEXTS, {"context": 8, "stride": 0}, "stride"),
-        (TEXTS, {"context": 8, "stride": 9}, "stride"),
+        (TEXTS, {"context": 1}, "context"),
         (
             TEXTS,
             {"calibration": [Document("under another name", TEXTS[0]), *many(2)]},

@@ -285,7 +285,6 @@ class Pair:
 _PROTOCOL = {
     "dtype": "in {}",
     "context": "with a context of {} tokens",
-    "stride": "with a stride of {} tokens",
     "bos": "with `bos={}`",
     "packed": "with `packed={}`",
     "document_tokens": "with documents of at most {} tokens",
