@@ -11,7 +11,7 @@ import typer
 from qaudit.cli.options import audit_at, option
 from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
-from qaudit.support.keys import first_of, nearest
+from qaudit.support.keys import first_of
 
 if TYPE_CHECKING:
     from qaudit.types import AuditRecord, Policy
@@ -72,11 +72,18 @@ def _explained(name: str, texts: Texts, saved: AuditRecord | None) -> tuple[str,
         return texts[key]
     described = _scheme(name) or _note(name, texts, saved)
     if described is None:
-        hint = nearest(name, tuple(texts))
-        if saved is None and " " in name:
-            hint = "a note is explained with the audit that has it: `--audit FOLDER`"
-        raise UsageError(f"nothing is called `{name}`", hint=hint)
+        raise UsageError(f"nothing is called `{name}`", hint=_hint(name, texts, saved))
     return described
+
+
+def _hint(name: str, texts: Texts, saved: AuditRecord | None) -> str:
+    from qaudit.core.registry import short_forms, unknown
+
+    if saved is None and " " in name:
+        return "a note is explained with the audit that has it: `--audit FOLDER`"
+    instead = "`qaudit list rules` has the codes, `qaudit list schemes` the schemes"
+    hint = unknown("name", name, [*map(str.lower, texts), *short_forms()], ()).hint
+    return instead if hint.startswith("there are:") else hint
 
 
 def _note(words: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...] | None:

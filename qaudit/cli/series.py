@@ -20,7 +20,7 @@ PROMISING, MOST_SUGGESTED = 0.05, 3
 """The least chance of being better than the best measured checkpoint, and how many to name."""
 
 
-@with_settings("checkpoints", keys=("last", "limit", "family"))
+@with_settings("checkpoints", keys=("last", "family"))
 def series(
     targets: Targets,
     *,

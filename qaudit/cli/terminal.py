@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from typing import TextIO
 
 from qaudit.errors import QauditError
@@ -39,9 +41,9 @@ def say(text: str) -> None:
 
 
 def complain(error: QauditError) -> None:
-    _message(f"{_styled('error', '1;31')}: {one_line(error.message)}")
+    _message(_styled(_wrapped(f"error: {one_line(error.message)}"), "error", "1;31"))
     if error.hint:
-        _message(f"\n{_styled('hint', '1')}: {one_line(error.hint)}")
+        _message("\n" + _styled(_wrapped(f"hint: {one_line(error.hint)}"), "hint", "1"))
 
 
 def one_line(text: str) -> str:
@@ -49,8 +51,19 @@ def one_line(text: str) -> str:
     return _without_commands(_printable(" ".join(text.splitlines())))
 
 
-def _styled(word: str, style: str) -> str:
-    return _coloured(word, style) if _has_colours(sys.stderr) else word
+def _wrapped(text: str) -> str:
+    """Break lines between words on a terminal; what is in backticks, and a command, stay whole."""
+    if not sys.stderr.isatty():
+        return text
+    whole = re.sub(r"`[^`]*`|(?<=: )qaudit .*", lambda match: match[0].replace(" ", "\0"), text)
+    columns = shutil.get_terminal_size().columns
+    lines = textwrap.wrap(whole, columns, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _styled(text: str, word: str, style: str) -> str:
+    """Colour the word that a text begins with."""
+    return text.replace(word, _coloured(word, style), 1) if _has_colours(sys.stderr) else text
 
 
 def _coloured(word: str, style: str) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _CHOOSES = (
-    "targets", "checkpoints", "last", "limit", "soups", "calibration",
+    "targets", "checkpoints", "last", "soups", "calibration",
     "evaluation", "choices", "tasks", "task_data", "schedule", "family", "shipped",
     "reference",
 )  # fmt: skip

@@ -334,7 +334,7 @@ def _fetched(chosen: PlanInputs, budget_nbytes: int | None, record: Path | None)
     return price_traffic(downloads, budget_nbytes, free_disk_nbytes())
 
 
-SELECTIONS = ("checkpoints", "last", "limit")
+SELECTIONS = ("checkpoints", "last")
 LISTS = ("schemes", "soups", "shipped", "tasks", "diagnostics")
 TEXTS = ("evaluation", "calibration", "chat_template")
 FURTHER = ("choices", "rollouts", "reference")

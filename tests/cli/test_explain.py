@@ -51,4 +51,5 @@ def test_an_audit_explains_its_notes_and_the_rules_of_its_policy(
 
 def test_what_nothing_is_called_is_refused_with_what_is_near(qaudit: Run) -> None:
     refused(qaudit("explain", "four-bit-tails"), 2, "nothing is called", "four-bit-tail")
+    refused(qaudit("explain", "nf4"), 2, "nothing is called", "did you mean `bnb-nf4`?")
     refused(qaudit("explain", "a long note"), 2, "nothing is called", "--audit FOLDER")

@@ -17,7 +17,8 @@ import pytest
 from qaudit.cli import progress as progress_module
 from qaudit.cli.list import listing
 from qaudit.cli.progress import Pace, Progress, Rates
-from qaudit.cli.terminal import one_line, print_result, say
+from qaudit.cli.terminal import complain, one_line, print_result, say
+from qaudit.errors import UsageError
 from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
@@ -544,9 +545,16 @@ def test_whoever_stops_reading_early_causes_no_error(tmp_path: Path, command: li
     assert (done.returncode, done.stderr) == (0, "")
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def test_lines_of_an_error_break_between_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("NO_COLOR", "1")
+    complain(UsageError("there is no policy `my policy`", hint="again: qaudit scan a b c d e f"))
+    assert screen.getvalue() == (
+        "error: there is no\npolicy `my policy`\n\nhint: again:\nqaudit scan a b c d e f\n"
+    )
 
 
 def test_the_verdict_has_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,6 +562,6 @@ def test_the_verdict_has_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("NO_COLOR", raising=False)
     for variable, word in (("PLAIN", "\x1b[1;32mSHIP\x1b[0m"), ("NO_COLOR", "SHIP")):
         monkeypatch.setenv(variable, "1")
-        monkeypatch.setattr(sys, "stdout", _Terminal())
+        monkeypatch.setattr(sys, "stdout", Terminal())
         print_result("SHIP 4 bits of HOLD")
         assert sys.stdout.getvalue() == f"{word} 4 bits of HOLD\n"
