@@ -112,8 +112,7 @@ def test_the_options_that_choose_come_from_the_environment_too(
     hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
-        "LAST": "2",
-        "LIMIT": "1",
+        "LAST": "1",
         "FAMILY": "olmo2-7b",
         "DISK_BUDGET": "60MB",
         "UPDATE": "1",
@@ -124,8 +123,7 @@ def test_the_options_that_choose_come_from_the_environment_too(
         monkeypatch.setenv(f"QAUDIT_{name}", value)
     plan = json.loads(scan(REPO).out)
     recipe = plan["recipe"]
-    assert (recipe["last"], recipe["limit"]) == (2, 1)
-    assert recipe["family"] == "olmo2-7b"
+    assert (recipe["last"], recipe["family"]) == (1, "olmo2-7b")
     assert len(plan["subjects"]) == 1
     assert plan["traffic"]["nbytes_disk_budget"] == 60_000_000
     monkeypatch.setenv("QAUDIT_CHECKPOINTS", "stage9@..")
