@@ -14,21 +14,17 @@ keep masks as bytes and weights as halves among them, which are tensors like any
 of the zip format are mapped and not read; those of the format before it cannot be, and take
 their size in memory.
 
-**The files of an export** are put together from parts without holding a tensor.
-
-Bytes are copied as they are. Wider types come first in a shard, as safetensors itself orders them,
-so that every tensor is aligned.
+What is written are files of at most so many bytes, one after the other.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import struct
+import shutil
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,14 +32,13 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.dcp import METADATA, DcpFolder, dcp_folder
 from qaudit.checkpoints.header import (
     DAMAGED,
-    ITEMSIZE,
     TensorInfo,
     cut_short,
     header_nbytes,
     metadata_in,
     tensors_in,
 )
-from qaudit.errors import ConfigurationError, SourceError
+from qaudit.errors import ConfigurationError, MachineError, SourceError, not_written
 from qaudit.support.keys import first_of
 from qaudit.support.lazy import Tensor, torch
 from qaudit.types import Checkpoint
@@ -399,84 +394,69 @@ def _load(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-_PIECE = 1 << 24
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a file of tensors, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), partial, metadata=dict(metadata))
+        partial.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    except SafetensorError as error:  # raised for a full disk, too
+        raise MachineError(
+            f"`{path}` cannot be written: {error}",
+            hint="free some space on this disk and run the same command again",
+        ) from error
 
 
-_Item = TypeVar("_Item")
+class ShardWriter:
+    """Files of weights in a folder, with an index where they are several.
 
+    A file is written as soon as it is full. Its name says how many there are, and comes last.
+    """
 
-@dataclass(frozen=True)
-class _Source:
-    name: str
-    info: TensorInfo
-    path: Path
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        """Write files of `nbytes` at most; a tensor is never split, so one may be larger."""
+        self._folder, self._limit = folder / "shards", nbytes
+        self._tensors: dict[str, Tensor] = {}
+        self._number_of: dict[str, int] = {}  # of the file that holds a tensor
+        self._nbytes = self._total = 0
+        self.paths: list[Path] = []
 
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if self._tensors and self._nbytes + tensor.nbytes > self._limit:
+                self.write()
+            self._tensors[name], self._number_of[name] = tensor, len(self.paths)
+            self._nbytes += tensor.nbytes
+            self._total += tensor.nbytes
 
-def write_shards(parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
-    sources = [source for path in parts for source in _sources(path)]
-    shards = list(grouped(sources, lambda source: source.info.nbytes, shard_nbytes))
-    where: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = shard_name(number, len(shards))
-        _write(shard, folder / file)
-        where |= {source.name: file for source in shard}
-    write_index(folder, where, sum(source.info.nbytes for source in sources))
+    def write(self) -> None:
+        """Write what was added and is in memory."""
+        if self._tensors:
+            path = self._folder / f"{len(self.paths):05}" / SINGLE
+            save_tensors(self._tensors, path, {"format": "pt"})
+            self.paths.append(path)
+            self._tensors, self._nbytes = {}, 0
 
+    def finish(self) -> None:
+        """Give the files the names of a checkpoint's."""
+        self.write()
+        count = len(self.paths)
+        names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+        names = [SINGLE] if count == 1 else names
+        for path, name in zip(self.paths, names, strict=True):
+            path.replace(self._folder.parent / name)
+        if count > 1:
+            placed = {name: names[number] for name, number in self._number_of.items()}
+            index = {"metadata": {"total_size": self._total}, "weight_map": placed}
+            text = json.dumps(index, indent=2) + "\n"
+            (self._folder.parent / INDEX).write_text(text, encoding="utf-8")
+        self.remove()
 
-def grouped(
-    items: Iterable[_Item], nbytes: Callable[[_Item], int], limit: int
-) -> Iterator[list[_Item]]:
-    """Yield the tensors of each shard; a tensor is never split, so one may be over the limit."""
-    shard: list[_Item] = []
-    total = 0
-    for item in items:
-        if shard and total + nbytes(item) > limit:
-            yield shard
-            shard, total = [], 0
-        shard.append(item)
-        total += nbytes(item)
-    if shard:
-        yield shard
-
-
-def shard_name(number: int, count: int) -> str:
-    """Return the name of a file of weights; one alone has no number."""
-    return SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-
-
-def write_index(folder: Path, where: Mapping[str, str], nbytes: int) -> None:
-    if len(set(where.values())) > 1:
-        index = {"metadata": {"total_size": nbytes}, "weight_map": where}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _sources(path: Path) -> list[_Source]:
-    size = path.stat().st_size
-    with open_regular(path) as file:
-        header = file.read(header_nbytes(path, file.read(8), size))
-    return [_Source(name, info, path) for name, info in tensors_in(path, header, size).items()]
-
-
-def _write(shard: Sequence[_Source], path: Path) -> None:
-    ordered = sorted(shard, key=lambda source: (-ITEMSIZE[source.info.dtype], source.name))
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for source in ordered:
-        offsets = [end, end + source.info.nbytes]
-        shape = list(source.info.shape)
-        entries[source.name] = {"dtype": source.info.dtype, "shape": shape, "data_offsets": offsets}
-        end = offsets[1]
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    with path.open("wb") as out:
-        out.write(struct.pack("<Q", len(header)) + header)
-        for source in ordered:
-            with open_regular(source.path) as file:
-                file.seek(source.info.start)
-                remaining = source.info.nbytes
-                while remaining:
-                    piece = file.read(min(remaining, _PIECE))
-                    if not piece:
-                        raise cut_short(source.path, expected=source.info.nbytes, found=remaining)
-                    remaining -= len(piece)
-                    out.write(piece)
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

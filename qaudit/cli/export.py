@@ -97,7 +97,7 @@ def export(
             must_take(repo, hub)
         choice = replace(_choice(target, (bits, subject, scheme), given, progress), repo=repo)
         if repo is None or not holds(out, choice, form):
-            from qaudit.export.quantized import export_quantized
+            from qaudit.export.folder import export_quantized
 
             export_quantized(choice, form, out, converter=converter, watch=progress)
             if not quiet:

@@ -39,13 +39,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from qaudit.checkpoints.safetensors import save_tensors
 from qaudit.core.bnb_codes import NestedMaxima
 from qaudit.core.linears import FoldSource, Linears, Quantized, StoredWeight
 from qaudit.core.scheme import Calibration, Scheme, StandIn
-from qaudit.errors import MachineError, SourceError, not_written
+from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.saved.exports import SHAPES
 from qaudit.types import digest
@@ -290,18 +290,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={"about": json.dumps(about)})
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    except SafetensorError as error:  # raised for a full disk
-        raise MachineError(
-            f"`{path}` cannot be written: {error}",
-            hint="free some space on this disk, or scan without `--keep`",
-        ) from error
+    save_tensors(tensors, path, {"about": json.dumps(about)})
 
 
 def _damaged(path: Path, error: Exception) -> SourceError:

@@ -200,10 +200,12 @@ def measure(
     progress: Progress = lambda done, total, what: None,
     watch: Observer | None = None,
     there: StoredResults | None = None,
+    check: Observer | None = None,
 ) -> tuple[ResultFile, ...]:
     """Return the results of a pass, `fp` first: those on disk, and the rest measured now.
 
-    `watch` sees every group of linears that a scheme quantized; `there` is what was looked up.
+    `watch` sees every group of linears that a scheme quantized, and `check` those that are
+    quantized now, in a pass that may go on at a block; `there` is what was looked up.
     """
     task = task.with_tables(store.folder)
     there = there or look_up(task, machine, store)
@@ -228,7 +230,7 @@ def measure(
         if len(rounds) == 1 and observe is None:
             round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
-            measurements = send(round_task, machine, progress, observe)
+            measurements = send(round_task, machine, progress, observe or check)
         if is_first and len(rounds) > 1:
             keeper.mark_whole()
         for spec, measurement in measurements.items():

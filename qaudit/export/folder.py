@@ -1,169 +1,131 @@
-"""The folder of an export: what is packed, and what runtimes and `verify` read beside it."""
+"""A subject under a scheme -> a folder that runtimes load: the weights that were measured.
+
+`made` has the quantized linears, which are packed with all other tensors of the subject. Unfinished
+work is in a hidden folder beside the result, from which the same command resumes; the result is
+made under another name and renamed when it is whole.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.checkpoints.stamps import CONFIGURATION, folder_of
-from qaudit.errors import MachineError
+from qaudit.engine.kept_weights import kept_groups
+from qaudit.errors import NotShipping
 from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice
 from qaudit.export.contents import EVIDENCE, README, copy_settings, hashes_in
-from qaudit.export.parts import Part, Parts
-from qaudit.export.refusals import with_experts
-from qaudit.export.unfinished import whole_folder
-from qaudit.formats.packing import Document, Format
-from qaudit.formats.registry import formats
-from qaudit.model.blocks import Weights
+from qaudit.export.made import Made, as_kept, kept_as_judged, made_again
+from qaudit.export.packed import Packed
+from qaudit.export.refusals import try_format
+from qaudit.export.soup import SHARD_NBYTES, note_doubts
+from qaudit.export.unfinished import begun_folder, must_be_new, whole_folder
+from qaudit.formats.packing import Format
+from qaudit.formats.registry import format_named, formats
 from qaudit.model.skeleton import Skeleton
-from qaudit.model.stored_names import Names
 from qaudit.planning.pin import libraries
+from qaudit.planning.survey import refuse
 from qaudit.report.card import render as render_card
-from qaudit.saved.exports import ExportRecord, write_export
+from qaudit.saved.audits import read_audit
+from qaudit.saved.exports import ExportRecord, read_export, write_export
 from qaudit.saved.parts import PLAN
 from qaudit.saved.signature import may_sign, signed_export
-from qaudit.support.sizes import size
-from qaudit.types import Watch, digest
+from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
 
-Alone = Callable[[Path], ExportChoice]
-"""Write an audit of a file that no audit judged into a folder, and return the choice with it."""
+
+def export_quantized(
+    choice: ExportChoice,
+    form: str,
+    out: Path,
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
+    converter: Path | None = None,
+    watch: Watch = SILENT,
+) -> Path:
+    packing = format_named(form, choice.scheme)
+    packing.use(converter)
+    must_be_new(out)
+    may_sign(choice.record, choice.folder)  # refused before hours go into what it would sign
+    try_format(choice.scheme, packing)
+    members = [checkpoint for checkpoint, _ in choice.subject.members]
+    refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
+    note_doubts(choice.subject, watch)
+    # A format that is made from the checkpoint's files needs these, and is made again.
+    kept = kept_as_judged(choice, watch) if packing.has_settings else None
+    work = [choice.subject.content, choice.scheme.spec, choice.audit_sha256, form, __version__]
+    with (
+        begun_folder(out, digest(work)) as begun,
+        nullcontext(as_kept(choice, packing, kept, begun))
+        if kept is not None
+        else made_again(choice, packing, begun, watch) as made,
+        whole_folder(out, begun) as folder,
+    ):
+        _write(choice, packing, made, folder, shard_nbytes, out.name)
+    if kept is not None:
+        watch.note("written from the weights that the scan kept")
+    _must_ship(choice, out)
+    return out
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the weights were made with."""
-
-    key: str  # of their result
-    dtype: str
-    device: str
-    calibration_seed: int
-    corpus_sha256: str
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """One export under way."""
-
-    choice: ExportChoice
-    form: Format
-    origin: Origin
-    out: Path
-    watch: Watch
-
-    @property
-    def identity(self) -> str:
-        return digest([self.origin.key, self.form.name, __version__])
-
-
-def write_export_folder(
-    work: Work,
-    weights: Weights,
-    begun: Path,
-    shard_nbytes: int,
-    make: Callable[[Parts, Names], Alone | None],
+def _write(
+    choice: ExportChoice, form: Format, made: Made, folder: Path, shard_nbytes: int, name: str
 ) -> None:
-    source = folder_of(work.choice.subject.first)
-    weights = with_experts(work.choice, work.form, weights)
-    names = weights.stored_name
-    parts = Parts(begun, work.form, weights, names)
-    parts.open()
-    _check_room(weights, begun)
-    work.form.start(source, begun, weights.names())
-    alone = make(parts, names)
-    with whole_folder(work.out, begun) as folder:
-        files = [begun / part.file for part in parts.done.values()]
-        done = list(parts.done.values())
-        outside = unquantized(_shapes(weights, done), weights.skeleton)
-        work.form.mixed = parts.mixed
-        config = work.form.config(outside, symmetric=_is_symmetric(done), dtype=work.origin.dtype)
-        _assemble(work.form, files, folder, source, config, shard_nbytes)
-        _write_beside(work, parts, folder, alone)
-
-
-def _assemble(
-    form: Format, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
-) -> None:
-    form.assemble(parts, folder, nbytes)
-    if not form.has_settings:
-        return
-    copy_settings(source, folder)
-    whole = form.whole_config(read_configuration(source), config)
-    for name, document in (("config.json", whole), *((name, config) for name in form.config_files)):
-        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def dense_of(parts: Parts) -> dict[str, str]:
-    return {name: sha256 for part in parts.done.values() for name, sha256 in part.dense.items()}
-
-
-def _bits_per_weight(parts: Parts) -> float:
-    shapes = (parts.weights.shape(f"{linear}.weight") for linear in dense_of(parts))
-    nbytes = sum(part.nbytes for part in parts.done.values())
-    return 8 * nbytes / max(sum(map(math.prod, shapes)), 1)
-
-
-def _is_symmetric(parts: Any) -> bool:
-    return all(part.symmetric is not False for part in parts)
-
-
-def _check_room(weights: Weights, folder: Path) -> None:
-    """Refuse a disk without room for the parts and the shards that are made of them."""
-    needed = 2 * sum(math.prod(weights.shape(name)) for name in weights.names())
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise MachineError(
-            f"the export takes up to {size(needed)} while it is written, and {size(free)} are "
-            f"free at `{folder.parent}`",
-            hint="give a folder on another disk with `--out`",
-        )
-
-
-def _write_beside(work: Work, parts: Parts, folder: Path, alone: Alone | None) -> None:
-    choice, all_parts = work.choice, list(parts.done.values())
+    """Write weights, what runtimes read beside them, and what `verify` compares them with."""
+    source = folder_of(choice.subject.first)
+    shards = ShardWriter(folder, shard_nbytes)
+    packed = Packed(form, made.weights, shards)
+    for linears, quantized in kept_groups(made.folder):
+        packed.add(choice.scheme, linears, quantized)
+    packed.add_rest(shards)
+    form.assemble(shards, folder)
+    dtype = str(made.identity["dtype"]).removeprefix("torch.")
+    if form.has_settings:
+        copy_settings(source, folder)
+        shapes = {each: tuple(made.weights.shape(each)) for each in packed.rest}
+        outside = unquantized(shapes, made.weights.skeleton)
+        form.mixed = packed.mixed
+        config = form.config(outside, symmetric=packed.is_symmetric, dtype=dtype)
+        documents = {CONFIGURATION: form.whole_config(read_configuration(source), config)}
+        for file, document in (documents | dict.fromkeys(form.config_files, config)).items():
+            (folder / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     (folder / EVIDENCE).mkdir()
-    if alone is not None:
-        choice = alone(folder / EVIDENCE)
-    _copy_evidence(choice, folder / EVIDENCE)
+    judged = made.judged(choice, folder / EVIDENCE)
+    _copy_evidence(judged, folder / EVIDENCE)
+    plugin = formats().origin(form.name)  # None of a format that is built in
     record = ExportRecord(
         schema="1",
         qaudit=__version__,
-        format=work.form.name,
+        format=form.name,
         subject=choice.subject.label,
         content=choice.subject.content,
         scheme=choice.scheme.short,
         spec=choice.scheme.spec,
-        dtype=work.origin.dtype,
-        device=work.origin.device,
-        calibration_seed=work.origin.calibration_seed,
-        corpus_sha256=work.origin.corpus_sha256,
-        audit_sha256=choice.audit_sha256,
-        bits_per_weight=_bits_per_weight(parts),
-        mixture=parts.mixed,
-        dense=dense_of(parts),
-        rest={name: one for part in all_parts for name, one in part.rest.items()},
+        dtype=dtype,
+        device=str(made.identity["device"]),
+        calibration_seed=made.calibration_seed,
+        corpus_sha256=str(made.identity["corpus"]),
+        audit_sha256=judged.audit_sha256,
+        bits_per_weight=packed.bits_per_weight,
+        mixture=packed.mixed,
+        dense=packed.dense,
+        rest=packed.rest,
         files=hashes_in(folder),
-        libraries=libraries([choice.scheme], [choice.subject.merge]) | _of_format(work.form),
+        libraries=libraries([choice.scheme], [choice.subject.merge])
+        | ({plugin.distribution: plugin.version} if plugin else {}),
     )
-    if alone is None and may_sign(choice.record, choice.folder):
+    if judged is choice and may_sign(choice.record, choice.folder):
         record = signed_export(record)
     write_export(record, folder)
-    config = read_configuration(folder if work.form.has_settings else folder / EVIDENCE)
-    card = export_card(choice, record, work.form, config, choice.repo or work.out.name)
+    settings = read_configuration(folder if form.has_settings else folder / EVIDENCE)
+    card = export_card(judged, record, form, settings, choice.repo or name)
     (folder / README).write_text(card, encoding="utf-8")
-
-
-def _of_format(form: Format) -> dict[str, str]:
-    """Return the distribution that a format is of, unless it is built in."""
-    origin = formats().origin(form.name)
-    return {origin.distribution: origin.version} if origin else {}
 
 
 def _copy_evidence(choice: ExportChoice, folder: Path) -> None:
@@ -196,5 +158,16 @@ def unquantized(
     return tuple(sorted({"lm_head", *(name for name in linears if "embed" not in name)}))
 
 
-def _shapes(weights: Weights, parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weights.shape(name)) for part in parts for name in part.rest}
+def _must_ship(choice: ExportChoice, out: Path) -> None:
+    """Raise NotShipping where a file that was judged alone does not ship, unless it is named."""
+    if choice.is_named or read_export(out).audit_sha256 in (None, choice.audit_sha256):
+        return
+    alone = read_audit(out / EVIDENCE).verdict
+    if alone is not None and alone.status != "ship":
+        (decision,) = alone.classes
+        raise NotShipping(
+            f"the file in `{out}` is not the one that the audit judged, and measured by itself its "
+            f"verdict is {decision.status.upper()}: "
+            f"{'; '.join((*decision.breaches, *decision.needs)) or 'by the policy'}",
+            hint="export on the machine and with the libraries of the audit, or scan again here",
+        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.mixture import Mixture
 from qaudit.core.scheme import Scheme
-from qaudit.errors import SourceError, UsageError
+from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.choice import ExportChoice
-from qaudit.export.folds import refuse_rounded
+from qaudit.export.packed import refuse_rounded
 from qaudit.formats.packing import Format, changed_inputs, declared_group
 from qaudit.hub import Hub
 from qaudit.model.blocks import Weights
@@ -18,6 +20,7 @@ from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import Unfused
 from qaudit.planning.survey import shapes_on_hub
 from qaudit.support.lazy import torch
+from qaudit.support.sizes import size
 
 
 def try_format(scheme: Scheme, form: Format) -> None:
@@ -78,3 +81,18 @@ def with_experts(choice: ExportChoice, form: Format, weights: Weights) -> Unfuse
             hint="export an integer scheme as `compressed-tensors` or `gptq`",
         )
     return Unfused(skeleton, weights)
+
+
+def begun_with(choice: ExportChoice, form: Format, weights: Weights, begun: Path) -> Unfused:
+    """Return weights under the names of files; refuse what cannot be written of them here."""
+    named = with_experts(choice, form, weights)
+    needed = 2 * sum(math.prod(named.shape(name)) for name in named.names())
+    free = shutil.disk_usage(begun).free
+    if needed > free:
+        raise MachineError(
+            f"the export takes up to {size(needed)} while it is written, and {size(free)} are "
+            f"free at `{begun.parent}`",
+            hint="give a folder on another disk with `--out`",
+        )
+    form.start(folder_of(choice.subject.first), begun, named.names())
+    return named

@@ -2,16 +2,29 @@
 
 Members on the Hub are downloaded as for a scan. What an interrupted command downloaded is recorded
 in a hidden folder beside the soup, and the same command resumes.
+
+An audit merges tensor by tensor while it streams and writes nothing. Here the soup is written,
+from the same members by the same merge, one shard in memory at a time, for any library to load:
+config, tokenizer and generation settings are those of the first member, as they were in the audit.
+The folder is made under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.stamps import hub_cache
+from qaudit.checkpoints.safetensors import ShardWriter
+from qaudit.checkpoints.stamps import folder_of, hub_cache
 from qaudit.core.doubts import doubts_of_files
 from qaudit.downloads.downloads import RECORD_FILE, Downloads
-from qaudit.export.unfinished import begun_folder, must_be_new
+from qaudit.errors import MachineError, SourceError
+from qaudit.export.cards import soup_card
+from qaudit.export.contents import README, copy_settings
+from qaudit.export.unfinished import begun_folder, must_be_new, whole_folder
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.footprint import PlannedDownloads, free_disk_nbytes, price_traffic, shares_disk
@@ -19,7 +32,17 @@ from qaudit.planning.resolve import resolve_soup
 from qaudit.planning.survey import refuse
 from qaudit.report.format import listing
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import SILENT, Subject, Watch
+from qaudit.support.sizes import size
+from qaudit.text.tokenizer import other_tokenizers
+from qaudit.types import SILENT, Subject, Watch, digest
+from qaudit.version import __version__
+
+if TYPE_CHECKING:
+    from qaudit.model.blocks import Weights
+
+SHARD_NBYTES = 2 * 10**9
+
+Progress = Callable[[int, int, str], None]
 
 
 def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch = SILENT) -> Path:
@@ -32,10 +55,9 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
     watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
     note_doubts(soup, watch)
     from qaudit.engine.block_pass import open_weights  # imports torch: after the message
-    from qaudit.export.soup_folder import identity, write_soup
 
     with (
-        begun_folder(out, identity(soup)) as begun,
+        begun_folder(out, _identity(soup)) as begun,
         _downloads(soup, hub, (out, begun), options.disk_budget) as downloads,
         downloads.ready(soup),
     ):
@@ -72,3 +94,62 @@ def _downloads(
         free = max(0, free - soup.first.nbytes)
     budget = price_traffic(planned, wanted_nbytes, free).nbytes_disk_budget
     return Downloads(hub, (soup,), disk_budget_nbytes=budget, record=record)
+
+
+def write_soup(
+    soup: Subject,
+    out: Path,
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
+    weights: Weights | None = None,
+    hub: Hub | None = None,
+    begun: Path | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Path:
+    """Write a soup's weights and everything that is needed to load them; return the folder.
+
+    Without `weights` that are merged already, members are merged from their own folders; `begun`
+    is the folder of unfinished work, if it is held already.
+    """
+    must_be_new(out)
+    _must_go_together({member.label: folder_of(member) for member, _ in soup.members})
+    if weights is None:
+        from qaudit.engine.block_pass import open_weights
+
+        weights = open_weights(soup, allow_pickle=False)
+    held = nullcontext(begun) if begun else begun_folder(out, _identity(soup))
+    with held as folder, whole_folder(out, folder) as partial:
+        needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
+        if needed > free:
+            raise MachineError(
+                f"the soup takes {size(needed)} and {size(free)} are free at `{partial}`",
+                hint="give a folder on another disk with `--out`",
+            )
+        shards, names = ShardWriter(partial, shard_nbytes), list(weights.names())
+        for number, name in enumerate(names):
+            progress(number, len(names), name)
+            shards.add({name: weights.read(name).contiguous()})
+        shards.finish()
+        progress(len(names), len(names), "")
+        copy_settings(folder_of(soup.first), partial)
+        (partial / README).write_text(soup_card(soup, hub), encoding="utf-8")
+    return out
+
+
+def _identity(soup: Subject) -> str:
+    return digest(["soup", soup.label, soup.content, __version__])
+
+
+def _must_go_together(folders: dict[str, Path]) -> None:
+    """Refuse members without a configuration, or whose tokens mean different texts."""
+    for folder in folders.values():
+        if not (folder / "config.json").is_file():
+            raise SourceError(
+                f"no `config.json` in `{folder}`",
+                hint="a checkpoint folder has one beside its weights",
+            )
+    if pair := other_tokenizers(folders):
+        raise SourceError(
+            f"`{pair[0]}` and `{pair[1]}` cannot be merged: their tokenizers differ",
+            hint="a soup needs members that were trained on the same tokens",
+        )

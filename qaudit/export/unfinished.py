@@ -34,15 +34,18 @@ def begun_path(out: Path) -> Path:
 
 @contextmanager
 def begun_folder(out: Path, identity: str) -> Iterator[Path]:
-    """Hold the folder of unfinished work; remove it once the block ends without an error."""
+    """Hold the folder of unfinished work; remove it once the block ends without an error.
+
+    And where nothing can be resumed: what is refused is refused again.
+    """
     folder = begun_path(out)
     _must_be_ours(folder, identity)
     with one_writer(folder):
         write_whole(folder / _MARKER, identity)
         try:
             yield folder
-        except BaseException:
-            if _only_own_files(folder):  # nothing to resume from
+        except BaseException as error:
+            if isinstance(error, UsageError) or _only_own_files(folder):
                 _remove(folder)
             raise
         _remove(folder)

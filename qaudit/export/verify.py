@@ -19,7 +19,7 @@ from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit
 from qaudit.export.folder import unquantized
-from qaudit.export.measured import measured_hashes, other_linears, rest_hash
+from qaudit.export.made import measured_of, other_linears
 from qaudit.formats.packing import Format
 from qaudit.formats.registry import format_named
 from qaudit.model.skeleton import Shapes, build_skeleton
@@ -118,7 +118,8 @@ def verify(
     if record.signature is not None and has_key():
         trusted = is_signed_export(record, folder)
         differences += () if trusted else (_NOT_SIGNED,)
-    unhashed = choice is not None and not measured_hashes(choice)
+    measurement = None if choice is None else measured_of(choice)
+    unhashed = choice is not None and not (measurement and measurement.linears_sha256)
     if choice is None or audit is None:
         why = _NO_AUDIT_TO_RUN if trusted else _NOTHING_TO_TRUST
         return Verification(record, differences, why_not_run=why, trusted=trusted)
@@ -192,17 +193,16 @@ def _not_as_measured(
     Everything else has one hash, except where scales are folded into norms, or a file holds other
     types than the checkpoint.
     """
-    hashes = measured_hashes(choice)
-    if not hashes:
+    measured = measured_of(choice)
+    if measured is None or not measured.linears_sha256:
         return
     skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
-    for linear in other_linears(hashes, record.dense, names_of(skeleton)):
+    for linear in other_linears(measured.linears_sha256, record.dense, names_of(skeleton)):
         yield f"`{linear}.weight` is not what the audit measured"
     is_as_stored = form.has_settings and not getattr(choice.scheme, "exact_fold", False)
-    measured = rest_hash(choice) if is_as_stored else ""
     unread = skeleton.unread(list(shapes))
     rest = [(name, sha256) for name, sha256 in record.rest.items() if name not in unread]
-    if measured and digest(sorted(rest)) != measured:
+    if is_as_stored and measured.rest_sha256 not in ("", digest(sorted(rest))):
         yield "embeddings, norms or head are not those that the audit measured"
 
 

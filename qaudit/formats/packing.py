@@ -6,12 +6,12 @@ A format packs what schemes return as stored; what it cannot hold it refuses, wi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from qaudit.checkpoints.safetensors import WeightFolder, write_shards
+from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder
 from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
 from qaudit.core.mixture import any_expert
 from qaudit.core.registry import schemes
@@ -105,8 +105,9 @@ class Format:
     def start(self, source: Path, work: Path, names: Iterable[str]) -> None:
         """Prepare what the files need besides weights, in a folder that stays for a resume."""
 
-    def assemble(self, parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
-        write_shards(parts, folder, shard_nbytes)
+    def assemble(self, shards: ShardWriter, folder: Path) -> None:
+        """Make the files in a folder of shards that hold all tensors as they were packed."""
+        shards.finish()
 
     def weights(
         self, folder: Path, linears: Collection[str], rest: Collection[str]

@@ -24,8 +24,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.kept_weights import sha256_of
-from qaudit.export import parts
-from qaudit.export.quantized import export_quantized
+from qaudit.export.folder import export_quantized
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.report.format import spread
 from qaudit.saved.exports import read_export
@@ -317,6 +316,7 @@ def test_a_run_that_is_cut_off_goes_on(
         return quantize(self, linears)
 
     monkeypatch.setattr(Gptq, "quantize", seen)
+    monkeypatch.setattr("qaudit.engine.kept_pass.EVERY_SECONDS", 0.0)
     assert qaudit(*what, "new").code == 130
     assert not (place / "new").exists()
     blocks.clear()
@@ -333,22 +333,23 @@ def test_a_run_that_is_cut_off_goes_on(
 
 KILLED = """
 import os, signal
-from qaudit.export.parts import Parts
+from qaudit.engine import kept_pass
 from qaudit.cli import main
 
-write = Parts._write
+keep, kept_pass.EVERY_SECONDS = kept_pass.KeptPass.keep, 0
 
-def killed(self, name):
-    write(self, name)
-    os.kill(os.getpid(), signal.SIGKILL)
+def killed(self, block, *rest):
+    keep(self, block, *rest)
+    if block == 1 and self._keeps:  # not while the format is tried
+        os.kill(os.getpid(), signal.SIGKILL)
 
-Parts._write = killed
+kept_pass.KeptPass.keep = killed
 main()
 """
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_wrote(
+def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_kept(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = ("export", *WHERE, "--scheme", GPTQ, "-q", "--out")
@@ -356,7 +357,7 @@ def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_wrote(
     command = [sys.executable, "-c", KILLED, *what, "new"]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert not (place / "new").exists()
-    assert [path.name for path in place.glob(".new.begun/block-*.json")] == ["block-00000.json"]
+    assert len(list(place.glob(".new.begun/evidence/passes/*.kept"))) == 1
     blocks, quantize = [], Gptq.quantize
 
     def seen(self: Gptq, linears: Linears) -> object:
@@ -462,7 +463,7 @@ def test_a_disk_without_room_is_refused(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("qaudit.export.folder.shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("qaudit.export.refusals.shutil.disk_usage", lambda _: free)
     done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
     refused(done, 4, "1 kB are free", "another disk")
     assert not (place / "new").exists()
@@ -475,7 +476,7 @@ def test_a_disk_that_fills_up_leaves_no_folder(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(parts, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
     refused(done, 4, "no space left on device", "free some space")
     assert not (place / "new").exists()
@@ -525,7 +526,7 @@ def test_an_audit_without_hashes_is_measured_again_while_it_is_exported(
     assert qaudit("scan", "series/step200", *options).code == 0
     before = json.loads((place / "out" / "audit.json").read_text())
     with monkeypatch.context() as patched:
-        patched.setattr("qaudit.export.measured._measured", lambda _: None)
+        patched.setattr("qaudit.export.made.measured_of", lambda _: None)
         what = ("--subject", "step200", "--scheme", scheme)
         done = qaudit("export", "out", *what, "--out", "new")
     assert done.code == 0, done.err

@@ -149,7 +149,7 @@ def test_an_interrupted_export_goes_on(
         patched.setattr(gguf_files, "write_file", cut_off)
         assert export(qaudit, "gptq-4bit:group=32").code == 130
     assert not (place / "new").exists()
-    assert list((place / ".new.begun").glob("block-*.json"))
+    assert list((place / ".new.begun/evidence/kept").rglob("*.safetensors"))
     assert export(qaudit, "gptq-4bit:group=32").code == 0
     assert (place / "new" / "model.gguf").read_bytes() == whole
 

@@ -78,7 +78,7 @@ def test_a_push_that_was_cut_off_goes_on_without_quantizing_again(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the folder is whole")
 
-    monkeypatch.setattr("qaudit.export.quantized.export_quantized", never)
+    monkeypatch.setattr("qaudit.export.folder.export_quantized", never)
     hub.faults = []
     done = qaudit(*OURS, "--push", "alice/m")
     assert (done.code, done.out.splitlines()[1].split(":")[0]) == (0, "opened"), done.err

@@ -450,7 +450,7 @@ def test_codes_and_record_that_were_edited_together_are_not_what_the_audit_measu
 def test_an_audit_without_hashes_says_what_it_cannot_show(
     qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qaudit.export.verify.measured_hashes", lambda _: {})
+    monkeypatch.setattr("qaudit.export.verify.measured_of", lambda _: None)
     flipped(exported)
     done = qaudit("verify", "new", "--audit", "out")
     assert "the audit has no hashes of linears" in done.out

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qaudit.core.linears import FoldSource
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SchemeError
-from qaudit.export.folds import divided, divided_codes, refuse_rounded, scale_of_rows
+from qaudit.export.packed import divided, divided_codes, refuse_rounded, scale_of_rows
 
 AWQ = parse_scheme("awq-4bit:exact_fold=true")
 

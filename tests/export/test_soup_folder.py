@@ -15,8 +15,7 @@ from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
-from qaudit.export import soup_folder
-from qaudit.export.soup_folder import write_soup
+from qaudit.export.soup import write_soup
 from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe, Subject
 from tests.support.filled import filled
@@ -102,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(soup_folder, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(MachineError, match="no space left on device"):
         write_soup(soup_of(run, "step*"), tmp_path / "soup")
     assert list(tmp_path.iterdir()) == []

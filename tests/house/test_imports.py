@@ -117,8 +117,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "safetensors": (
         "qaudit.checkpoints.safetensors",
-        "qaudit.export.soup_folder",
-        "qaudit.export.parts",
         "qaudit.engine.kept_weights",
     ),
     "gguf": ("qaudit.formats.gguf.reading",),

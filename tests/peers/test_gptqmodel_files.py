@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
-from qaudit.export.quantized import export_quantized
+from qaudit.export.folder import export_quantized
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
 from tests.support.filled import filled

@@ -16,7 +16,7 @@ import yaml
 
 from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.export.soup_folder import write_soup
+from qaudit.export.soup import write_soup
 from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe
 from tests.support.filled import filled

@@ -17,7 +17,7 @@ from qaudit.core.linears import IntegerCodes, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
-from qaudit.export.quantized import export_quantized
+from qaudit.export.folder import export_quantized
 from qaudit.formats.registry import format_named
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT

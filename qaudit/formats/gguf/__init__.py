@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder
 from qaudit.checkpoints.stamps import is_gguf
 from qaudit.core.gguf.blocks import GgufBlocks, assembled, pair
 from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
@@ -159,12 +159,14 @@ class GgufFiles(FileFormat):
             )
         names_in(header, list(names))
 
-    def assemble(self, parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
+    def assemble(self, shards: ShardWriter, folder: Path) -> None:
         assert self.template is not None
+        shards.write()
         try:
-            write_file(self._kind, self.template, parts, folder / FILE)
+            write_file(self._kind, self.template, shards.paths, folder / FILE)
         except OSError as error:
             raise not_written(folder / FILE, error) from error
+        shards.remove()
 
     def weights(self, folder: Path, linears: Collection[str], rest: Collection[str]) -> GgufFile:
         return GgufFile(folder / FILE, base=[*(f"{one}.weight" for one in linears), *rest])
