@@ -79,7 +79,7 @@ def _measured(
     subject: str, scheme: str, nll: npt.NDArray[np.float64], tokens: npt.NDArray[np.int64]
 ) -> Measurement:
     names = tuple(str(k) for k in range(len(tokens)))
-    evidence = Evidence(names, nll, tokens, tokens * 4, ("",) * len(tokens))
+    evidence = Evidence(names, nll, tokens, tokens * 4)
     name = "fp" if scheme == "fp" else "4"
     return Measurement(subject, scheme, scheme, evidence, 4.25, 1.0, bit_class=name)
 

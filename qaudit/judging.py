@@ -101,7 +101,7 @@ def judge(
         floor=moved_by_rounding(measured),
         policy=policy_named(recipe.policy),
         today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
-        searched={search.row.label: len(search.row.trials) for search in searches},
+        searched={search.row.label: search.row.counted for search in searches},
         planned=plan.subjects,
         skipped={skip.subject: skip.reason for skip in skipped},
         bits=recipe.bits,

@@ -165,7 +165,6 @@ def evidence_of(
         nll_sum=sums,
         tokens=tokens,
         nbytes=np.array([d.nbytes for d in corpus.documents], dtype=np.int64),
-        split=tuple(d.split for d in corpus.documents),
         strata=corpus.strata,
         tasks=tuple(_task_evidence(corpus, tally)),
         fidelity=fidelity,

@@ -298,7 +298,7 @@ def _kept_weights(
 
 def _of_task(measurement: Measurement, one: TaskEvidence) -> Measurement:
     """Return what a task's file holds; documents and hashes are in another."""
-    evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, (), tasks=(one,))
+    evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, tasks=(one,))
     return replace(measurement, evidence=evidence, linears_sha256={}, rest_sha256="")
 
 

@@ -159,7 +159,9 @@ class Task:
     def of(cls, planned: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[planned.draw]
-        if planned.draw or planned.perturbed or planned.is_candidate:
+        if planned.is_candidate:
+            draw = draw.of_search()
+        elif planned.draw or planned.perturbed:
             # Items are marked, and rollouts scored, on the first draw alone.
             draw = draw.of_documents()
         schemes = parse_schemes(planned.schemes) if planned.schemes else ()

@@ -178,7 +178,7 @@ def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:
             map(parse_scheme, plan.specs), (subject.merge for subject in plan.subjects)
         ),
         numerics=NUMERICS,
-        text_sha256=tuple(draw.sha256 for draw in corpus.draws),
+        text_sha256=corpus.text_sha256,
         items_sha256=dict(corpus.items_sha256),
     )
     with one_writer(prepared.out):

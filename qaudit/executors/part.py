@@ -238,8 +238,10 @@ def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> 
     on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
     hub = open_hub(watch=watch) if on_hub else None
     ready = make_ready(plan, replace(options, out=out), hub)
-    text = tuple(draw.sha256 for draw in ready.corpus.draws)
-    if (text, dict(ready.corpus.items_sha256)) != (pins.text_sha256, pins.items_sha256):
+    if (ready.corpus.text_sha256, dict(ready.corpus.items_sha256)) != (
+        pins.text_sha256,
+        pins.items_sha256,
+    ):
         raise OtherIdentityError(
             "the text is not that of the plan: its tokens have another hash",
             hint="give the part the same files, Python and tokenizer, or plan again",

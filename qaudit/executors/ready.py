@@ -105,6 +105,7 @@ def protocol_of(corpus: Corpus) -> dict[str, Any]:
         },
         "corpus_sha256": corpus.sha256,
         **({"documents_sha256": corpus.of_documents().sha256} if corpus.rollouts else {}),
+        **({"search_sha256": corpus.of_search().sha256} if corpus.search else {}),
         "has_chat_template": corpus.has_chat_template,
         "sources": dict(corpus.sources),
         "notes": list(corpus.notes),

@@ -353,7 +353,8 @@ def _filed(
         return ResultFile(measured, out / file.evidence, (), result.perturbed)
 
     filed = read(result)
-    must_be_pass(filed.measurement, result.perturbed, document.protocol)
+    is_candidate = all(step.is_candidate for step in unit.passes)
+    must_be_pass(filed.measurement, result.perturbed, document.protocol, is_candidate=is_candidate)
     named = replace(filed.measurement, subject=unit.label, scheme=result.scheme)
     return with_tasks(replace(filed, measurement=named), [read(task) for task in result.tasks])
 

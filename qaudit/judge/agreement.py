@@ -131,7 +131,7 @@ def _same(saved: float, computed: Any) -> bool:
 
 
 def _refuse_other_comparisons(audit: AuditRecord, table: Measurements) -> None:
-    searched = {soup.label: len(soup.trials) for soup in audit.diagnostics.greedy}
+    searched = {soup.label: soup.counted for soup in audit.diagnostics.greedy}
     computed = {_pair(row): row for row in compare(table, searched)}
     for row in audit.comparisons:
         again = computed.get(_pair(row))

@@ -55,13 +55,12 @@ def passes_of(
     pricing: Pricing,
 ) -> tuple[Pass, ...]:
     drawn = calibrated(schemes)
-    alone = {s.content for s in subjects if s.merge is None}
     passes: list[Pass] = []
     for subject in subjects:
         first = priced(Pass(subject, _specs(schemes)), pricing)
         price = first.price + pricing.diagnostics
         if subject.is_search:
-            price += _search_price(subject, schemes, alone, pricing)
+            price += _search_price(subject, schemes, pricing)
         passes.append(replace(first, price=price))
         if repeats > 1 and drawn:
             draw = priced(draw_of(subject, drawn, 1), pricing)
@@ -155,20 +154,13 @@ def _reading(subject: Subject) -> Price:
     return Price(nbytes_read=sum(checkpoint.nbytes for checkpoint, _ in subject.members))
 
 
-def _search_price(
-    search: Subject, schemes: Sequence[Scheme], alone: set[str], pricing: Pricing
-) -> Price:
-    """Price each mean of two candidates or more, and candidates that are not subjects."""
-    trials = list(_trial_nbytes(search, alone))
+def _search_price(search: Subject, schemes: Sequence[Scheme], pricing: Pricing) -> Price:
+    """Price each candidate on further documents, and each mean of two or more."""
+    largest = sorted((c.nbytes for c, _ in search.members), reverse=True)
+    means = (sum(largest[:count]) for count in range(2, len(largest) + 1))
+    trials = [*largest, *means]
     work = pricing.flops([scheme_of(search, schemes)])
     return Price(len(trials) * work, sum(trials), 2 * len(trials))
-
-
-def _trial_nbytes(search: Subject, alone: set[str]) -> Iterator[int]:
-    members = [checkpoint for checkpoint, _ in search.members]
-    yield from (c.nbytes for c in members if c.content not in alone)
-    largest = sorted((c.nbytes for c in members), reverse=True)
-    yield from (sum(largest[:count]) for count in range(2, len(members) + 1))
 
 
 def planned_class(scheme: Scheme, sizes: Sizes) -> str:

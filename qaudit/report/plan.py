@@ -107,8 +107,9 @@ def _search(search: Subject) -> str:
         names = [*names[: SHOWN - 1], f"{len(names) - SHOWN + 1} more"]
     means = plural(len(search.members) - 1, "mean")
     return (
-        f"`{search.label}` among {listing(names)}: up to {means} of them, measured under "
-        f"{parse_scheme(scheme).short} alone"
+        f"`{search.label}` among {listing(names)}: up to {means} of them, and each by itself, "
+        f"measured under {parse_scheme(scheme).short} alone, on further documents where the text "
+        "has them"
     )
 
 

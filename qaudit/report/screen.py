@@ -145,6 +145,12 @@ def _beside(view: View) -> Iterator[str]:
                 f"{name} at {label(main)} is {abs(apart):.2g} nats {more} than the last "
                 "checkpoint's."
             )
+    for search in view.audit.diagnostics.greedy:
+        if search.counted and len(search.members) > 1:
+            yield (
+                f"The search for `{search.label}` chose on the {search.documents} documents that "
+                f"judge it: its {plural(search.counted, 'mean')} count."
+            )
     if view.documents:
         rarest = 1 - 0.05 ** (1 / view.documents)
         yield f"Not covered: kinds of text rarer than 1 in {max(1, int(1 / rarest))}."

@@ -435,8 +435,11 @@ def _search_sentence(search: GreedySearch) -> str:
             refused.append(f"`{trial.added}`")
     tried = {first.label, *(trial.added for trial in search.trials)}
     broken = [f"`{c.label}`" for c in search.candidates if c.label not in tried]
+    where = f"{search.documents} further documents"
+    if not search.further:
+        where = f"the {plural(search.documents, 'document')} that judge it, where its trials count,"
     text = (
-        f"A greedy search at {search.scheme}, on {plural(search.documents, 'document')}, took "
+        f"A greedy search at {search.scheme}, on {where} took "
         f"{len(search.members)} of {len(search.candidates)}: "
         f"{', '.join(members)} nats per token"
     )

@@ -41,7 +41,7 @@ _SUMS = {
 COLUMNS: dict[type, dict[str, str]] = {
     Evidence: {
         "document_sha256": "text *", "nll_sum": "loss D", "tokens": "count D", "bytes": "count D",
-        "split": "text D", "strata": "text D?", "output_error": "amount D?",
+        "strata": "text D?", "output_error": "amount D?",
         "expert_tokens": "whole **?",
     },
     Fidelity: {

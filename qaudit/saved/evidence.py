@@ -47,13 +47,17 @@ def must_be_of(measured: Measurement, subject: Subject, spec: str) -> None:
         raise ValueError(f"it is of another configuration than that of `{subject.label}`")
 
 
-def must_be_pass(measured: Measurement, perturbed: bool, protocol: Mapping[str, Any]) -> None:
+def must_be_pass(
+    measured: Measurement, perturbed: bool, protocol: Mapping[str, Any], *, is_candidate: bool
+) -> None:
     """Raise ValueError for a measurement that was computed otherwise, or on other text."""
     identity = measured.identity or {}
     if (",perturbed=" in str(identity.get("geometry"))) != perturbed:
         raise ValueError("it is perturbed, or is not, where the plan has it otherwise")
     is_first = measured.calibration_seed == protocol.get("calibration_seed")
     texts = [protocol.get(name) for name in ("corpus_sha256", "documents_sha256")]
+    if is_candidate and "search_sha256" in protocol:
+        texts = [protocol["search_sha256"]]
     if is_first and identity.get("corpus") not in texts:  # without rollouts where none are scored
         raise ValueError("it is of other text than the protocol names")
 

@@ -2,8 +2,9 @@
 
 The recipe of 2203.05482, at the scheme that will be shipped: candidates are ranked by their own
 quantized loss, and from the best on each next one goes in if the quantized loss of the mean
-falls. A search over many soups flatters the one it ends with: all means that were tried count where
-it is judged (`judge.choose`).
+falls. A search over many soups flatters the one it ends with, so that it chooses on further
+documents of the evaluation text, which no verdict reads. Where the text has too few it chooses on
+those that judge, and all means that were tried count there (`judge.choose`).
 
 Each mean is looked up first and measured where it is not on disk, under the one scheme of the
 search and with the first draw of calibration text. It is filed by its content like any
@@ -90,15 +91,18 @@ def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> S
     )
 
 
-def selection_loss(evidence: Evidence) -> float:
-    """Return the loss per token."""
-    marked = evidence.scored()
-    tokens = int(evidence.tokens[marked].sum())
-    return float(evidence.nll_sum[marked].sum()) / tokens if tokens else math.nan
+def loss_per_token(evidence: Evidence) -> float:
+    tokens = int(evidence.tokens.sum())
+    return float(evidence.nll_sum[evidence.scored()].sum()) / tokens if tokens else math.nan
 
 
 def searched_row(
-    subject: Subject, scheme: Scheme, search: Search[Checkpoint], documents: int
+    subject: Subject,
+    scheme: Scheme,
+    search: Search[Checkpoint],
+    documents: int,
+    *,
+    further: bool,
 ) -> GreedySearch:
     return GreedySearch(
         label=subject.label,
@@ -109,6 +113,7 @@ def searched_row(
         trials=tuple(GreedyTrial(t.added.label, _number(t.loss), t.taken) for t in search.trials),
         members=tuple(c.label for c in search.members),
         loss=_number(search.loss),
+        further=further,
     )
 
 
@@ -162,30 +167,27 @@ def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[ResultF
     return look_up(replace(trial, corpus=trial.corpus.of_tasks(())), machine, store).results
 
 
-def _of_documents(trial: Task) -> Task:
-    """Return a trial without what it does not choose by: the soup alone is measured on that."""
-    return replace(trial, corpus=trial.corpus.of_documents())
-
-
 def _search(tasks: Sequence[Task], measured: Measure, on_disk: Measure) -> SearchResult:
     """Search; a trial that is not `on_disk` is `measured`, and so is the soup."""
     task = tasks[0]
     search = task.subject
     scheme = scheme_of(search, task.schemes)
-    documents = 0
+    text, documents = task.corpus.of_search(), 0
+    # Where it chooses on what is judged, candidates are measured by passes of their own.
+    judged = text if task.corpus.search else task.corpus
 
     def loss(members: tuple[Checkpoint, ...]) -> float:
         nonlocal documents
         label = f"mean({'+'.join(c.label for c in members)})"
-        trial = Task.unplanned(_mean(label, members), task.corpus, (scheme,), full_precision=False)
+        trial = Task.unplanned(_mean(label, members), judged, (scheme,), full_precision=False)
         trial = replace(trial, folder=task.folder)
-        *_, quantized = on_disk(trial) or measured(_of_documents(trial))
+        *_, quantized = on_disk(trial) or measured(replace(trial, corpus=text))
         evidence = quantized.measurement.evidence
         documents = int(evidence.scored().sum())
-        return selection_loss(evidence)
+        return loss_per_token(evidence)
 
     outcome = greedy([checkpoint for checkpoint, _ in search.members], loss)
-    row = searched_row(search, scheme, outcome, documents)
+    row = searched_row(search, scheme, outcome, documents, further=bool(task.corpus.search))
     if row.loss is None:
         raise SourceError(
             f"no candidate of `{search.label}` has a finite loss at {scheme.short}",

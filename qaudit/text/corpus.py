@@ -7,8 +7,9 @@ and dealt out, so that two draws have no document in common and are independent 
 draws that overlap would scatter less than fresh text does. What a seed draws does not depend on
 which others are drawn: a scan of seed 3 has the text of draw 3 of `repeats`.
 What is cut counts: documents with the same tokens are one, in both texts they are refused, and
-near-copies among those that are measured on are one unit (`text.copies`). What was left out,
-missing or cut short is a note in the corpus.
+near-copies among those that are measured on are one unit (`text.usable`). A search for a soup
+chooses on the documents that follow, where there are enough. What was left out, missing or cut
+short is a note in the corpus.
 
 Multiple-choice items from JSON lines.
 
@@ -26,13 +27,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qaudit.errors import CorpusError
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
 from qaudit.text.documents import TextPath, must_exist, read_objects
-from qaudit.text.usable import Usable, drawn, further_draws, take, take_units
+from qaudit.text.usable import Usable, drawn, further_draws, take, take_further, take_units
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 _CONTEXTS = ("context", "ctx", "question")
@@ -102,6 +104,9 @@ def _answer(value: Any, labels: list[str], count: int, where: str) -> int:
     )
 
 
+SHARE_FOR_SEARCH = 2
+"""Of the documents that are judged, the part that is enough for a search: one in so many."""
+
 MOST_STRATA = 32
 """All intervals hold at once, so that more strata would tell less about each."""
 
@@ -155,11 +160,14 @@ def build_corpus(
     protocol: Protocol,
     repeats: int = 1,
     strata: str | None = None,
+    *,
+    searches: bool = False,
 ) -> Corpus:
     """Cut text into a corpus; documents are taken lazily, no more than the protocol takes.
 
     There are `repeats` draws of calibration text, from the protocol's seed upwards.
-    `strata` is the field that the evaluation documents are grouped by.
+    `strata` is the field that the evaluation documents are grouped by. `searches` takes further
+    documents for a search.
     """
     _check(protocol, strata)
     cutter = Cutter(tokenizer, protocol)
@@ -179,17 +187,30 @@ def build_corpus(
     _refuse_too_little(repeats, count, sum(map(len, draws)))
     for draw in draws[1:]:
         _refuse_shared(draw, scored)
-    return Corpus(
+    further = tuple[Encoded, ...]()
+    if searches:
+        fed_text = {encoded.cut for draw in draws for encoded in draw}
+        further = take_further(text, scored, protocol.evaluation_documents, fed_text)
+    search, search_documents = cutter.evaluation(further)
+    corpus = Corpus(
         protocol=protocol,
         calibration=cutter.calibration(fed),
         evaluation=windows,
         documents=documents,
         items=items,
         item_windows=item_windows,
-        notes=tuple(cutter.notes),
-        available=text.available(len(documents)),
+        available=text.available(len(documents) + len(search_documents)),
         further=tuple(cutter.calibration(draw) for draw in draws[1:]),
     )
+    if len(search_documents) >= len(documents) / SHARE_FOR_SEARCH:
+        corpus = replace(corpus, search=search, search_documents=search_documents)
+    elif searches:
+        cutter.notes.append(
+            f"the evaluation text has {len(search_documents)} further documents for a search, too "
+            f"few beside {len(documents)}: it chooses on these, and its trials count where its "
+            "soup is judged"
+        )
+    return replace(corpus, notes=tuple(cutter.notes))
 
 
 def _check(protocol: Protocol, strata: str | None) -> None:

@@ -23,9 +23,7 @@ from qaudit.checkpoints.configuration import unreadable
 from qaudit.errors import CorpusError
 from qaudit.types import (
     CHOICES,
-    HELD_OUT,
     ROLES,
-    SELECTION,
     UNSCORED,
     Choice,
     Document,
@@ -142,7 +140,7 @@ class Cutter:
             document = EvaluationDocument(part.name, part.sha256, nbytes, stratum=part.stratum)
             scored[unit] = _joined(scored[unit], document) if unit in scored else document
         windows.sort(key=lambda window: window.document)
-        return tuple(windows), _split([*scored.values()], packed=self.protocol.packed)
+        return tuple(windows), tuple(scored.values())
 
     def choices(self, choices: Sequence[Choice]) -> tuple[tuple[Item, ...], tuple[Window, ...]]:
         """Return items, and a window for each of their options: the context, then the option.
@@ -263,20 +261,6 @@ def _joined(document: EvaluationDocument, copy: EvaluationDocument) -> Evaluatio
     """Return a document with a near-copy of it, as one unit."""
     sha256 = hashlib.sha256(f"{document.sha256} {copy.sha256}".encode()).hexdigest()
     return replace(document, sha256=sha256, nbytes=document.nbytes + copy.nbytes)
-
-
-def _split(
-    documents: Sequence[EvaluationDocument], *, packed: bool
-) -> tuple[EvaluationDocument, ...]:
-    """Give half of the documents to choosing and half to reporting.
-
-    Documents alternate, so that a text that changes along the way changes in both halves alike.
-    Windows of documents run together share a document with their neighbours, so there the first
-    half goes to the one and the second to the other.
-    """
-    early = [2 * k < len(documents) if packed else k % 2 == 0 for k in range(len(documents))]
-    halves = [SELECTION if is_early else HELD_OUT for is_early in early]
-    return tuple(replace(d, split=half) for d, half in zip(documents, halves, strict=True))
 
 
 def _packed(documents: Sequence[Encoded], context: int) -> Iterator[Encoded]:

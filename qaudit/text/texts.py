@@ -80,7 +80,10 @@ def read_corpus(
         folders = {borrowed.label: folder_of(borrowed)}
     tokenizer, notes = tokenizer_of(list(folders.values()), trust_remote_code)
     protocol = make_protocol(recipe, plan.context, plan.item_context)
-    corpus, sources = cut_texts(recipe, paths, tokenizer, protocol, list(folders.values()))
+    searches = any(subject.is_search for subject in plan.subjects)
+    corpus, sources = cut_texts(
+        recipe, paths, tokenizer, protocol, list(folders.values()), searches=searches
+    )
     if recipe.strata:
         sources.append(("strata", recipe.strata))
     if recipe.choices:
@@ -120,6 +123,8 @@ def cut_texts(
     tokenizer: Tokenizer,
     protocol: Protocol,
     folders: Sequence[Path],
+    *,
+    searches: bool = False,
 ) -> tuple[Corpus, list[tuple[str, str]]]:
     """Cut the texts of a recipe; return the corpus, and the role and name of each text.
 
@@ -145,6 +150,7 @@ def cut_texts(
             protocol,
             repeats=recipe.repeats,
             strata=recipe.strata,
+            searches=searches,
         )
         sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
         sources += chat.sources or fed.sources

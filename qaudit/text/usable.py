@@ -4,8 +4,8 @@ Two documents that share text scatter less than two of a kind, and their interva
 with each text four times, 69 % hold where 95 were promised. Documents are compared by the runs of
 eight tokens that they have (shingles), of which each keeps the 128 with the lowest hashes
 (bottom-k, Broder 1997). Those with a third of them in common, which is half of the text of two as
-long, are one unit of analysis: their sums are added up, and they are in one half of the documents.
-Short documents are not compared: a third of them is a phrase.
+long, are one unit of analysis: their sums are added up. Short documents are not compared: a third
+of them is a phrase.
 """
 
 from __future__ import annotations
@@ -255,4 +255,29 @@ def take_units(usable: Usable, count: int) -> tuple[Encoded, ...]:
             f"counted with them: {copies.count} units remain"
         )
     _note(usable, copies.count, count, "evaluation")
+    return tuple(taken)
+
+
+def take_further(
+    usable: Usable, scored: Sequence[Encoded], count: int, without: Collection[bytes]
+) -> tuple[Encoded, ...]:
+    """Take up to so many units behind those that are scored; no copy of them, near or exact.
+
+    `without` has what else must not be among them, by `Encoded.cut`.
+    """
+    copies, taken = NearCopies(), list[Encoded]()
+    for encoded in scored:
+        copies.add(encoded.compared)
+    first, known = copies.count, {encoded.sha256 for encoded in scored}
+    documents = itertools.islice(usable.cut(usable.hashes()), len(known) + POOL * count)
+    is_chat = any(encoded.roles is not None for encoded in scored)
+    with suppress(CorpusError):  # what is not measured on may be damaged
+        for encoded in documents:
+            if encoded.sha256 in known or encoded.cut in without:
+                continue
+            unit = copies.add(encoded.compared)
+            if unit >= first and (encoded.roles is not None) == is_chat:
+                taken.append(replace(encoded, unit=unit - first))
+            if copies.count - first == count:
+                break  # before the next is read
     return tuple(taken)

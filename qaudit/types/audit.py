@@ -85,7 +85,8 @@ class Pass:
     @property
     def is_candidate(self) -> bool:
         """Return whether a search alone reads its loss."""
-        return not (self.full_precision or self.is_quantized)
+        measures = self.full_precision or self.is_quantized
+        return not (measures or self.draw or self.perturbed)
 
     @property
     def is_quantized(self) -> bool:
@@ -196,7 +197,9 @@ class Pins:
     threads: int
     libraries: dict[str, str]
     numerics: int
-    text_sha256: tuple[str, ...]  # of each draw of calibration text with the evaluation text
+    text_sha256: tuple[
+        str, ...
+    ]  # of each draw with the evaluation text, and of what searches choose on
     items_sha256: dict[str, str] = field(default_factory=dict)  # of each task
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.types.subjects import HELD_OUT, SELECTION
-
 CONFIDENCE_EDGES = (0.25, 0.5, 0.9)
 """Between four buckets of tokens, by the probability that full precision gives its likeliest."""
 SURE = 2
@@ -145,7 +143,6 @@ class Evidence:
     nll_sum: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
-    split: tuple[str, ...]
     tasks: tuple[TaskEvidence, ...] = ()
     fidelity: Fidelity | None = None  # None: full precision
     positions: Positions | None = None
@@ -159,16 +156,9 @@ class Evidence:
     roles: Roles | None = None  # of conversations
     rollouts: RolloutEvidence | None = None
 
-    @property
-    def is_split(self) -> bool:
-        return {SELECTION, HELD_OUT} <= set(self.split)
-
-    def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
-        """Mark the documents with a scored token, of one split where there are two."""
-        marked: npt.NDArray[np.bool_] = self.tokens > 0
-        if split is not None and self.is_split:
-            marked &= np.array(self.split) == split
-        return marked
+    def scored(self) -> npt.NDArray[np.bool_]:
+        """Mark the documents with a scored token."""
+        return self.tokens > 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -435,6 +435,12 @@ class GreedySearch:
     members: tuple[str, ...]
     loss: float | None
     spec: str = ""
+    further: bool = False  # whether these are no documents that a verdict reads
+
+    @property
+    def counted(self) -> int:
+        """Return how many means the soup was chosen among on the documents that judge it."""
+        return 0 if self.further else len(self.trials)
 
 
 @dataclass(frozen=True)

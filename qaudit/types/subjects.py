@@ -274,10 +274,6 @@ class Window:
         return int((self.roles[self.scored_from :] != UNSCORED).sum())
 
 
-SELECTION, HELD_OUT = "selection", "held-out"
-"""Documents to choose on, and documents to report on: the winner on the first was partly lucky."""
-
-
 @dataclass(frozen=True)
 class EvaluationDocument:
     """What is known of an evaluation document once it is cut: its name, hash and scored bytes."""
@@ -285,7 +281,6 @@ class EvaluationDocument:
     name: str
     sha256: str
     nbytes: int
-    split: str = SELECTION
     stratum: str = ""
 
 
@@ -359,6 +354,9 @@ class Corpus:
     available: int | None = None  # evaluation documents of the text, some thousands at most
     rollouts: RolloutText | None = None
     has_chat_template: bool | None = None  # the tokenizer; None: not looked at
+    # Further text that searches choose on and no verdict reads; none where the text is too short.
+    search: tuple[Window, ...] = ()
+    search_documents: tuple[EvaluationDocument, ...] = ()
 
     @property
     def draws(self) -> tuple[Corpus, ...]:
@@ -404,7 +402,13 @@ class Corpus:
         if self.rollouts is not None:
             rollouts = self.rollouts
             cut.append([(rollouts.fed_sha256, rollouts.ends, rollouts.choices.sampler)])
-        return digest([cut, [document.split for document in self.documents]])
+        return digest(cut)
+
+    @property
+    def text_sha256(self) -> tuple[str, ...]:
+        """Identify all that is fed: every draw of calibration text, and what searches choose on."""
+        searched = (self.of_search(),) if self.search else ()
+        return tuple(corpus.sha256 for corpus in (*self.draws, *searched))
 
     @cached_property
     def items_sha256(self) -> Mapping[str, str]:
@@ -427,6 +431,13 @@ class Corpus:
 
     def of_documents(self) -> Corpus:
         return replace(self.of_tasks(()), rollouts=None)
+
+    def of_search(self) -> Corpus:
+        """Return what searches choose on: further documents, or those that are judged."""
+        plain = self.of_documents()
+        if not self.search:
+            return plain
+        return replace(plain, evaluation=self.search, documents=self.search_documents)
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
         items, windows, first = [], list[Window](), 0

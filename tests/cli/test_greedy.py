@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import qaudit.engine.measure
 from qaudit.report.series import searches_of
 from qaudit.saved.audits import from_json
+from qaudit.saved.evidence import read_saved
+from qaudit.saved.results import measured_in
 from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import rollouts
@@ -117,7 +119,11 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
         done.err.split()
     )
     audit, row = audit_of(trained / "out"), _search_of(trained)
-    assert (row["scheme"], row["documents"]) == ("rtn-4bit", 12)
+    assert (row["scheme"], row["documents"], row["further"]) == ("rtn-4bit", 12, False)
+    assert (
+        "The search for best chose on the 12 documents that judge it: its 2 means count."
+        in " ".join(done.out.split())
+    )
     assert row["members"] == ["series-a", "series-b"]
     assert [(t["added"][-1], t["taken"]) for t in row["trials"]][-1] == ("c", False)
     best = next(s for s in audit["subjects"] if s["label"] == "best")
@@ -130,9 +136,35 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
     assert searches_of(from_json((trained / "out" / "audit.json").read_text()))["best"].trials
 
 
+def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
+    scan: Run, trained: Path, passes: list[str]
+) -> None:
+    few = ("--set", "evaluation_documents=6")
+    done = scan("ends", *GREEDY, *few)
+    assert done.code == 0, done.err
+    audit, row = audit_of(trained / "out"), _search_of(trained)
+    assert (row["documents"], row["further"], row["members"]) == (6, True, ["series-a", "series-b"])
+    searched = [f"{members} alone" for members in ("a", "b", "c", "a+b", "a+b+c")]
+    assert passes == ["a", "b", "c", *searched, "a+b"]
+    # The soup is a subject like any other: on documents that it was not chosen on.
+    assert {m["documents"] for m in audit["measurements"]} == {6}
+    losses = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
+    assert losses["best"] != row["loss"]
+    read = {m.evidence.document_sha256 for m in measured_in(trained / "out" / "evidence")}
+    judged = {m.evidence.document_sha256 for m in read_saved(trained / "out").measurements}
+    (chosen_on,), (judged_on,) = read - judged, judged
+    assert not set(chosen_on) & set(judged_on)
+    (one,) = audit["verdict"]["classes"]
+    assert one["at_once"] == 4  # on fewer than 10 documents all candidates, and no trial
+    assert "chose on the" not in done.out
+    assert "on 6 further documents took 2 of 3" in whole_at(trained / "out")
+    assert scan("ends", *GREEDY, *few).code == 0
+    assert len(passes) == 9
+
+
 def test_the_card_tells_the_way(qaudit: Run, finished: Path) -> None:
     card = whole_at(finished / "out")
-    assert "A greedy search at rtn-4bit, on 12 documents, took 2 of 3:" in card
+    assert "A greedy search at rtn-4bit, on the 12 documents that judge it, where its" in card
     assert "nats per token; `series-c` did not." in card
     assert qaudit("report", "out", "--format", "md").code == 0
 
@@ -197,10 +229,19 @@ def test_the_same_soup_by_its_members_is_the_same_measurement(
     assert ce["best"] == ce["both"]
 
 
-def test_candidates_that_nobody_asked_for_are_no_subjects(scan: Run, trained: Path) -> None:
-    assert scan("ends", *GREEDY, "--checkpoints", "series-c").code == 0
+@pytest.mark.parametrize("documents", [6, 12])
+def test_candidates_that_nobody_asked_for_are_no_subjects(
+    scan: Run, trained: Path, passes: list[str], documents: int
+) -> None:
+    some = ("--checkpoints", "series-c", "--set", f"evaluation_documents={documents}")
+    assert scan("ends", *GREEDY, *some).code == 0
     audit = audit_of(trained / "out")
     assert [s["label"] for s in audit["subjects"]] == ["series-c", "best"]
+    # On further documents the one that is a subject is measured by itself too.
+    assert [name for name in passes if name != "c alone"] == [
+        "c", "a alone", "b alone", "a+b alone", "a+b+c alone", "a+b",
+    ]  # fmt: skip
+    assert ("c alone" in passes) == (documents == 6)
 
 
 def test_an_interrupted_search_goes_on_where_it_was(

@@ -59,7 +59,6 @@ def evidence(seed: int, level: float = 2.0, documents: int = 12) -> Evidence:
         nll_sum=tokens * (level + 0.1 * draw.standard_normal(documents)),
         tokens=tokens,
         nbytes=4 * tokens,
-        split=("selection",) * documents,
     )
 
 

@@ -61,7 +61,6 @@ def part(evidence: Evidence, keep: list[int], prefix: str = "") -> Evidence:
         nll_sum=evidence.nll_sum[keep],
         tokens=evidence.tokens[keep],
         nbytes=evidence.nbytes[keep],
-        split=tuple(evidence.split[k] for k in keep),
     )
 
 
@@ -187,7 +186,6 @@ def _joined(a: Evidence, b: Evidence) -> Evidence:
         nll_sum=np.concatenate([a.nll_sum, b.nll_sum]),
         tokens=np.concatenate([a.tokens, b.tokens]),
         nbytes=np.concatenate([a.nbytes, b.nbytes]),
-        split=a.split + b.split,
     )
 
 

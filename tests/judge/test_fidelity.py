@@ -11,7 +11,7 @@ import pytest
 from qaudit.core import statistics
 from qaudit.core.statistics import counts_of
 from qaudit.judge.quantities import fidelity_columns
-from qaudit.types import HELD_OUT, SELECTION, ByConfidence, Evidence, Fidelity
+from qaudit.types import ByConfidence, Evidence, Fidelity
 
 DOCUMENTS, TOKENS = 40, 150
 
@@ -35,9 +35,8 @@ def evidence(seed: int = 0) -> tuple[Evidence, np.ndarray]:
         same_top=ended(same_DT.sum(1)),
         squared_dp_sum=ended((0.01 * kl_DT).sum(1)),
     )
-    split = (SELECTION, HELD_OUT) * (DOCUMENTS // 2) + (SELECTION,)
     shas = tuple(f"{k:064d}" for k in range(DOCUMENTS + 1))
-    return Evidence(shas, tokens * 2.0, tokens, tokens * 4, split, fidelity=fidelity), kl_DT
+    return Evidence(shas, tokens * 2.0, tokens, tokens * 4, fidelity=fidelity), kl_DT
 
 
 def test_means_are_those_of_all_tokens_with_the_interval_of_documents() -> None:

@@ -106,7 +106,6 @@ def test_documents_without_a_scored_token_do_not_count() -> None:
                 nll_sum=np.append(m.evidence.nll_sum, 0.0),
                 nbytes=np.append(m.evidence.nbytes, 0),
                 document_sha256=(*m.evidence.document_sha256, "0" * 64),
-                split=(*m.evidence.split, "evaluation"),
             ),
         )
         for m in sample.measurements()

@@ -39,12 +39,11 @@ def drawn(
     draw = np.random.default_rng(seed)
     tokens = np.full(60, 100)
     base = np.exp(0.2 * draw.standard_normal(60)) * tokens
-    split = ("",) * 60
     shas = tuple(map(str, range(60)))
     found = []
     for (subject, scheme), loss in losses.items():
         nll = base * loss + draw.standard_normal(60) * 0.01
-        evidence = Evidence(shas, nll, tokens, tokens * 4, split)
+        evidence = Evidence(shas, nll, tokens, tokens * 4)
         found.append(measurement(subject, scheme, scheme, evidence, bits[scheme]))
     names = dict.fromkeys(subject for subject, _ in losses)
     subjects = tuple(Subject(n, ((Checkpoint(Ref(n), n), 1.0),)) for n in names)

@@ -136,7 +136,7 @@ def test_all_strata_are_covered_at_once() -> None:
         tokens = rng.integers(50, 200, 64)
         full = tokens * rng.gamma(9, 1 / 3, 64)
         lost = full * (1 + true * rng.gamma(4, 1 / 4, 64))
-        evidence = Evidence((), full, tokens, tokens, ("",) * 64, strata=names)
+        evidence = Evidence((), full, tokens, tokens, strata=names)
         pair = [
             Measurement("a", "fp", "fp", evidence, 16, 0),
             Measurement("a", "q", "q", replace(evidence, nll_sum=lost), 4, 0),
@@ -157,7 +157,7 @@ def with_positions() -> tuple[Measurements, np.ndarray, np.ndarray, np.ndarray]:
     tokens[:4, 2] = 0  # documents that end before the last bin
     full = tokens * rng.gamma(9, 1 / 3, (12, 3))
     lost = full * np.array([1.01, 1.02, 1.3])
-    base = Evidence(tuple("abcdefghijkl"), full.sum(1), tokens.sum(1), tokens.sum(1), ("",) * 12)
+    base = Evidence(tuple("abcdefghijkl"), full.sum(1), tokens.sum(1), tokens.sum(1))
     edges = np.array([0, 16, 64, 256])
     kl = tokens * rng.gamma(2, 0.1, (12, 3))
     whole = replace(base, positions=Positions(edges, tokens, full))

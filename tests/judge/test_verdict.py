@@ -55,12 +55,11 @@ def measured(losses: Losses, *, seed: int = 0, noise: float = 0.01) -> list[Meas
     draw = np.random.default_rng(seed)
     tokens = np.full(60, 100)
     base = np.exp(0.2 * draw.standard_normal(60)) * tokens
-    split = ("",) * 60
     rows = []
     for (subject, scheme), loss in losses.items():
         own = np.random.default_rng([seed, *f"{subject} {scheme}".encode()])
         nll = base * loss + own.standard_normal(60) * noise
-        evidence = Evidence(tuple(map(str, range(60))), nll, tokens, tokens * 4, split)
+        evidence = Evidence(tuple(map(str, range(60))), nll, tokens, tokens * 4)
         spec = parse_scheme(scheme).spec if scheme != "fp" else "fp"
         rows.append(measurement(subject, scheme, spec, evidence, 4.25))
     return rows
@@ -192,7 +191,7 @@ def tied(bits: dict[str, float], *, documents: int = 60, noise: float = 5.0) -> 
 
 
 def of_first(evidence: Evidence, count: int) -> Evidence:
-    columns = ("document_sha256", "nll_sum", "tokens", "nbytes", "split")
+    columns = ("document_sha256", "nll_sum", "tokens", "nbytes")
     return replace(evidence, **{name: getattr(evidence, name)[:count] for name in columns})
 
 

@@ -53,7 +53,6 @@ def measurement(subject="a", **changes):
         nll_sum=np.array([1.5, 2.5]),
         tokens=np.array([3, 4]),
         nbytes=np.array([10, 20]),
-        split=("evaluation", "evaluation"),
         **changes,
     )
     return Measurement(subject, "rtn-4bit", "rtn:bits=4", evidence, 4.125, 0.5, 7, ("a note",))
@@ -315,8 +314,8 @@ def swapped(path, **columns):
         ({"nll_sum": np.array(1.0)}, "`nll_sum` is no column"),
         ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
         ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
-        ({"split": np.array(["selection"])}, "`split` is no column"),
-        ({"split": None}, "it lacks `split`"),
+        ({"strata": np.array(["one"])}, "`strata` is no column"),
+        ({"bytes": None}, "it lacks `bytes`"),
         ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
         ({"about": np.array("[1]")}, "`about` is not an object"),
         ({"about": np.array("{}")}, "`about.key` is missing"),

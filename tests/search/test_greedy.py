@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from qaudit.planning.passes import Pricing, passes_of, scheme_of, with_scheme
 from qaudit.planning.price import Load, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.codec import encode
-from qaudit.search.greedy import greedy, searched_row, selection_loss
+from qaudit.search.greedy import greedy, loss_per_token, searched_row
 from qaudit.types import (
     Checkpoint,
     Evidence,
@@ -141,11 +142,11 @@ def test_a_scheme_that_is_not_measured_is_refused() -> None:
     ("subjects", "streams", "nbytes_read"),
     [
         ([alone("A"), alone("B")], 0, 0),
-        ([alone("A"), alone("B"), search("A", "B")], 2, 20),
-        ([alone("A"), search("A", "B", "C")], 8, 10 + 10 + 20 + 30),
+        ([alone("A"), alone("B"), search("A", "B")], 6, 10 + 10 + 20),
+        ([alone("A"), search("A", "B", "C")], 10, 10 + 10 + 10 + 20 + 30),
     ],
 )
-def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
+def test_a_search_costs_every_mean_and_every_candidate_by_itself(
     subjects: list[Subject], streams: int, nbytes_read: int
 ) -> None:
     schemes = parse_schemes(["rtn-4bit,gptq-4bit"])
@@ -175,18 +176,19 @@ def test_trials_cost_no_rollouts_and_the_soup_does() -> None:
 
 def evidence(nll: list[float]) -> Evidence:
     tokens = np.array([4, 2, 0, 2])
-    return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens, ("",) * 4)
+    return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens)
 
 
 def test_all_documents_choose() -> None:
-    assert selection_loss(evidence([8.0, 2.0, 0.0, 6.0])) == 2.0
+    assert loss_per_token(evidence([8.0, 2.0, 0.0, 6.0])) == 2.0
 
 
 def test_what_is_kept_is_plain_json() -> None:
     a, b, c = map(checkpoint, "ABC")
     losses = {(a,): math.nan, (b,): 2.0, (c,): 1.0, (b, c): 0.5}
     (scheme,) = parse_schemes(["gptq-3bit"])
-    row = searched_row(search("A", "B", "C"), scheme, greedy([a, b, c], losses.__getitem__), 7)
+    found = greedy([a, b, c], losses.__getitem__)
+    row = searched_row(search("A", "B", "C"), scheme, found, 7, further=True)
     assert json.loads(json.dumps(encode(row), allow_nan=False)) == {
         "label": "best",
         "scheme": "gptq-3bit",
@@ -200,4 +202,7 @@ def test_what_is_kept_is_plain_json() -> None:
         "trials": [{"added": "B", "loss": 0.5, "taken": True}],
         "members": ["B", "C"],
         "loss": 0.5,
+        "further": True,
     }
+    # Documents that judge are flattered by every mean that was tried on them.
+    assert (row.counted, replace(row, further=False).counted) == (0, 1)

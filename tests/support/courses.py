@@ -67,6 +67,6 @@ def _measured(
     label: str, scheme: str, nll: Array, tokens: np.ndarray[Any, np.dtype[np.int64]]
 ) -> Measurement:
     shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
-    evidence = Evidence(shas, nll, tokens, tokens * 4, ("evaluation",) * len(tokens))
+    evidence = Evidence(shas, nll, tokens, tokens * 4)
     bits = 16.0 if scheme == "fp" else 4.0
     return measurement(label, scheme, scheme, evidence, bits)

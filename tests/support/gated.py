@@ -79,7 +79,7 @@ def one(
     seed: int = 0,
 ) -> Measurement:
     names = tuple(f"{k:064d}" for k in range(len(tokens)))
-    evidence = Evidence(names, nll, tokens, tokens * 4, ("",) * len(tokens))
+    evidence = Evidence(names, nll, tokens, tokens * 4)
     return measurement(label, scheme, scheme, evidence, 4.25, seed)
 
 

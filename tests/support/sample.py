@@ -107,7 +107,7 @@ def _measured(
     tokens: np.ndarray[Any, np.dtype[np.int64]],
 ) -> Measurement:
     shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
-    evidence = Evidence(shas, nll, tokens, tokens * 4, ("evaluation",) * len(tokens))
+    evidence = Evidence(shas, nll, tokens, tokens * 4)
     folded = ("o_proj: no scale folds exactly under grouped-query attention, clip only",)
     notes = folded if scheme.startswith("awq") else ()
     return measurement(subject, scheme, spec, evidence, bits, notes=notes)

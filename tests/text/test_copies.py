@@ -23,11 +23,11 @@ def text(seed: int, words: int = 60) -> str:
     return " ".join("".join(draw.choices(ascii_lowercase, k=6)) for _ in range(words))
 
 
-def corpus(evaluation: list[str], **protocol: Any) -> Corpus:
+def corpus(evaluation: list[str], *, searches: bool = False, **protocol: Any) -> Corpus:
     settings = {"context": 512, "calibration_documents": 2, **protocol}
     fed = [Document(f"c{k}", text(1000 + k)) for k in range(2)]
     scored = [Document(f"e{k}", words) for k, words in enumerate(evaluation)]
-    return build_corpus(fed, scored, (), BYTES, Protocol(**settings))
+    return build_corpus(fed, scored, (), BYTES, Protocol(**settings), searches=searches)
 
 
 def test_texts_that_differ_behind_the_cut_are_one_document() -> None:
@@ -39,11 +39,10 @@ def test_texts_that_differ_behind_the_cut_are_one_document() -> None:
         corpus([text(1000) + " tail", text(1), text(2)], document_tokens=200)
 
 
-def test_near_copies_are_one_unit_in_one_half() -> None:
+def test_near_copies_are_one_unit() -> None:
     texts = [text(k // 2) + (" further words" if k % 2 else "") for k in range(12)]
     cut = corpus(texts)
     assert len(cut.documents) == 6
-    assert [document.split for document in cut.documents] == ["selection", "held-out"] * 3
     assert any("6 evaluation documents are near-copies of others" in note for note in cut.notes)
     scored = {window.document for window in cut.evaluation}
     assert scored == set(range(6))
@@ -75,6 +74,32 @@ def test_the_copies_of_a_copy_are_found_by_any_of_them() -> None:
 def test_documents_of_the_text_are_counted_for_the_next_step() -> None:
     assert corpus([text(k) for k in range(9)], evaluation_documents=4).available == 9
     assert corpus([text(k) for k in range(9)]).available == 9
+
+
+def test_a_search_reads_documents_behind_those_that_are_judged_and_no_copies_of_them() -> None:
+    texts = [text(k) for k in range(9)]
+    copies = [texts[0] + " further words", text(1000), texts[1]]  # near, calibrated on, the same
+    plain = corpus(texts[:4] + copies + texts[4:], evaluation_documents=4)
+    cut = corpus(texts[:4] + copies + texts[4:], evaluation_documents=4, searches=True)
+    assert [d.name for d in cut.search_documents] == ["e7", "e8", "e9", "e10"]
+    assert {window.document for window in cut.search} == set(range(4))
+    found = cut.of_search()
+    assert (found.documents, found.evaluation) == (cut.search_documents, cut.search)
+    # What subjects are measured on is the same with a search and without.
+    assert (plain.sha256, plain.documents) == (cut.sha256, cut.documents)
+    assert (plain.text_sha256, cut.text_sha256) == ((cut.sha256,), (cut.sha256, found.sha256))
+
+
+@pytest.mark.parametrize(("behind", "further"), [(1, 0), (2, 2), (9, 4)])
+def test_a_search_without_half_as_many_further_documents_reads_those_that_are_judged(
+    behind: int, further: int
+) -> None:
+    cut = corpus([text(k) for k in range(4 + behind)], evaluation_documents=4, searches=True)
+    assert len(cut.search_documents) == further
+    assert cut.available == 4 + behind
+    assert (cut.of_search().documents == cut.documents) == (not further)
+    counted = [note for note in cut.notes if "its trials count where its soup is judged" in note]
+    assert len(counted) == (not further)
 
 
 def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) -> None:

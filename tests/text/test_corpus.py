@@ -448,21 +448,3 @@ def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     except SourceError as error:
         assert "is not run unless asked for" in error.message
     assert not (tmp_path / "ran").exists()
-
-
-# ---------------------------------------------------------------------------------- two halves
-
-
-def splits(corpus: Corpus) -> list[str]:
-    return [document.split for document in corpus.documents]
-
-
-def test_documents_alternate_between_choosing_and_reporting() -> None:
-    corpus = build(documents("one two", "three four", "five six", "seven eight", name="e"))
-    assert splits(corpus) == ["selection", "held-out", "selection", "held-out"]
-
-
-def test_windows_of_documents_run_together_are_halved_in_the_middle() -> None:
-    found = splits(build(documents(*TEXTS), context=8, packed=True))
-    assert found == sorted(found, reverse=True)
-    assert found.count("selection") - found.count("held-out") in (0, 1)

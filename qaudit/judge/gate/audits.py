@@ -81,7 +81,7 @@ class GateInput:
             skipped={s.subject: s.reason for s in audit.skipped if s.subject in missing},
             protocol={"context": audit.plan.context, **audit.protocol},
             dtype=audit.plan.dtype,
-            searched={soup.label: len(soup.trials) for soup in audit.diagnostics.greedy},
+            searched={soup.label: soup.counted for soup in audit.diagnostics.greedy},
             bits=bits or audit.plan.recipe.bits,
             objective=objective,
             lost=tuple(_lost(audit)),
