@@ -310,7 +310,7 @@ def write_imported(
                 path.unlink()
     for measured, task, sources in tasks:
         identity = _identity(measured, task, sources)
-        evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, (), tasks=(task,))
+        evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, tasks=(task,))
         alone = replace(measured, evidence=evidence, notes=(), seconds=0.0)
         _store(out, task.task).write(alone, identity.key, identity)
 
