@@ -71,7 +71,7 @@ feed = Feed(make_batches(windows(1), 512), make_batches(windows(2), 512))
 with tempfile.TemporaryDirectory() as spill:
     with HiddenStates(Path(spill), limit, model.device) as streams:
         run_blocks(model, feed, schemes, streams)
-protocol = Protocol(512, 512, evaluation_documents=documents, calibration_documents=documents)
+protocol = Protocol(512, evaluation_documents=documents, calibration_documents=documents)
 load = Load.of(schemes, TextSize.bound(protocol))
 estimate = Footprint(Sizes.read(folder), load, 4, limit).memory_nbytes
 print(json.dumps({"nbytes": peak() - before, "estimate": estimate}))

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import HubError, SourceError
-from qaudit.items import files
 from qaudit.items.harness import Leaf
 from qaudit.saved.results import sha256_of
 from qaudit.support.foreign import yaml_of
@@ -280,7 +279,7 @@ class Data:
 
     @property
     def readme(self) -> str:
-        return f"hf://datasets/{self.repo}#{files.README}"
+        return f"hf://datasets/{self.repo}#{README}"
 
 
 def find(hub: Hub, data: Data) -> Iterator[TextFile]:
@@ -295,11 +294,11 @@ def find(hub: Hub, data: Data) -> Iterator[TextFile]:
         )
 
     readme = None
-    if files.README in by_path and not files.is_archived(data.repo):
-        about = text(data.readme, files.README)
+    if README in by_path and not is_archived(data.repo):
+        about = text(data.readme, README)
         readme = hub.fetcher.text(about).read_bytes()
         yield about
-    splits = files.split_files(data.repo, data.name, data.splits, by_path, readme)
+    splits = split_files(data.repo, data.name, data.splits, by_path, readme)
     for split, paths in splits.items():
         yield from (text(data.source(split), path) for path in paths)
 
@@ -316,17 +315,17 @@ def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
 
 
 @lru_cache(maxsize=256)
-def local(root: Path, data: Data) -> tuple[Path, files.Splits]:
-    folder = files.local_folder(root, data.repo)
+def local(root: Path, data: Data) -> tuple[Path, Splits]:
+    folder = local_folder(root, data.repo)
     if folder is None:
         raise SourceError(
             f"there is no folder `{data.repo}` in `{root}`",
             hint=f"hf download --repo-type dataset {data.repo} --local-dir {root / data.repo}",
         )
-    readme = folder / files.README
+    readme = folder / README
     about = read_regular(readme) if readme.is_file() else None
-    paths = files.paths_in(folder)
-    return folder, files.split_files(data.repo, data.name, data.splits, paths, about)
+    paths = paths_in(folder)
+    return folder, split_files(data.repo, data.name, data.splits, paths, about)
 
 
 def rows_here(leaf: Leaf, task_data: str | None) -> int | None:
@@ -338,7 +337,7 @@ def rows_here(leaf: Leaf, task_data: str | None) -> int | None:
     if task_data is None:
         return None
     folder, splits = local(Path(task_data), data)
-    return files.rows_of(folder / path for path in splits[split])
+    return rows_of(folder / path for path in splits[split])
 
 
 def files_sha256(file: Path | None) -> list[Any]:

@@ -70,12 +70,8 @@ class Definition:
     leaves: tuple[Leaf, ...]
 
 
-@dataclass(frozen=True)
-class Prompted:
-    """An item as text: a context and what follows it for each option, and which are right."""
-
-    pairs: tuple[tuple[str, str], ...]
-    right: tuple[int, ...]
+Prompt = tuple[tuple[tuple[str, str], ...], tuple[int, ...]]
+"""A context and what follows it for each option of an item, and which are right."""
 
 
 def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
@@ -123,7 +119,7 @@ def all_tasks() -> dict[str, str]:
 
 def prompts(
     leaf: Leaf, data: Mapping[str, Any], shots: int | None, templates: Templates
-) -> tuple[Prompted, ...]:
+) -> tuple[Prompt, ...]:
     """Build the prompts of every document of a task; `data` replaces where its data come from."""
     with _quiet(), _rendering(templates):
         manager = _manager(*_where(leaf.name, leaf.file))
@@ -233,13 +229,13 @@ def _by_document(instances: Sequence[Any]) -> Iterator[list[Any]]:
         yield sorted(group, key=lambda instance: int(instance.idx))
 
 
-def _prompted(task: Any, group: Sequence[Any]) -> Prompted:
+def _prompted(task: Any, group: Sequence[Any]) -> Prompt:
     document = group[0].doc
     if task.OUTPUT_TYPE == "loglikelihood":
-        return Prompted((group[0].args,), (0,))
+        return (group[0].args,), (0,)
     choices = task.doc_to_choice(document)
     pairs = tuple(instance.args for instance in group[: len(choices)])  # without unconditional ones
-    return Prompted(pairs, _right(task, document, choices))
+    return pairs, _right(task, document, choices)
 
 
 def _right(task: Any, document: Any, choices: Sequence[str]) -> tuple[int, ...]:

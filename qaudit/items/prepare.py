@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ from qaudit.items.files import (
 )
 from qaudit.items.harness import Definition, Leaf
 from qaudit.items.names import most_items, named
-from qaudit.items.tokens import ItemText, encoded, write_items
+from qaudit.items.tokens import ItemText, PromptedItem, item_text, write_items
 from qaudit.items.tokens import read_items as stored_items
 from qaudit.sandbox import Templates
 from qaudit.saved.results import sha256_of
-from qaudit.types import Item, Recipe, TextFile, Window, digest
+from qaudit.types import Recipe, TextFile, digest
 
 VERSION = 1
 """Raised when the same tasks and data become other tokens."""
@@ -203,37 +203,25 @@ def _place(key: str) -> Path:
 
 def _build(reading: Reading, one: Definition, tokenizer: Any) -> ItemText:
     """Have lm-eval write the prompts of a task, keep those that are measured, encode them."""
-    prompted: list[harness.Prompted] = []
+    prompted: list[harness.Prompt] = []
     with Templates() as templates:
         for leaf in one.leaves:
             with tempfile.TemporaryDirectory(prefix="qaudit-") as scratch:
                 prompted += _prompts(reading, leaf, Path(scratch), templates)
     chosen = _drawn(len(prompted), most_items(reading.recipe.task_items))
-    items: list[Item] = []
-    pairs: list[tuple[str, str]] = []
-    for position in chosen:
-        item = prompted[position]
-        items.append(Item(one.name, f"{one.name}:{position}", len(item.pairs), item.right))
-        pairs += item.pairs
-    windows = encoded(tokenizer, pairs, reading.context)
-    text = ItemText(
-        tuple(items),
-        tuple(Window(k, part.tokens, part.scored_from) for k, part in enumerate(windows)),
-    )
-    notes = []
-    if cut := sum(part.cut_short for part in windows):
-        notes.append(
-            f"{one.name}: {cut} of {len(windows)} options lost the beginning of their context, "
-            f"which is longer than {reading.context} tokens"
-        )
-    if len(chosen) < len(prompted):
-        notes.append(f"{one.name}: {len(chosen)} of {len(prompted)} items, drawn at random")
-    return ItemText(text.items, text.windows, tuple(notes))
+    items = [
+        PromptedItem(one.name, f"{one.name}:{position}", *prompted[position]) for position in chosen
+    ]
+    text = item_text(tokenizer, items, reading.context)
+    if len(chosen) == len(prompted):
+        return text
+    drawn = f"{one.name}: {len(chosen)} of {len(prompted)} items, drawn at random"
+    return replace(text, notes=(*text.notes, drawn))
 
 
 def _prompts(
     reading: Reading, leaf: Leaf, scratch: Path, templates: Templates
-) -> tuple[harness.Prompted, ...]:
+) -> tuple[harness.Prompt, ...]:
     data = Data.of(leaf)
     source = files.source_of(data.repo, data.name, *reading.folder(leaf), scratch)
     try:

@@ -88,6 +88,16 @@ def _window_sizes(options: Sequence[Ints]) -> list[int]:
     return [len(a) // 8 for a, b in zip(ordered, following, strict=True) if not b.startswith(a)]
 
 
+@dataclass(frozen=True)
+class PromptedItem:
+    """An item as text: a context and what follows it for each option, and which are right."""
+
+    task: str
+    name: str
+    pairs: tuple[tuple[str, str], ...]
+    right: tuple[int, ...]
+
+
 def write_items(text: ItemText, path: Path) -> None:
     lengths = [len(window.tokens) for window in text.windows]
     right = [len(item.right) for item in text.items]
@@ -141,6 +151,21 @@ class EncodedItem:
     tokens: Tokens
     scored_from: int
     cut_short: bool = False
+
+
+def item_text(tokenizer: Any, items: Sequence[PromptedItem], context: int) -> ItemText:
+    """Return items of one task as windows, with a note on those that are cut short."""
+    windows = encoded(tokenizer, [pair for item in items for pair in item.pairs], context)
+    cut = sum(part.cut_short for part in windows)
+    notes = (
+        f"{items[0].task}: {cut} of {len(windows)} options lost the beginning of their context, "
+        f"which is longer than {context} tokens",
+    )
+    return ItemText(
+        tuple(Item(item.task, item.name, len(item.pairs), item.right) for item in items),
+        tuple(Window(k, part.tokens, part.scored_from) for k, part in enumerate(windows)),
+        notes if cut else (),
+    )
 
 
 def encoded(

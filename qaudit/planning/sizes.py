@@ -307,9 +307,17 @@ class _Tokenizer:
         self.added_tokens_decoder = tokenizer.get_added_tokens_decoder()
         self.bos_token_id = self.eos_token_id = next((id for id in ends if id is not None), 0)
 
-    def __call__(self, text: str, *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+    def __call__(
+        self, text: str | list[str], *, add_special_tokens: bool = True, **_: Any
+    ) -> dict[str, Any]:
+        if isinstance(text, list):
+            every = self._tokenizer.encode_batch(text, add_special_tokens=add_special_tokens)
+            return {"input_ids": [encoded.ids for encoded in every]}
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
+
+    def decode(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
 
 def _tokenizer(checkpoints: Sequence[Checkpoint]) -> _Tokenizer | None:

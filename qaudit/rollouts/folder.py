@@ -22,7 +22,8 @@ from qaudit.errors import AuditError, CorpusError, UsageError, not_written
 from qaudit.saved.codec import decode, parse
 from qaudit.support.foreign import json_of
 from qaudit.text.chat import MESSAGES, Chat
-from qaudit.text.cutting import Tokenizer
+from qaudit.text.cutting import Tokenizer, must_be_unicode
+from qaudit.text.documents import TextPath, must_exist, read_objects
 from qaudit.text.rollouts import (
     HEADER,
     LINES,
@@ -51,26 +52,17 @@ class Prompt:
 
 def read_prompts(path: Path, tokenizer: Tokenizer, chat: Chat) -> tuple[Prompt, ...]:
     """Read a file of prompts; CorpusError names the line that is wrong."""
-    try:
-        lines = read_regular(path).decode().split("\n")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CorpusError(f"`{path}` cannot be read: {reason.lower()}", hint=_FORM) from error
+    file = TextPath(path, str(path))
+    must_exist(file)
     prompts = []
-    for number, line in enumerate(line for line in lines if line.strip()):
-        where = f"prompt {number} of `{path}`"
-        value = _value(line, where)
+    for number, (line, value) in enumerate(read_objects(file)):
+        where = f"line {line} of `{path}`"
         is_chat = MESSAGES in value
         text = chat.prompt(where, value) if is_chat else value.get(FIELD)
         if not isinstance(text, str) or not text:
             raise CorpusError(f"{where} has no text", hint=_FORM)
-        try:
-            sha256 = hashlib.sha256(text.encode()).hexdigest()
-        except UnicodeEncodeError as error:
-            raise CorpusError(
-                f"{where} holds half a character",
-                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
-            ) from error
+        must_be_unicode(text, where)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
         # A template writes the special tokens itself.
         ids = tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
         prompts.append(Prompt(number, sha256, tuple(ids), text))
@@ -79,16 +71,6 @@ def read_prompts(path: Path, tokenizer: Tokenizer, chat: Chat) -> tuple[Prompt, 
     if not prompts:
         raise CorpusError(f"there is no prompt in `{path}`", hint=_FORM)
     return tuple(prompts)
-
-
-def _value(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        value = json_of(line)
-    except ValueError as error:
-        raise CorpusError(f"{where} cannot be read: {error}", hint=_FORM) from error
-    if not isinstance(value, dict):
-        raise CorpusError(f"{where} is no object", hint=_FORM)
-    return value
 
 
 @dataclass(frozen=True)

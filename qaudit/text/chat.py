@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn
 
 from qaudit.errors import CorpusError, UsageError
 from qaudit.sandbox import TemplateError, Templates
-from qaudit.text.cutting import Tokenizer
+from qaudit.text.cutting import Tokenizer, must_be_unicode
 from qaudit.text.rollouts import TokenMarker
 from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
 from qaudit.whole import read_regular
@@ -265,13 +265,7 @@ class _Conversation:
     @cached_property
     def whole(self) -> tuple[str, list[tuple[int, int]]]:
         text, places = self._render(self.messages)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise CorpusError(
-                f"{self.where} holds half a character",
-                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
-            ) from error
+        must_be_unicode(text, self.where)
         return text, places
 
     @property

@@ -32,10 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import CorpusError
+from qaudit.items.tokens import PromptedItem
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
 from qaudit.text.documents import TextPath, must_exist, read_objects
 from qaudit.text.usable import Usable, drawn, further_draws, take, take_further, take_units
-from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
+from qaudit.types import CHOICES, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 _CONTEXTS = ("context", "ctx", "question")
 _OPTIONS = ("choices", "options", "endings")
@@ -43,7 +44,7 @@ _ANSWERS = ("answer", "label", "answerKey", "gold")
 _HINT = 'write {"question": "...", "choices": ["...", "..."], "answer": 0} on each line'
 
 
-def read_choices(source: str, path: Path | None = None) -> tuple[Choice, ...]:
+def read_choices(source: str, path: Path | None = None) -> tuple[PromptedItem, ...]:
     file = TextPath(path or Path(source), source if path else str(Path(source)))
     must_exist(file)
     items = tuple(_item(file, number, value) for number, value in read_objects(file))
@@ -52,7 +53,7 @@ def read_choices(source: str, path: Path | None = None) -> tuple[Choice, ...]:
     return items
 
 
-def _item(file: TextPath, number: int, value: dict[str, Any]) -> Choice:
+def _item(file: TextPath, number: int, value: dict[str, Any]) -> PromptedItem:
     where = f"line {number} of `{file}`"
     field, context = _one_of(value, _CONTEXTS, where)
     if not isinstance(context, str):
@@ -62,8 +63,8 @@ def _item(file: TextPath, number: int, value: dict[str, Any]) -> Choice:
     options, labels = _options(*_one_of(value, _OPTIONS, where), where)
     answer = _answer(_one_of(value, _ANSWERS, where)[1], labels, len(options), where)
     glue = "" if not context or context[-1].isspace() else " "
-    spaced = tuple(o if o[:1].isspace() else glue + o for o in options)
-    return Choice(f"{file.path.name}:{number}", context, spaced, answer)
+    pairs = tuple((context, o if o[:1].isspace() else glue + o) for o in options)
+    return PromptedItem(CHOICES, f"{file.path.name}:{number}", pairs, (answer,))
 
 
 def _one_of(value: dict[str, Any], names: tuple[str, ...], where: str) -> tuple[str, Any]:
@@ -155,7 +156,6 @@ def make_protocol(recipe: Recipe, context: int, item_context: int | None = None)
 def build_corpus(
     calibration: Iterable[Document],
     evaluation: Iterable[Document],
-    choices: Iterable[Choice],
     tokenizer: Tokenizer,
     protocol: Protocol,
     repeats: int = 1,
@@ -182,7 +182,6 @@ def build_corpus(
     _refuse_too_few(documents, protocol)
     if strata is not None:
         cutter.notes += strata_notes(documents, strata)
-    items, item_windows = cutter.choices(tuple(choices))
     draws = [fed, *further_draws(pool, fed, protocol, repeats)]
     _refuse_too_little(repeats, count, sum(map(len, draws)))
     for draw in draws[1:]:
@@ -197,8 +196,6 @@ def build_corpus(
         calibration=cutter.calibration(fed),
         evaluation=windows,
         documents=documents,
-        items=items,
-        item_windows=item_windows,
         available=text.available(len(documents) + len(search_documents)),
         further=tuple(cutter.calibration(draw) for draw in draws[1:]),
     )

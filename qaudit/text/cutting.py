@@ -22,13 +22,10 @@ import numpy.typing as npt
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.errors import CorpusError
 from qaudit.types import (
-    CHOICES,
     ROLES,
     UNSCORED,
-    Choice,
     Document,
     EvaluationDocument,
-    Item,
     Protocol,
     RoleSpan,
     Window,
@@ -142,26 +139,6 @@ class Cutter:
         windows.sort(key=lambda window: window.document)
         return tuple(windows), tuple(scored.values())
 
-    def choices(self, choices: Sequence[Choice]) -> tuple[tuple[Item, ...], tuple[Window, ...]]:
-        """Return items, and a window for each of their options: the context, then the option.
-
-        The last token is never read, so that a window has one token more than the model sees.
-        """
-        windows: list[Window] = []
-        cut_short, most = 0, (self.protocol.item_context or self.protocol.context) + 1
-        for choice in choices:
-            for option in choice.options:
-                tokens, scored_from = self._pair(choice, option)
-                surplus = max(0, len(tokens) - most)
-                cut_short += surplus > 0
-                windows.append(
-                    Window(len(windows), tokens[surplus:], max(1, scored_from - surplus))
-                )
-        if cut_short:
-            self.notes.append(f"{cut_short} options lost the beginning of their context: too long")
-        items = (Item(CHOICES, c.name, len(c.options), (c.answer,)) for c in choices)
-        return tuple(items), tuple(windows)
-
     def _units(self, documents: Sequence[Encoded]) -> Iterable[Encoded]:
         return _packed(documents, self.protocol.context) if self.protocol.packed else documents
 
@@ -177,36 +154,6 @@ class Cutter:
             return tokens, np.zeros(len(tokens), dtype=np.int64), None
         offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         return tokens, owned_nbytes(text, offsets[:, 1]), offsets
-
-    def _pair(self, item: Choice, option: str) -> tuple[Tokens, int]:
-        """Encode context and option as one text; spaces between them belong to the option.
-
-        The option is what the whole has beyond the context's own tokens, as lm-eval counts it:
-        encoded apart, its first token would be one that never follows the context.
-        """
-        context = item.context.rstrip()
-        whole = self._text(item.context + option)[0]
-        before = len(self._text(context)[0])
-        if len(whole) <= before:
-            raise CorpusError(
-                f"option `{option}` of `{item.name}` has no token of its own",
-                hint="every option needs text behind the context",
-            )
-        prefix = self.prefix or (self._first_token(item) if before == 0 else ())
-        tokens = np.concatenate([np.array(prefix, dtype=np.int32), whole])
-        if len(whole) - before >= self.protocol.context:
-            raise CorpusError(
-                f"option `{option[:40]}` of `{item.name}` does not fit a context of "
-                f"{self.protocol.context} tokens",
-                hint="use a longer `--set context=N`",
-            )
-        return tokens, len(prefix) + before
-
-    def _first_token(self, item: Choice) -> tuple[int, ...]:
-        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return (token,)
-        raise CorpusError(f"`{item.name}` has no context", hint="give every item a question")
 
 
 _FAILS = "the tokenizer of the checkpoints fails on a text"
@@ -246,6 +193,17 @@ def roles_of(spans: Sequence[RoleSpan], offsets: Counts) -> Roles:
     for span in spans:
         roles[(first < span.stop) & (last > span.start)] = ROLES.index(span.role)
     return roles
+
+
+def must_be_unicode(text: str, where: str) -> None:
+    """Refuse half a character: a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{where} holds half a character",
+            hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
+        ) from error
 
 
 def owned_nbytes(text: str, ends: Sequence[int] | Counts) -> Counts:

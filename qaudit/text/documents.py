@@ -39,6 +39,7 @@ from qaudit.errors import CorpusError, MachineError
 from qaudit.support.extras import install
 from qaudit.support.keys import nearest
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
+from qaudit.text.cutting import must_be_unicode
 from qaudit.types import Document
 
 LONGEST_STRATUM = 100
@@ -223,13 +224,7 @@ class Fields:
             return self.chat.document(name, where, value, key, stratum)
         if not isinstance(text, str):
             raise _no_text(where, self.text, list(value), text)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise CorpusError(
-                f"the text in {where} holds half a character",
-                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
-            ) from error
+        must_be_unicode(text, f"the text in {where}")
         return Document(name, text, stratum_of(where, self.strata, value))
 
 

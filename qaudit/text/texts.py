@@ -29,7 +29,7 @@ from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, 
 from qaudit.hub import Hub
 from qaudit.hub.names import is_repository
 from qaudit.items.prepare import Reading, read_items
-from qaudit.items.tokens import ItemText
+from qaudit.items.tokens import ItemText, item_text
 from qaudit.sandbox import Templates
 from qaudit.support.keys import nearest
 from qaudit.text.chat import Chat, has_template
@@ -145,13 +145,16 @@ def cut_texts(
         corpus = build_corpus(
             calibration,
             evaluation,
-            read_choices(choices, paths.get(choices)) if choices else (),
             tokenizer,
             protocol,
             repeats=recipe.repeats,
             strata=recipe.strata,
             searches=searches,
         )
+        if choices is not None:
+            items = read_choices(choices, paths.get(choices))
+            context = protocol.item_context or protocol.context
+            corpus = _with_items(corpus, item_text(tokenizer, items, context), {})
         sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
         sources += chat.sources or fed.sources
         if recipe.rollouts is None:

@@ -113,7 +113,6 @@ from qaudit.types.subjects import (
     ROLES,
     UNSCORED,
     Checkpoint,
-    Choice,
     Corpus,
     Document,
     EvaluationDocument,

@@ -211,16 +211,6 @@ class Document:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A multiple-choice item: the log-likelihood of each option after the context decides."""
-
-    name: str
-    context: str
-    options: tuple[str, ...]
-    answer: int
-
-
 CHOICES = "choices"
 """The task that multiple-choice items of a file make up."""
 

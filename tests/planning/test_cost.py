@@ -33,7 +33,7 @@ LARGE = Sizes(7 * 10**9, 32, 2 * 10**8, 6 * 10**8, 4096, 11008, 32000)
 
 def load(schemes=DEFAULT_SCHEMES, documents=8, calibration=None, items=0):
     calibration = documents if calibration is None else calibration
-    protocol = Protocol(128, 128, evaluation_documents=documents, calibration_documents=calibration)
+    protocol = Protocol(128, evaluation_documents=documents, calibration_documents=calibration)
     return Load.of(parse_schemes(schemes), replace(TextSize.bound(protocol), item_tokens=items))
 
 
@@ -220,7 +220,7 @@ def test_a_configuration_that_tells_nothing_is_refused(config):
 def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
     schemes = parse_schemes(["rtn-4bit", "gptq-4bit", "gptq-3bit"])
     text = replace(
-        TextSize.bound(Protocol(2048, 2048)),
+        TextSize.bound(Protocol(2048)),
         item_tokens=21_000_000,
         items=tuple((f"t{k}", 9) for k in range(30)),
     )

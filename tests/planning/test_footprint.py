@@ -132,14 +132,14 @@ from dataclasses import replace
 from qaudit.cli import main
 
 cost.ROUND_TOKENS = footprint.ROUND_TOKENS = rounds.ROUND_TOKENS = 6_000
-build = texts.build_corpus
+build = texts.item_text
 
-def several_tasks(*arguments, **named):
-    corpus = build(*arguments, **named)
-    items = (replace(item, task=f"task-{k // 20}") for k, item in enumerate(corpus.items))
-    return replace(corpus, items=tuple(items))
+def several_tasks(*arguments):
+    text = build(*arguments)
+    items = (replace(item, task=f"task-{k // 20}") for k, item in enumerate(text.items))
+    return replace(text, items=tuple(items))
 
-texts.build_corpus = several_tasks
+texts.item_text = several_tasks
 most = 0
 files = {}
 

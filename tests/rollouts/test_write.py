@@ -170,10 +170,10 @@ def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
     ("content", "sentence"),
     [
         ("", "there is no prompt in"),
-        ("{", "prompt 0 of `prompts.jsonl` cannot be read"),
+        ("{", "line 1 of `prompts.jsonl` is not JSON"),
         ('{"text": "x"}', "has no text"),
-        ('{"prompt": "\\ud800"}', "prompt 0 of `prompts.jsonl` holds half a character"),
-        ("[]", "is no object"),
+        ('{"prompt": "\\ud800"}', "line 1 of `prompts.jsonl` holds half a character"),
+        ("[]", "is a list and not an object"),
         (json.dumps({"prompt": "the " * 60}), "tokens, and the model reads 48"),
         (json.dumps({"messages": [{"role": "user", "content": "x"}]}), "chat template"),
     ],

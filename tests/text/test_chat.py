@@ -372,7 +372,6 @@ def test_a_corpus_scores_answers_and_the_bytes_of_answers(tmp_path: Path) -> Non
         corpus = build_corpus(
             read_documents(calibration, chat=chat.without_spans()),
             read_documents(evaluation, chat=chat),
-            (),
             chat.tokenizer,
             PROTOCOL,
         )
@@ -390,7 +389,7 @@ def test_conversations_with_the_same_prompt_are_no_copies(tmp_path: Path) -> Non
     path = written(tmp_path / "e.jsonl", *talks)
     with chat_of(tmp_path, CHATML) as chat:
         fed = [Document("c", "calibration text one")]
-        corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, PROTOCOL)
+        corpus = build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, PROTOCOL)
     assert len(corpus.documents) == 2
 
 
@@ -406,7 +405,7 @@ def test_documents_that_are_only_counted_are_rendered_once(
     protocol = Protocol(context=1024, evaluation_documents=4)
     with chat_of(tmp_path, CHATML) as chat:
         fed = [Document("c", "calibration text one")]
-        corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, protocol)
+        corpus = build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, protocol)
     assert corpus.available == 40
     assert len(rendered) == 40 + 4  # of those that are measured on the prompt of the answer, too
 
@@ -415,7 +414,7 @@ def test_last_answers_are_counted_in_a_note(tmp_path: Path) -> None:
     path = written(tmp_path / "e.jsonl", THOUGHT, asked(1), asked(2))
     with chat_of(tmp_path, THINKING) as chat:
         fed = [Document("c", "calibration text one")]
-        corpus = build_corpus(fed, read_documents(path, chat=chat), (), chat.tokenizer, PROTOCOL)
+        corpus = build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, PROTOCOL)
     assert any("of 1 of 3 conversations the last answer alone" in note for note in corpus.notes)
 
 
@@ -435,7 +434,7 @@ def test_conversations_stand_alone(
     protocol = Protocol(context=1024, **settings)
     with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
         fed = [Document("c", "calibration text one")]
-        build_corpus(fed, read_documents(str(path), chat=chat), (), chat.tokenizer, protocol)
+        build_corpus(fed, read_documents(str(path), chat=chat), chat.tokenizer, protocol)
 
 
 def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import CorpusError
+from qaudit.items.tokens import PromptedItem, item_text
 from qaudit.text.corpus import read_choices
-from qaudit.types import Choice
+from qaudit.types import Item
+from tests.support.texts import BYTES, WORDS
 
 
 def write(tmp_path: Path, *items: object) -> str:
@@ -18,7 +20,8 @@ def write(tmp_path: Path, *items: object) -> str:
     return str(path)
 
 
-SUN = Choice("items.jsonl:1", "Question: Sun?\nAnswer:", (" red", " yellow"), 1)
+ASKED = "Question: Sun?\nAnswer:"
+SUN = PromptedItem("choices", "items.jsonl:1", ((ASKED, " red"), (ASKED, " yellow")), (1,))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_a_space_is_not_put_where_there_is_one(tmp_path: Path) -> None:
             {"ctx": "", "endings": ["home", "away"], "label": 0},
         )
     )
-    assert [item.options for item in items] == [("home", "away")] * 2
+    assert [[option for _, option in item.pairs] for item in items] == [["home", "away"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,44 @@ def test_a_wrong_item_is_named_by_its_line(tmp_path: Path, item: dict, message: 
     assert message in caught.value.message
     assert "line 2" in caught.value.message
     assert caught.value.hint
+
+
+def item(context: str, *options: str) -> PromptedItem:
+    return PromptedItem("choices", "i", tuple((context, option) for option in options), (0,))
+
+
+def encode(text: str) -> list[int]:
+    return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+@pytest.mark.parametrize("context", ["the cat sat on", "the cat sat on ", "the cat"])
+@pytest.mark.parametrize("most", [64, 2])
+def test_an_option_is_what_the_whole_has_beyond_its_context(context: str, most: int) -> None:
+    options = (" the mat", " the dog", "\u00e9")
+    text = item_text(BYTES, [item(context, *options)], most)
+    assert text.items == (Item("choices", "i", 3, (0,)),)
+    before = encode(context.rstrip())
+    for window, option in zip(text.windows, options, strict=True):
+        whole = encode(context + option)
+        assert window.tokens.tolist() == whole[-most - 1 :]  # the last is never read
+        assert window.tokens.tolist()[window.scored_from :] == whole[len(before) :][-most:]
+    assert any("lost the beginning" in note for note in text.notes) == (most == 2)
+
+
+def test_an_option_without_a_context_stands_behind_a_token() -> None:
+    window, _ = item_text(BYTES, [item("", "the mat", "the dog")], 64).windows
+    assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
+
+
+@pytest.mark.parametrize(
+    ("context", "option", "wrong"),
+    [("", "a", "neither BOS nor EOS"), ("a", " ", "option ` ` has no token of its own")],
+)
+def test_an_item_that_a_tokenizer_cannot_say_is_refused(
+    context: str, option: str, wrong: str
+) -> None:
+    with pytest.raises(CorpusError, match=wrong):
+        item_text(WORDS, [item(context, option)], 64)
 
 
 def test_no_items_are_refused(tmp_path: Path) -> None:

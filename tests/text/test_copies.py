@@ -27,7 +27,7 @@ def corpus(evaluation: list[str], *, searches: bool = False, **protocol: Any) ->
     settings = {"context": 512, "calibration_documents": 2, **protocol}
     fed = [Document(f"c{k}", text(1000 + k)) for k in range(2)]
     scored = [Document(f"e{k}", words) for k, words in enumerate(evaluation)]
-    return build_corpus(fed, scored, (), BYTES, Protocol(**settings), searches=searches)
+    return build_corpus(fed, scored, BYTES, Protocol(**settings), searches=searches)
 
 
 def test_texts_that_differ_behind_the_cut_are_one_document() -> None:

@@ -18,7 +18,7 @@ from qaudit.text.corpus import build_corpus
 from qaudit.text.cutting import cuts, owned_nbytes
 from qaudit.text.tokenizer import load_tokenizer
 from qaudit.text.usable import POOL
-from qaudit.types import Choice, Corpus, Document, Item, Protocol
+from qaudit.types import Corpus, Document, Protocol
 from tests.support.filled import filled
 from tests.support.texts import BYTES, OWN_BOS, TEXTS, WORDS
 
@@ -34,13 +34,12 @@ def build(
     evaluation: list[Document],
     *,
     calibration: list[Document] | Iterator[Document] | None = None,
-    choices: tuple[Choice, ...] = (),
     tokenizer: Any = BYTES,
     **protocol: Any,
 ) -> Corpus:
     protocol = {"context": 8, **protocol}
     fed = CALIBRATION if calibration is None else calibration
-    return build_corpus(fed, evaluation, choices, tokenizer, Protocol(**protocol))
+    return build_corpus(fed, evaluation, tokenizer, Protocol(**protocol))
 
 
 def encode(text: str) -> list[int]:
@@ -225,8 +224,8 @@ def test_another_seed_draws_other_documents_and_the_same_ones_again() -> None:
 def drawn(
     seed: int, repeats: int, fed: Iterator[Document] | list[Document], count: int = 4
 ) -> Corpus:
-    protocol = Protocol(64, 64, calibration_documents=count, calibration_seed=seed)
-    return build_corpus(fed, many(5, "e"), (), BYTES, protocol, repeats=repeats)
+    protocol = Protocol(64, calibration_documents=count, calibration_seed=seed)
+    return build_corpus(fed, many(5, "e"), BYTES, protocol, repeats=repeats)
 
 
 def test_draws_are_those_of_the_seeds_one_by_one_and_the_text_is_read_once() -> None:
@@ -249,7 +248,7 @@ def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str])
 
     def corpus(**more: Any) -> Corpus:
         repeats = more.pop("repeats", 1)
-        return build_corpus(pool, scored, (), BYTES, Protocol(**protocol, **more), repeats)
+        return build_corpus(pool, scored, BYTES, Protocol(**protocol, **more), repeats)
 
     together = [draw.calibration for draw in corpus(repeats=4).draws]
     alone = [corpus(calibration_seed=seed).calibration for seed in range(4)]
@@ -309,53 +308,7 @@ def test_a_document_keeps_its_name_and_the_hash_of_its_whole_text() -> None:
 
 # -------------------------------------------------------------------------------------- choices
 
-CAT = Choice("item", "the cat sat on", (" the mat", " the dog", " caf\u00e9"), 0)
-
-
-def lm_eval_pair(context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return context and continuation tokens the way lm-eval's `_encode_pair` does."""
-    spaces = len(context) - len(context.rstrip())
-    if spaces > 0:
-        continuation = context[-spaces:] + continuation
-        context = context[:-spaces]
-    whole = encode(context + continuation)
-    return encode(context), whole[len(encode(context)) :]
-
-
-@pytest.mark.parametrize("context", ["the cat sat on", "the cat sat on ", "the cat"])
-def test_an_option_is_what_the_whole_has_beyond_its_context(context: str) -> None:
-    item = Choice("item", context, ("the mat", " the dog", "\u00e9"), 0)
-    corpus = build(documents(*TEXTS), choices=(item, CAT), context=64)
-    assert [w.document for w in corpus.item_windows] == list(range(6))
-    assert corpus.items == (
-        Item("choices", "item", 3, (0,)),
-        Item("choices", CAT.name, 3, (CAT.answer,)),
-    )
-    for window, option in zip(corpus.item_windows, item.options, strict=False):
-        before, after = lm_eval_pair(context, option)
-        assert window.tokens.tolist()[-len(after) :] == after
-        assert window.scored == len(after)
-        assert window.scored_from == len(before)
-
-
-def test_an_option_without_a_context_stands_behind_a_token() -> None:
-    item = Choice("item", "", ("the mat", "the dog"), 0)
-    window, _ = build(documents(*TEXTS), choices=(item,), context=64).item_windows
-    assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
-
-
-def test_a_context_too_long_loses_its_beginning_and_says_so() -> None:
-    corpus = build(documents(*TEXTS), choices=(Choice("i", TEXTS[0], (" the mat", " ok"), 0),))
-    for window, option in zip(corpus.item_windows, (" the mat", " ok"), strict=True):
-        assert len(window.tokens) == 9  # the last is never read
-        assert window.tokens.tolist()[window.scored_from :] == lm_eval_pair(TEXTS[0], option)[1]
-    assert any("lost the beginning" in note for note in corpus.notes)
-
-
 # ------------------------------------------------------------------------------------ refusals
-
-# Of two documents, calibration and a tokenizer that knows words alone and no special token.
-A_AND_B = {"calibration": documents("a a"), "tokenizer": WORDS}
 
 
 @pytest.mark.parametrize(
@@ -373,21 +326,6 @@ A_AND_B = {"calibration": documents("a a"), "tokenizer": WORDS}
             TEXTS,
             {"calibration": [Document("under another name", TEXTS[0]), *many(2)]},
             "calibration and evaluation share 1 documents, the first is `under another name`$",
-        ),
-        (
-            ["a bb", "bb a"],
-            {**A_AND_B, "choices": (Choice("i", "", ("a", "bb"), 0),)},
-            "no context",
-        ),
-        (
-            ["a bb", "bb a"],
-            {**A_AND_B, "choices": (Choice("i", "a", (" ", "bb"), 0),)},
-            "no token of its own",
-        ),
-        (
-            TEXTS,
-            {"choices": (Choice("i", "the", (" zqxjkvwpzqx", " a"), 0),)},
-            "does not fit a context of 8",
         ),
     ],
 )

@@ -40,8 +40,8 @@ def build(names: list[str], field: str | None = "source", **protocol: Any) -> Co
     documents = [
         Document(f"d{k}", f"document number {k} of many", name) for k, name in enumerate(names)
     ]
-    cut = Protocol(8, 8, evaluation_documents=1000, **protocol)
-    return build_corpus(CALIBRATION, documents, (), BYTES, cut, strata=field)
+    cut = Protocol(8, evaluation_documents=1000, **protocol)
+    return build_corpus(CALIBRATION, documents, BYTES, cut, strata=field)
 
 
 # ---------------------------------------------------------------------------------------- reading

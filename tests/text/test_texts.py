@@ -100,10 +100,10 @@ def test_documents_that_are_not_asked_for_are_neither_unzipped_nor_tokenized(
     scored = damaged_after(tmp_path / "evaluation.json.gz", 1024)
     tokenizer = Counted()
     protocol = Protocol(
-        64, 64, bos="never", calibration_seed=seed,
+        64, bos="never", calibration_seed=seed,
         calibration_documents=count, evaluation_documents=count,
     )  # fmt: skip
-    corpus = build_corpus(read_documents(pool), read_documents(scored), (), tokenizer, protocol)
+    corpus = build_corpus(read_documents(pool), read_documents(scored), tokenizer, protocol)
     assert len(corpus.documents) == count
     assert len({window.document for window in corpus.calibration}) == count
     assert len(tokenizer.texts) == (2 + seed) * count  # the draws before it are dealt first
