@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,21 @@ def is_running(pid: int) -> bool:
     import psutil
 
     return bool(psutil.pid_exists(pid))
+
+
+def free_disk_nbytes(folder: Path) -> int:
+    """Return the free space where a folder is or will be made."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def shares_disk(one: Path, other: Path) -> bool:
+    """Return whether two folders are on one disk, or will be made on one."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    whole = folder.absolute()
+    return next(place for place in (whole, *whole.parents) if place.exists())
 
 
 def shared_file_system(folder: Path) -> str | None:

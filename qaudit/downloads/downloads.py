@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.checkpoints.stamps import hub_cache, own_folder
-from qaudit.downloads.schedule import DownloadSchedule, Step
+from qaudit.downloads.schedule import DownloadSchedule, Step, refuse_what_cannot_fit
 from qaudit.errors import HubError, MachineError, SourceError, UnreachableError, not_written
-from qaudit.host import shared_file_system
+from qaudit.host import free_disk_nbytes, shared_file_system
 from qaudit.hub import Hub
 from qaudit.types import Checkpoint, Ref, Subject
 from qaudit.whole import write_whole
@@ -58,6 +58,9 @@ class Downloads:
         self._schedule = DownloadSchedule(tuple(() for _ in subjects), {})
         if self._contents is not None:
             self._schedule = self._contents.schedule(subjects, disk_budget_nbytes)
+            if disk_budget_nbytes is not None:
+                free = free_disk_nbytes(hub_cache())
+                refuse_what_cannot_fit(self._schedule, subjects, disk_budget_nbytes, 0, free)
         self._order = self._schedule.order
         self._turn = 0  # the turns before it are over
         self._checked: dict[str, Checkpoint] = {}  # on the disk, and may be read
@@ -230,6 +233,7 @@ class Contents:
             for key, nbytes in missing.items()
         }
         self.on_disk = {key: self.checkpoints[key][0] for key in whole}
+        self.nbytes_here = {k: self.checkpoints[k][0].nbytes - n for k, n in missing.items()}
         self._failed_before = False  # whether the content before could not be had
 
     def schedule(self, subjects: Sequence[Subject], budget: int | None) -> DownloadSchedule:
@@ -240,7 +244,6 @@ class Contents:
             cached=self.cached,
             present=self.present,
             budget=budget,
-            labels=tuple(subject.label for subject in subjects),
         )
 
     def fetch(self, key: str) -> Checkpoint:

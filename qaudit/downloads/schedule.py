@@ -14,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
+from qaudit.checkpoints.stamps import hub_cache
 from qaudit.errors import MachineError
+from qaudit.support.keys import first_of
 from qaudit.support.sizes import size, typed_size
+from qaudit.types import Subject
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,10 @@ class DownloadSchedule:
     cached: frozenset[str] = frozenset()
     present: frozenset[str] = frozenset()  # downloaded by an earlier run: counts, may be evicted
     budget: int | None = None
-    labels: tuple[str, ...] = ()
 
     @cached_property
     def order(self) -> tuple[int, ...]:
         """The positions of the subjects: as given, with each soup behind its last member."""
-        self._must_fit()
         positions = range(len(self.needs))
         if self.budget is None:
             return tuple(positions)
@@ -80,21 +82,50 @@ class DownloadSchedule:
     def at_once_nbytes(self, position: int) -> int:
         return sum(map(self.weight, self.needs[position]))
 
-    def _must_fit(self) -> None:
-        if self.budget is None:
-            return
-        needed = {p: self.at_once_nbytes(p) for p in range(len(self.needs))}
-        too_large = [p for p, nbytes in needed.items() if nbytes > self.budget]
-        if not too_large:
-            return
-        names = {p: self.labels[p] if self.labels else f"subject {p + 1}" for p in too_large}
-        worst = max(too_large, key=lambda p: needed[p])
+
+def refuse_what_cannot_fit(
+    schedule: DownloadSchedule,
+    subjects: Sequence[Subject],
+    budget: int,
+    texts_nbytes: int,
+    free_nbytes: int,
+) -> None:
+    """Refuse a plan with a subject that no order of fetching and evicting makes room for."""
+    if texts_nbytes > budget:
         raise MachineError(
-            f"`{names[worst]}` needs {size(needed[worst])} of weights on the disk at once, "
-            f"and the budget is {size(self.budget)}",
-            hint=f"give `--set disk_budget={typed_size(needed[worst])}`, or leave out "
-            + ", ".join(f"`{name}`" for name in names.values()),
+            f"the texts take {size(texts_nbytes)} of disk and {size(budget)} may be used",
+            hint=_more(texts_nbytes, free_nbytes),
         )
+    needed = {s: schedule.at_once_nbytes(place) for place, s in enumerate(subjects)}
+    too_large = [s for s in subjects if needed[s] > budget - texts_nbytes]
+    if not too_large:
+        return
+    worst = max(too_large, key=lambda s: needed[s])
+    weights = [schedule.weight(key) for key in schedule.needs[subjects.index(worst)]]
+    holding = f" for its {len(weights)} members at once" if len(weights) > 1 else ""
+    beside = f" beside {size(texts_nbytes)} of text" if texts_nbytes else ""
+    ways = [_more(needed[worst] + texts_nbytes, free_nbytes)]
+    if len(too_large) < len(subjects):
+        is_soup = len(too_large) == 1 and worst.kind == "soup"
+        ways.append(f"leave out {'the soup ' * is_soup}{first_of([s.label for s in too_large])}")
+        fitting = sum(nbytes <= budget - texts_nbytes for nbytes in accumulate(sorted(weights)))
+        if is_soup and fitting > 1:
+            ways.append(f"mix {fitting} of its {len(weights)} members")
+    raise MachineError(
+        f"`{worst.label}` needs {size(needed[worst])} of disk{holding}{beside}, "
+        f"and {size(budget)} may be used",
+        hint=", or ".join(ways),
+    )
+
+
+def _more(needed: int, free_nbytes: int) -> str:
+    """Propose a larger budget where the disk has it, and a larger disk where it has not."""
+    if needed <= free_nbytes:
+        return f"give `--set disk_budget={typed_size(needed)}`: {size(free_nbytes)} are free"
+    return (
+        f"free {size(needed - free_nbytes)} on the disk of `{hub_cache()}`, or set HF_HUB_CACHE "
+        f"to a folder with room for {size(needed)}"
+    )
 
 
 class _Walk:

@@ -18,6 +18,7 @@ from qaudit.core.course import previous_of
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import RECORD_FILE, Downloads
+from qaudit.downloads.traffic import missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
@@ -25,7 +26,6 @@ from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.folder import cost_of
 from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
-from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import ResultFile, ResultStore, SearchResult
 from qaudit.search.greedy import search, search_stored

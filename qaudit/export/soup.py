@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.checkpoints.stamps import folder_of, hub_cache
 from qaudit.core.doubts import doubts_of_files
-from qaudit.downloads.downloads import RECORD_FILE, Downloads
+from qaudit.downloads.downloads import RECORD_FILE, Contents, Downloads
+from qaudit.downloads.traffic import price_traffic
 from qaudit.errors import MachineError, SourceError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import README, copy_settings
 from qaudit.export.unfinished import begun_folder, must_be_new, whole_folder
+from qaudit.host import free_disk_nbytes, shares_disk
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.footprint import PlannedDownloads, free_disk_nbytes, price_traffic, shares_disk
 from qaudit.planning.resolve import resolve_soup
 from qaudit.planning.survey import refuse
 from qaudit.report.format import listing
@@ -88,11 +89,11 @@ def _downloads(
         return Downloads(None, (soup,), record=record)
     for checkpoint, _ in soup.members:
         hub.fetcher.settings(checkpoint)
-    planned = PlannedDownloads.of((soup,), (), hub, record)
-    free = free_disk_nbytes()
+    free = free_disk_nbytes(hub_cache())
     if shares_disk(out, hub_cache()):  # the soup goes to the same disk
         free = max(0, free - soup.first.nbytes)
-    budget = price_traffic(planned, wanted_nbytes, free).nbytes_disk_budget
+    contents = Contents(hub, (soup,), record)
+    budget = price_traffic(contents, (soup,), (), wanted_nbytes, free).nbytes_disk_budget
     return Downloads(hub, (soup,), disk_budget_nbytes=budget, record=record)
 
 

@@ -20,20 +20,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.registry import origins, parse_schemes
 from qaudit.core.scheme import Shipped
 from qaudit.diagnostics.registry import origins_of
-from qaudit.downloads.downloads import RECORD_FILE
+from qaudit.downloads.downloads import RECORD_FILE, Contents
+from qaudit.downloads.traffic import price_traffic
 from qaudit.errors import QauditError, UsageError
-from qaudit.host import available_nbytes, default_stream_limit
+from qaudit.host import available_nbytes, default_stream_limit, free_disk_nbytes
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.footprint import (
-    Footprint,
-    PlannedDownloads,
-    free_disk_nbytes,
-    price_traffic,
-)
+from qaudit.planning.footprint import Footprint
 from qaudit.planning.mixtures import keep_tables
 from qaudit.planning.passes import (
     Pricing,
@@ -330,8 +327,8 @@ def _fetched(chosen: PlanInputs, budget_nbytes: int | None, record: Path | None)
     reference = reference_in(chosen.subjects, resolved.recipe.reference)
     beside = [*resolved.shipped, *(c for c, _ in (reference.members if reference else ()))]
     subjects = [with_shipped(subject, beside) for subject in chosen.subjects]
-    downloads = PlannedDownloads.of(subjects, resolved.texts, hub, record)
-    return price_traffic(downloads, budget_nbytes, free_disk_nbytes())
+    contents, free = Contents(hub, subjects, record), free_disk_nbytes(hub_cache())
+    return price_traffic(contents, subjects, resolved.texts, budget_nbytes, free)
 
 
 SELECTIONS = ("checkpoints", "last")

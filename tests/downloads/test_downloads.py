@@ -269,7 +269,7 @@ def test_a_damaged_record_evicts_nothing(
 def test_a_budget_below_one_subject_is_refused_before_anything_is_fetched(
     fake: Fake, downloads: Make
 ) -> None:
-    with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of weights"):
+    with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of disk"):
         downloads(subject(A), subject(A, B), contents=1)
     assert fake.log == []
 

@@ -95,7 +95,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for source in (DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION):
         path = texts / source.rpartition("/")[2]
         path.write_bytes(gzip.compress(json.dumps({"text": source}).encode()))
-    monkeypatch.setattr("qaudit.planning.prepare.free_disk_nbytes", lambda: 500 * GB)
+    monkeypatch.setattr("qaudit.planning.prepare.free_disk_nbytes", lambda _: 500 * GB)
     monkeypatch.setattr("qaudit.planning.prepare.available_nbytes", lambda: 64 * 2**30)
     monkeypatch.setattr("qaudit.planning.price.matmul_rate", lambda: 1e10)
     hub = Hub(tmp_path / "root")

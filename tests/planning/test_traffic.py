@@ -14,13 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.checkpoints.stamps import hub_cache
+from qaudit.downloads.downloads import Contents
+from qaudit.downloads.traffic import default_budget, price_traffic
 from qaudit.errors import MachineError
-from qaudit.planning.footprint import (
-    PlannedDownloads,
-    default_budget,
-    free_disk_nbytes,
-    price_traffic,
-)
+from qaudit.host import free_disk_nbytes
 from qaudit.recipe.table import parse_nbytes
 from qaudit.support.sizes import typed_size
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest
@@ -52,12 +50,19 @@ class Cache:
         return self.missing.get(checkpoint.label, checkpoint.nbytes)
 
 
-def downloads(
-    subjects: list[Subject], texts: int = 0, record: Path | None = None, **missing: int
-) -> PlannedDownloads:
+def priced(
+    subjects: list[Subject],
+    budget: int | None,
+    free: int,
+    *,
+    texts: int = 0,
+    record: Path | None = None,
+    **missing: int,
+) -> Traffic:
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
     hub: Any = SimpleNamespace(fetcher=Cache(missing))
-    return PlannedDownloads.of(subjects, files if texts else [], hub, record)
+    contents = Contents(hub, subjects, record)
+    return price_traffic(contents, subjects, files if texts else [], budget, free)
 
 
 SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
@@ -65,85 +70,83 @@ ENDS = [subject.first for subject in SERIES[-4:]]
 
 
 def test_a_series_is_fetched_once_and_one_at_a_time_is_enough_disk() -> None:
-    traffic = price_traffic(downloads(SERIES), 30 * GB, 500 * GB)
+    traffic = priced(SERIES, 30 * GB, 500 * GB)
     assert traffic == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
 
 
 def test_a_soup_needs_its_members_at_once_and_a_tight_budget_fetches_some_twice() -> None:
     subjects = [*SERIES, soup("ends", *ENDS)]
-    wide = price_traffic(downloads(subjects), 500 * GB, 900 * GB)
+    wide = priced(subjects, 500 * GB, 900 * GB)
     assert wide.nbytes_to_fetch == 12 * SIZE
-    tight = price_traffic(
-        downloads([*alone(*ENDS), *SERIES[:8], *subjects[-1:]]), 120 * GB, 900 * GB
-    )
+    tight = priced([*alone(*ENDS), *SERIES[:8], *subjects[-1:]], 120 * GB, 900 * GB)
     assert tight.nbytes_to_fetch == 12 * SIZE  # the soup is measured right behind its members
     assert 4 * SIZE <= tight.nbytes_disk_peak <= 120 * GB
     pairs = [soup(f"{a}+{b}", SERIES[a].first, SERIES[b].first) for a in range(3) for b in range(a)]
-    crossed = price_traffic(downloads(pairs), 2 * SIZE, 900 * GB)
+    crossed = priced(pairs, 2 * SIZE, 900 * GB)
     assert crossed.nbytes_to_fetch > 3 * SIZE
 
 
 def test_equal_weights_count_once_whatever_they_are_called() -> None:
     twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
-    assert price_traffic(downloads(twins), None, 500 * GB).nbytes_to_fetch == SIZE
+    assert priced(twins, None, 500 * GB).nbytes_to_fetch == SIZE
 
 
 def test_what_is_here_already_is_neither_fetched_nor_counted_against_the_budget() -> None:
-    traffic = price_traffic(downloads(SERIES[:3], step0=0, step1=SIZE - 9), 30 * GB, 500 * GB)
+    traffic = priced(SERIES[:3], 30 * GB, 500 * GB, step0=0, step1=SIZE - 9)
     assert traffic.nbytes_to_fetch == (SIZE - 9) + SIZE
     assert traffic.nbytes_cached == SIZE + 9
     assert traffic.nbytes_disk_peak == SIZE
 
 
 def test_texts_are_fetched_first_and_come_off_the_budget() -> None:
-    traffic = price_traffic(downloads(SERIES[:2], texts=GB), 31 * GB, 500 * GB)
+    traffic = priced(SERIES[:2], 31 * GB, 500 * GB, texts=GB)
     assert traffic.nbytes_to_fetch == 2 * SIZE + GB
     assert traffic.nbytes_disk_peak == SIZE + GB
     with pytest.raises(MachineError, match=r"needs 29\.2 GB of disk beside 1\.0 GB of text"):
-        price_traffic(downloads(SERIES[:2], texts=GB), 30 * GB, 500 * GB)
+        priced(SERIES[:2], 30 * GB, 500 * GB, texts=GB)
     with pytest.raises(MachineError, match=r"the texts take 1\.0 GB of disk"):
-        price_traffic(downloads(SERIES[:2], texts=GB), GB // 2, 500 * GB)
+        priced(SERIES[:2], GB // 2, 500 * GB, texts=GB)
 
 
 def test_a_budget_beyond_what_is_free_is_cut_to_that() -> None:
-    assert price_traffic(downloads(SERIES), 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB
+    assert priced(SERIES, 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB
 
 
 def test_without_a_budget_a_reserve_stays_free() -> None:
     assert default_budget(50 * GB) == 45 * GB
     assert default_budget(1000 * GB) == 990 * GB
-    traffic = price_traffic(downloads(SERIES), None, 200 * GB)
+    traffic = priced(SERIES, None, 200 * GB)
     assert traffic.nbytes_disk_budget == 190 * GB
     assert traffic.nbytes_disk_peak <= 190 * GB
 
 
 def test_without_a_budget_everything_is_kept_where_everything_fits() -> None:
-    traffic = price_traffic(downloads(SERIES), None, 500 * GB)
+    traffic = priced(SERIES, None, 500 * GB)
     assert traffic.nbytes_disk_budget is None
     assert traffic.nbytes_disk_peak == 12 * SIZE
 
 
 def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: Path) -> None:
     tight = [*SERIES, soup("ends", *ENDS)]
-    first = price_traffic(downloads(tight), None, 140 * GB)
+    first = priced(tight, None, 140 * GB)
     assert first.nbytes_disk_budget == 130 * GB
     record = tmp_path / "fetched.json"
     record.write_text(json.dumps([c.content for c in ENDS]), encoding="utf-8")
     lying = {"step8": 0, "step9": 0, "step10": SIZE - 5}  # two are whole, one has begun
     free = 140 * GB - 2 * SIZE - 5
-    again = price_traffic(downloads(tight, record=record, **lying), None, free)
+    again = priced(tight, None, free, record=record, **lying)
     assert again.nbytes_disk_budget == 130 * GB
     assert again.nbytes_disk_peak <= 130 * GB
     assert again.nbytes_to_fetch >= 10 * SIZE - 5
     with pytest.raises(MachineError, match="may be used"):
-        price_traffic(downloads(tight, **lying), None, 60 * GB)  # what others brought stays
+        priced(tight, None, 60 * GB, **lying)  # what others brought stays
 
 
 def test_free_disk_is_measured_where_the_cache_will_be(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/not/made/yet")
-    assert free_disk_nbytes() > 0
+    assert free_disk_nbytes(hub_cache()) > 0
 
 
 # ----------------------------------------------------------------------------- what would fit
@@ -151,7 +154,7 @@ def test_free_disk_is_measured_where_the_cache_will_be(
 
 def refusal(subjects: list[Subject], budget: int | None, free: int) -> MachineError:
     with pytest.raises(MachineError) as refused:
-        price_traffic(downloads(subjects), budget, free)
+        priced(subjects, budget, free)
     return refused.value
 
 
@@ -172,10 +175,10 @@ def test_what_is_proposed_is_accepted() -> None:
     error = refusal(subjects, 60 * GB, 500 * GB)
     proposed = re.search(r"disk_budget=(\w+)`", error.hint)
     assert proposed is not None
-    larger = price_traffic(downloads(subjects), parse_nbytes(proposed[1]), 500 * GB)
+    larger = priced(subjects, parse_nbytes(proposed[1]), 500 * GB)
     assert larger.nbytes_disk_peak <= parse_nbytes(proposed[1])
-    price_traffic(downloads(SERIES), 60 * GB, 500 * GB)  # without the soup
-    price_traffic(downloads([*SERIES, soup("two", *ENDS[:2])]), 60 * GB, 500 * GB)
+    priced(SERIES, 60 * GB, 500 * GB)  # without the soup
+    priced([*SERIES, soup("two", *ENDS[:2])], 60 * GB, 500 * GB)
 
 
 def test_a_disk_that_is_too_small_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +217,7 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
     if largest > budget:
         refusal(subjects, budget, 1000)
     else:
-        traffic = price_traffic(downloads(subjects), budget, 1000)
+        traffic = priced(subjects, budget, 1000)
         assert largest <= traffic.nbytes_disk_peak <= budget
         assert traffic.nbytes_to_fetch >= sum(
             {c.label: c.nbytes for m in members for c in m}.values()

@@ -11,6 +11,7 @@ from qaudit.audit import complete
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.downloads.traffic import missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
@@ -20,7 +21,6 @@ from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.judge.quantities import Moved
 from qaudit.judging import moved_by_rounding, tables_of
-from qaudit.planning.footprint import missing_nbytes
 from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.sizes import Sizes, TextSize
