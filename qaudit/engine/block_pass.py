@@ -36,7 +36,7 @@ from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, mak
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
-from qaudit.engine.mixing import table_of
+from qaudit.engine.mixing import Scores, table_of
 from qaudit.engine.read_out import read_out
 from qaudit.engine.routing import REPLAYED, RoutingWatch
 from qaudit.engine.shipped import ReferenceStream, ShippedStream, opener, reference_opener
@@ -88,10 +88,12 @@ def run_blocks(
     tokens.embed(calibration=calibrates)
     if Calibration.WHOLE_BLOCK in kinds:
         tokens.embed_mini_batches()
+    scores: Scores = {}
     for stream in streams:
         if isinstance(stream, SchemeStream) and stream.name in feed.tables:
             with timed(model.device, stream.tally):
-                stream.take(table_of(stream.name, model, feed, states, progress))
+                stream.take(table_of(stream.name, model, feed, states, progress, scores))
+    del scores
     by_name = {stream.name: stream.tally for stream in streams}
     if first := kept.resume(states, streams, model):
         _enter_later(streams, tokens, first)

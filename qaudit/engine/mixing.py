@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -33,6 +33,7 @@ from qaudit.core.mixture import (
     cheapest,
 )
 from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
@@ -53,8 +54,28 @@ Errors = list[Tensor]
 """The gradient behind a block, of each scored batch."""
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a linear takes in each width."""
+
+    block: int
+    name: str
+    fused: tuple[str, str]  # what it shares bits with, and its row in the table, where it is tied
+    weights: int
+    options: Mapping[int, tuple[int, float]]  # by bits: bits of storage, and nats per token
+
+
+Scores = dict[tuple[object, ...], Sequence[Scored]]
+"""Each linear is rounded once for all mixtures that differ in budget, members and ties alone."""
+
+
 def table_of(
-    spec: str, model: BlockModel, feed: Feed, states: HiddenStates, progress: Progress
+    spec: str,
+    model: BlockModel,
+    feed: Feed,
+    states: HiddenStates,
+    progress: Progress,
+    scores: Scores,
 ) -> Table:
     """Return the table in the file of a mixture; make both where there is none."""
     scheme, path = parse_scheme(spec), feed.tables[spec]
@@ -66,8 +87,13 @@ def table_of(
             f"the table of `{scheme.short}` is not in `{path.parent}`",
             hint="name its file, as table=table.json",
         )
-    options, linears = options_of(scheme, model, feed, states, progress)
-    weights = sum(count for _, count in linears.values())
+    rounding = _rounding(scheme)
+    if rounding not in scores:
+        alike = [m for m in map(parse_scheme, feed.tables) if _rounding(m) == rounding]
+        widths = {bits for m in alike if isinstance(m, Mixture) for bits in m.widths}
+        scores[rounding] = scores_of(scheme, sorted(widths), model, feed, states, progress)
+    options, named = tied(scores[rounding], scheme)
+    weights = sum(linear.weights for linear in scores[rounding])
     least = sum(min(stored for stored, _ in option.values()) for option in options.values())
     if least > scheme.budget * weights:
         raise SchemeError(
@@ -78,35 +104,51 @@ def table_of(
         )
     bits_of = cheapest(options, scheme.budget * weights)
     rows: dict[str, list[str]] = defaultdict(lambda: ["0"] * model.num_blocks)
-    for (block, name), (entry, _) in linears.items():
-        rows[name][block] = str(bits_of[entry])
+    for (block, row), entry in named.items():
+        rows[row][block] = str(bits_of[entry])
     table = {name: "".join(row) for name, row in rows.items()}
     write_table(table, path)
     return table
 
 
-def _entry(group: Group, name: str, tie: str) -> tuple[str, str]:
-    """Return what a linear shares its bits with, and the name of its row in the table."""
-    if tie != FUSED:
-        return name, name
+def _rounding(scheme: Scheme) -> tuple[object, ...]:
+    """Return what two mixtures have in common if they round a linear of some bits alike."""
+    chosen = {field.name for field in fields(Mixture)} - {"kv"}
+    return type(scheme), *(getattr(scheme, f.name) for f in fields(scheme) if f.name not in chosen)
+
+
+def tied(
+    scores: Sequence[Scored], scheme: Mixture
+) -> tuple[Options, Mapping[tuple[int, str], Entry]]:
+    """Return what each entry of a table takes in each width, and the entry of each of its rows."""
+    options: dict[Entry, dict[int, tuple[int, float]]] = defaultdict(dict)
+    named: dict[tuple[int, str], Entry] = {}
+    for linear in scores:
+        shared, row = linear.fused if scheme.tie == FUSED else (linear.name, linear.name)
+        entry = named[linear.block, row] = linear.block, shared
+        for bits in scheme.widths:
+            before = options[entry].get(bits, (0, 0.0))
+            stored, nats = linear.options[bits]
+            options[entry][bits] = before[0] + stored, before[1] + nats
+    return dict(sorted(options.items())), dict(sorted(named.items()))
+
+
+def _fused(group: Group, name: str) -> tuple[str, str]:
     if group.expert is None:
         return group.name, name
     part = "down" if group.expert.is_down else "first"
     return f"{group.expert.module} {part}", any_expert(name)
 
 
-Named = dict[tuple[int, str], tuple[Entry, int]]
-"""By block and row of a table: what has bits there, and how many weights these are."""
-
-
-def options_of(
+def scores_of(
     scheme: Mixture,
+    widths: Sequence[int],
     model: BlockModel,
     feed: Feed,
     states: HiddenStates,
     progress: Progress,
-) -> tuple[Options, Named]:
-    """Return what each entry of a table takes in each width, and what entries are of."""
+) -> Sequence[Scored]:
+    """Return what each linear takes in each width, of the last block first."""
     fitted, scored = split(feed.calibration)
     batches, groups = [*fitted, *scored], list[tuple[Group, ...]]()
     for k, batch in enumerate(batches):
@@ -118,26 +160,21 @@ def options_of(
             states.put(f"mixing/{block.index + 1}", k, out_BTD)
     last, first = f"mixing/{model.num_blocks}", len(fitted)
     errors = [_of_head(model, states.get(last, first + k), b) for k, b in enumerate(scored)]
-    sums: dict[Entry, dict[int, tuple[int, float]]] = defaultdict(dict)
-    named: Named = {}
+    linears: list[Scored] = []
     for index in reversed(range(model.num_blocks)):
         progress(0, model.num_blocks, f"{scheme.short}, bits of block {index}")
         block = model.load(index, groups[index])
         block.experts = model.experts
         enter = partial(_entering, states, block)
-        for group, name, options in _of_block(scheme, block, feed, batches, errors, enter):
-            shared, row = _entry(group, name, scheme.tie)
-            entry = sums[index, shared]
-            for bits, (stored, nats) in options.items():
-                before = entry.get(bits, (0, 0.0))
-                entry[bits] = before[0] + stored, before[1] + nats
-            count = named.get((index, row), ((index, shared), 0))[1]
-            named[index, row] = (index, shared), count + block.weight(name).numel()
+        members = {bits: scheme.member(bits) for bits in widths}
+        for group, name, options in _of_block(members, block, feed, batches, errors, enter):
+            count = block.weight(name).numel()
+            linears.append(Scored(index, name, _fused(group, name), count, options))
         block.release()
         states.drop(f"mixing/{index + 1}")
     states.drop(_START)
     states.drop_given(_START, model.links.passed(model.num_blocks))
-    return dict(sorted(sums.items())), dict(sorted(named.items()))
+    return linears
 
 
 def split(calibration: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -178,7 +215,7 @@ def _of_head(model: BlockModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
 
 
 def _of_block(
-    scheme: Mixture,
+    members: Mapping[int, Scheme],
     block: Block,
     feed: Feed,
     batches: Sequence[Batch],
@@ -201,8 +238,8 @@ def _of_block(
         moment = moments.take(group)
         read = moment.tokens if moment.seen is None else moment.seen
         options: dict[str, dict[int, tuple[int, float]]] = {name: {} for name in group.linears}
-        for bits in scheme.widths:
-            quantized = scheme.member(bits).quantize(linears)
+        for bits, member in members.items():
+            quantized = member.quantize(linears)
             for name, weight_RC in linears.weights.items():
                 nats = 0.0
                 if read and name in fisher:

@@ -17,7 +17,7 @@ from qaudit.core.mixture import cheapest
 from qaudit.core.registry import parse_scheme
 from qaudit.engine.batches import make_batches
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.mixing import options_of, split, table_of
+from qaudit.engine.mixing import scores_of, split, table_of, tied
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
@@ -37,7 +37,8 @@ def opened(folder):
 
 def options(folder, scheme, tmp_path):
     with HiddenStates(tmp_path / "spill", 10**9, CPU) as states, torch.no_grad():
-        return options_of(scheme, opened(folder), fed(), states, lambda *_: None)
+        scores = scores_of(scheme, scheme.widths, opened(folder), fed(), states, lambda *_: None)
+    return tied(scores, scheme)
 
 
 def drawn(chances, count, *, generator):
@@ -137,8 +138,8 @@ def test_a_table_keeps_the_budget_and_ties_what_runtimes_fuse(tmp_path, family, 
     with HiddenStates(tmp_path / "spill", 10**9, CPU) as states, torch.no_grad():
         model = opened(folder)
         feed = fed({scheme.spec: tmp_path / "table.json"})
-        table = table_of(scheme.spec, model, feed, states, lambda *_: None)
-        again = table_of(scheme.spec, None, feed, None, None)  # from the file
+        table = table_of(scheme.spec, model, feed, states, lambda *_: None, {})
+        again = table_of(scheme.spec, None, feed, None, None, {})  # from the file
     assert table == again
     assert rows in (None, len(table))
     assert set("".join(table.values())) - {"0"} > {"3"}
@@ -150,15 +151,33 @@ def test_a_table_keeps_the_budget_and_ties_what_runtimes_fuse(tmp_path, family, 
         assert "mlp.experts.3.down_proj" in table
 
 
+def test_linears_are_rounded_once_for_all_budgets_members_and_ties(tmp_path, monkeypatch):
+    folder, scored = tiny.make(tmp_path / "model", "llama"), []
+    monkeypatch.setattr(
+        "qaudit.engine.mixing.scores_of", lambda *a: scored.append(a) or scores_of(*a)
+    )
+    texts = ("budget=3.75", "budget=3.75:tie=none", "budget=5:members=458", "budget=5:damp=0.01")
+    specs = [parse_scheme(f"gptq-mix:group=32:{text}").spec for text in texts]
+    made = {}
+    for name, shares in (("together", True), ("alone", False)):
+        feed = fed({spec: tmp_path / name / f"{k}.json" for k, spec in enumerate(specs)})
+        with HiddenStates(tmp_path / name, 10**9, CPU) as states, torch.no_grad():
+            given = (opened(folder), feed, states, lambda *_: None)
+            scores = {}
+            made[name] = [table_of(s, *given, scores if shares else {}) for s in specs]
+        assert len(scored) == (2 if shares else 6)
+    assert made["together"] == made["alone"]
+
+
 def test_a_budget_that_no_table_keeps_is_refused_with_the_least(tmp_path):
     folder = tiny.make(tmp_path / "model", "llama")
     scheme = parse_scheme("gptq-mix:budget=3.25:group=32")
     feed = fed({scheme.spec: tmp_path / "table.json"})
     states = HiddenStates(tmp_path / "spill", 10**9, CPU)
     with torch.no_grad(), pytest.raises(SchemeError, match=r"take 3\.5 bits per weight") as error:
-        table_of(scheme.spec, opened(folder), feed, states, lambda *_: None)
+        table_of(scheme.spec, opened(folder), feed, states, lambda *_: None, {})
     assert "budget=3.75" in error.value.hint
     given = replace(scheme, table="abc")
     feed = fed({given.spec: tmp_path / "abc.json"})
     with pytest.raises(SchemeError, match="is not in"):
-        table_of(given.spec, None, feed, None, None)
+        table_of(given.spec, None, feed, None, None, {})
