@@ -28,11 +28,17 @@ from typing import Protocol
 from qaudit.core.grid import Grid, as_held, fit_searched
 from qaudit.core.linears import Linears, MiniBatch, Quantized, WholeBlock
 from qaudit.core.rotation import rotation
+from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 
 ANGLE = 0.1  # of the first Cayley step
 CLIPS_FASTER = 10  # how much faster shares of ranges are learned
 LARGEST_SHARE = 0.98  # of a range, to begin with: that of 1 has no gradient
+
+
+def check_steps(steps: int) -> None:
+    if not 0 <= steps <= 100_000:
+        raise SchemeError(f"{steps} steps are out of range", hint="use 0 to 100000")
 
 
 class Learner(Protocol):

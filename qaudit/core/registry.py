@@ -48,7 +48,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "w4a4": (
         "nvfp4", "mxfp4", "mr-gptq", "quarot-rtn-4bit:rotate=false", "quarot-rtn-4bit",
         "quarot-4bit", "duquant-4bit", "atom-4bit", "quik-4bit", "flatquant-4bit",
-        "spinquant-4bit", "ostquant-4bit",
+        "spinquant-4bit", "ostquant-4bit", "base-q-w4a4",
     ),
 }  # fmt: skip
 """Sets of schemes that `--schemes` takes by one name. Here and in `settings.DEFAULT_SCHEMES` alone
@@ -59,8 +59,6 @@ INSTEAD = {
     "auto-awq": "AutoAWQ is archived; its algorithm is built in, as `awq-4bit`",
     "bitsandbytes": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
     "bnb": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
-    "base-q": "its equations could not be checked against its paper (docs/schemes.md); "
-    "`quarot-4bit` has its rotations",
     "fp": "full precision is always measured; leave it out",
 }
 """Hints for names of libraries and of schemes that are not here."""

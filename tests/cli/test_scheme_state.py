@@ -29,6 +29,7 @@ CALIBRATED = (
     "mr-gptq:block=16",
     "duquant-4bit:block=16",
     "flatquant-4bit:steps=3",
+    "base-q-w4a4:steps=3:kv=int4",
 )
 DATA_FREE = ("hqq-4bit:group=16", "rtn-4bit:group=16:kv=int4")
 LABELS = ("step10", "step200", "step1000")

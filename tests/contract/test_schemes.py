@@ -182,6 +182,7 @@ NUMBERS_OF_BITS = {
         + 32 * columns
     ),
     **dict.fromkeys(LEARNED, lambda rows, columns, scheme: rows * (scheme.bits * columns + 16)),
+    "base-q-w4a4": lambda rows, columns, scheme: rows * (4 * columns + 16),
     "duquant": lambda rows, columns, scheme: (
         rows * (scheme.bits * (columns + 1) + _scale_bits(scheme))
     ),

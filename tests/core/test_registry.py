@@ -69,6 +69,7 @@ PARAMETERS = {
     "nvfp4": {"rotate": FLAG},
     "nvfp4a16": {"rotate": FLAG},
     "mr-gptq": {"format": st.sampled_from(["nvfp4", "mxfp4"]), "act": st.sampled_from([4, 16])},
+    "base-q-w4a4": {"steps": st.integers(0, 99)},
     "flatquant": {"bits": BITS, "steps": st.integers(0, 99)},
     "spinquant": {"bits": BITS, "steps": st.integers(0, 99)},
     "ostquant": {"bits": BITS, "steps": st.integers(0, 99), "act": st.sampled_from([4, 8, 16])},

@@ -34,15 +34,15 @@ from tests.support.schemes import LEARNED
 # Waits of the host in two blocks, and copies of memory that is not pinned: lower them where they
 # fall, and raise none. A scheme that is not here may wait as often as rounding to nearest.
 WAITS = {
-    "atom": 124, "awq": 94, "bnb-int8": 57, "duquant": 100, "flatquant": 171, "gptaq": 102,
-    "gptq": 94, "hqq": 71, "mr-gptq": 108, "mxfp4": 71, "mxfp4a16": 71, "nvfp4": 90,
+    "atom": 124, "awq": 94, "base-q-w4a4": 203, "bnb-int8": 57, "duquant": 100, "flatquant": 171,
+    "gptaq": 102, "gptq": 94, "hqq": 71, "mr-gptq": 108, "mxfp4": 71, "mxfp4a16": 71, "nvfp4": 90,
     "nvfp4a16": 71, "ostquant": 257, "qronos": 110, "quarot": 140, "quarot-rtn": 65, "quik": 140,
     "smoothquant": 62, "spinquant": 257,
     **{name: 57 for name in NAMES if name.startswith("gguf-")},
 }  # fmt: skip
 WAITS |= {f"{base}-mix": WAITS[base] for base in ("awq", "gptq", "hqq")}  # each as its base
 UPLOADS = {"bnb-fp4": 59, "bnb-nf4": 59, "fp8": 59, "mr-gptq": 74}
-UPLOADS |= {"ostquant": 64, "spinquant": 64}
+UPLOADS |= {"base-q-w4a4": 76, "ostquant": 64, "spinquant": 64}
 OF_ROUNDING, UPLOADS_OF_MOST = 43, 62
 NOISE = 1e-4  # of a loss, where gradients are followed
 

@@ -17,7 +17,8 @@ from qaudit.core.registry import schemes
 from qaudit.errors import SchemeError
 
 COLUMNS = 160
-LEARNED = ("flatquant", "spinquant", "ostquant")
+TRANSFORMS = ("flatquant", "spinquant", "ostquant")
+LEARNED = (*TRANSFORMS, "base-q-w4a4")
 FEW_STEPS = 3
 OTHER_VALUES = {
     "bits": (8, 3),
@@ -111,7 +112,9 @@ def transform_nbits(scheme, columns):
         block = min(columns, scheme.block) if scheme.block > 0 else columns
         matrices = 2 * (columns // block * block**2 + (columns % block) ** 2)
         return 16 * (matrices + columns) + 32 * columns
-    if scheme.name in LEARNED:
+    if scheme.name == "base-q-w4a4":  # a bias and a scale of each column; no norm is in front
+        return 32 * columns
+    if scheme.name in TRANSFORMS:
         left = max(a for a in range(1, columns + 1) if columns % a == 0 and a * a <= columns)
         scales = 0 if scheme.name == "spinquant" else columns
         return 16 * (left**2 + (columns // left) ** 2 + scales)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from qaudit.core.grid import join_groups
-from qaudit.core.learned import Goal, Transform, learn, share_grid
+from qaudit.core.learned import Goal, Transform, check_steps, learn, share_grid
 from qaudit.core.linears import (
     Inputs,
     Linears,
@@ -45,7 +45,6 @@ from qaudit.core.linears import (
 from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, SearchedGptq, round_tokens
-from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 
 ALPHA = 0.3  # of SmoothQuant's scales, where FlatQuant begins
@@ -69,8 +68,7 @@ class FlatQuant(Scheme):
         check_bits(self.bits)
         if self.act != UNROUNDED:
             check_bits(self.act)
-        if not 0 <= self.steps <= 100_000:
-            raise SchemeError(f"{self.steps} steps are out of range", hint="use 0 to 100000")
+        check_steps(self.steps)
 
     @property
     def rotates_heads(self) -> bool:
