@@ -29,10 +29,9 @@ from benchmarks.clock import print_machine
 from benchmarks.models import SHAPES, make_model
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.batches import make_batches
+from qaudit.engine.batches import make_batches, make_item_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.items import make_item_batches
 from qaudit.engine.tokens import Feed
 from qaudit.items.names import DEFAULT_SHOTS, KNOWN
 from qaudit.model.blocks import BlockModel

@@ -86,7 +86,7 @@ def run_partly(
     for number, tally in enumerate(walk.tallies.values()):
         for k, batch in enumerate(feed.evaluation):
             hidden_BTD = streams.get(f"evaluation/{number}", k)
-            tally.nll.append(model.nll(hidden_BTD, batch.tokens_BT).cpu())
+            tally.rows.append({"nll_N": model.nll(hidden_BTD, batch.tokens_BT).cpu()})
         streams.drop(f"evaluation/{number}")
     return walk.tallies, storage
 

@@ -34,7 +34,6 @@ from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, make_rollout_batches
 from qaudit.engine.hidden_states import HiddenStates, share_one_arena
-from qaudit.engine.items import ItemStream
 from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
 from qaudit.engine.mixing import Scores, table_of
 from qaudit.engine.read_out import read_out
@@ -82,7 +81,7 @@ def run_blocks(
     streams += files
     if feed.reference is not None and feed.evaluation:
         streams.append(ReferenceStream(feed.reference(model), feed, states))
-    tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states, routes), routes)
+    tokens = Tokens(model, feed, states, routes)
     if any(scheme.rotates_outputs for scheme in schemes):
         model.prove_rotations()
     tokens.embed(calibration=calibrates)

@@ -5,9 +5,8 @@ Results of rollouts per token become sums by sample: in all, by position and by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from torch import Tensor
 from qaudit.core import statistics
 from qaudit.core.fidelity import TIE
 from qaudit.engine.batches import Batch
-from qaudit.engine.tally import Tally
+from qaudit.engine.tally import Tally, columns
 from qaudit.engine.tokens import Feed
 from qaudit.types import (
     CONFIDENCE_EDGES,
@@ -56,45 +55,39 @@ def sums_by_bin(
 
 
 def rollout_evidence(
-    corpus: Corpus, batches: Sequence[Batch], tally: Tally, full: Tally | None, first: int
+    corpus: Corpus, batches: Sequence[Batch], tally: Tally, full: Tally | None
 ) -> RolloutEvidence | None:
-    """Return the sums of each sample; `first` is the place of their batches in the tally.
+    """Return the sums of each sample.
 
     Where full precision would not write its own token, by rounding alone, no stream diverges.
     """
     text = corpus.rollouts
     if text is None or not batches:
         return None
-    count, has_kl = len(text.windows), len(tally.kl) == len(tally.nll)
-    nll, kl, agreed = np.zeros(count), np.zeros(count), np.full(count, -1)
-    ends, drawn = np.zeros((count, len(text.ends))), np.zeros(count)
-    entropy: Floats | None = np.zeros(count)
+    count, samples = len(text.windows), ScoredTokens.of_rollouts(text, corpus, batches)
     read = np.zeros(count, dtype=np.int64) if text.read is None else text.read
-    columns_by: dict[int, Floats] = {}  # (N, 2 + G) of each sample
+    marked, agreed = columns(tally.rows, "drawn_N"), np.full(count, -1)
+    drawn, entropy = np.zeros(count), np.zeros(count)
+    of_draws = columns(tally.rows, "entropy_N")
     for k, batch in enumerate(batches):
-        likeliest_BT, ends_BTG, drawn_BT, entropy_BT = tally.chosen[k]
-        agrees_BT = likeliest_BT > 0
+        agrees_BT = tally.rows[k]["likeliest_N"] > 0
         if full is not None:
-            agrees_BT |= full.chosen[k][0] == TIE
+            agrees_BT |= full.rows[k]["likeliest_N"] == TIE
         for row, w in enumerate(batch.windows):
-            s = w - len(corpus.evaluation)
-            written = slice(batch.starts[row], batch.lengths[row])
-            nll_N = tally.nll[first + k][row, written].double()
-            kl_N = tally.kl[first + k][row, written].double() if has_kl else torch.zeros_like(nll_N)
-            ends_NG = ends_BTG[row, written].double()
-            nll[s], kl[s], ends[s] = float(nll_N.sum()), float(kl_N.sum()), ends_NG.sum(0).numpy()
-            columns_by[s] = torch.column_stack((nll_N, kl_N, ends_NG)).numpy()
-            drawn[s] = float(drawn_BT[row, written][: read[s]].double().sum())
-            if entropy_BT is None:
-                entropy = None
-            elif entropy is not None:
-                entropy[s] = float(entropy_BT[row, written][: read[s]].double().sum())
+            s, written = w - len(corpus.evaluation), slice(batch.starts[row], batch.lengths[row])
+            drawn[s] = float(marked[k][row, written][: read[s]].double().sum())
+            if of_draws:
+                entropy[s] = float(of_draws[k][row, written][: read[s]].double().sum())
             if text.greedy[s]:
                 agreed[s] = int(agrees_BT[row, written].long().cumprod(0).sum())
-    finite = all(np.isfinite(values).all() for values in (nll, kl, ends))
+    nll = samples.unit_sums(tally.nll)
+    kl = samples.unit_sums(tally.kl) if tally.kl else None
+    ends = samples.unit_sums(columns(tally.rows, "ends_NG"))
+    finite = all(np.isfinite(values).all() for values in (nll, ends, nll if kl is None else kl))
     if not finite or np.isnan(drawn).any():
         tally.note("rollouts are not scored: the loss or divergence of one is not finite")
         return None
+    is_weighed = text.mark is not None and not text.unweighed
     return RolloutEvidence(
         sha256=text.sha256,
         prompt=text.prompt,
@@ -103,39 +96,17 @@ def rollout_evidence(
         agreed=agreed,
         end_names=tuple(name for name, _ in text.ends),
         end_sum=ends,
-        kl_sum=kl if has_kl else None,
+        kl_sum=kl,
         mark=text.mark,
-        drawn_sum=None if text.mark is None or text.unweighed else drawn,
-        entropy_sum=None if text.mark is None or text.unweighed else entropy,
+        drawn_sum=drawn if is_weighed else None,
+        entropy_sum=entropy if is_weighed and of_draws else None,
         weights_sha256=text.weights_sha256,
         unweighed=text.unweighed,
-        **_parts_of_rollouts(text, [columns_by[s] for s in range(count)], has_kl=has_kl),
+        positions=samples.positions(
+            tally, max(w.scored for w in text.windows), compared=kl is not None
+        ),
+        roles=samples.roles(tally, compared=kl is not None),
     )
-
-
-def _parts_of_rollouts(
-    text: RolloutText, columns: Sequence[Floats], *, has_kl: bool
-) -> dict[str, Any]:
-    lengths = [len(column_NK) for column_NK in columns]
-    values_NK, count = np.concatenate(columns), len(columns)
-    sample_N = np.repeat(np.arange(count), lengths)
-    edges = position_edges(max(lengths))
-    position_N = np.concatenate([np.arange(length) for length in lengths])
-
-    def binned(bin_N: Ints, bins: int) -> tuple[Ints, Floats, Floats | None, Floats]:
-        shape = (count, bins)
-        tokens = sums_by_bin(sample_N, bin_N, shape).astype(np.int64)
-        nll, kl, *ends = (sums_by_bin(sample_N, bin_N, shape, v_N) for v_N in values_NK.T)
-        end_sum = np.stack(ends, -1) if ends else np.zeros((*shape, 0))
-        return tokens, nll, kl if has_kl else None, end_sum
-
-    bin_N = np.searchsorted(edges, position_N, "right") - 1
-    parts: dict[str, Any] = {"positions": Positions(edges, *binned(bin_N, len(edges) - 1))}
-    roles = [w.roles[w.scored_from :] for w in text.windows if w.roles is not None]
-    if roles:
-        role_N = np.concatenate(roles).astype(np.int64)
-        parts["roles"] = Roles(ROLES, *binned(role_N, len(ROLES)))
-    return parts
 
 
 def evidence_of(
@@ -145,25 +116,23 @@ def evidence_of(
     full: Tally | None = None,
     reference: Tally | None = None,
 ) -> Evidence:
-    whole, documents = tally, slice(sum(not batch.is_rollouts for batch in feed.evaluation))
-    of_rollouts = feed.evaluation[documents.stop :]
-    rollouts = rollout_evidence(corpus, of_rollouts, whole, full, documents.stop)
-    feed = replace(feed, evaluation=feed.evaluation[documents])
-    tally, full = tally.of_batches(documents), full and full.of_batches(documents)
-    reference = reference and reference.of_batches(documents)
-    sums, tokens = document_sums(
-        feed.evaluation, tally.nll, corpus.evaluation, len(corpus.documents)
+    whole, count = tally, sum(not batch.is_rollouts for batch in feed.evaluation)
+    documents, behind = slice(count), slice(count, None)
+    rollouts = rollout_evidence(
+        corpus, feed.evaluation[behind], whole.of_batches(behind), full and full.of_batches(behind)
     )
-    scored = _Scored.of(corpus, feed)
+    batches, tally = feed.evaluation[documents], tally.of_batches(documents)
+    full, reference = (other and other.of_batches(documents) for other in (full, reference))
+    scored = ScoredTokens.of_documents(corpus, batches)
     fidelity = beside = None
     if tally.kl and full is not None:
-        fidelity = scored.fidelity(tally, full, tally.kl, tally.same_top)
+        fidelity = scored.fidelity(tally, full, tally.rows)
     if tally.beside and reference is not None:
-        beside = scored.fidelity(tally, reference, *map(list, zip(*tally.beside, strict=True)))
+        beside = scored.fidelity(tally, reference, tally.beside)
     return Evidence(
         document_sha256=tuple(d.sha256 for d in corpus.documents),
-        nll_sum=sums,
-        tokens=tokens,
+        nll_sum=scored.unit_sums(tally.nll),
+        tokens=scored.tokens,
         nbytes=np.array([d.nbytes for d in corpus.documents], dtype=np.int64),
         strata=corpus.strata,
         tasks=tuple(_task_evidence(corpus, tally)),
@@ -223,103 +192,123 @@ def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
 def document_sums(
     batches: Sequence[Batch], nll: Sequence[Tensor], windows: Sequence[Window], count: int
 ) -> tuple[Floats, Ints]:
-    sums, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
-    for batch, nll_BT in zip(batches, nll, strict=True):
-        scored_BT = batch.scored_BT()
-        for row, w in enumerate(batch.windows):
-            losses_T = nll_BT[row][scored_BT[row]]
-            sums[windows[w].document] += float(losses_T.double().sum())
-            tokens[windows[w].document] += len(losses_T)
-    return sums, tokens
+    scored = ScoredTokens.of(batches, [window.document for window in windows], count)
+    return scored.unit_sums(nll), scored.tokens
 
 
 @dataclass(frozen=True, eq=False)
-class _Scored:
-    """The tokens of documents whose loss counts, in the order of batches: N of them."""
+class ScoredTokens:
+    """The tokens of documents, or samples of rollouts, whose loss counts: N in order of batches."""
 
-    documents: int
-    document_N: Ints
-    position_N: Ints
+    batches: Sequence[Batch]
+    unit_of: Sequence[int]  # of each window
+    units: int
+    unit_N: Ints
+    position_N: Ints  # in a window, or behind a prompt
     role_N: Ints | None  # places in `ROLES`; None: plain text
-    marked: tuple[Tensor, ...]  # (B, T) of each batch
 
     @classmethod
-    def of(cls, corpus: Corpus, feed: Feed) -> _Scored:
-        document, position, role, marked = [], [], [], []
-        for batch in feed.evaluation:
-            document_BT = torch.full(batch.tokens_BT.shape, -1)
-            for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
-                document_BT[row, :length] = corpus.evaluation[w].document
+    def of_documents(cls, corpus: Corpus, batches: Sequence[Batch]) -> ScoredTokens:
+        return cls.of(batches, [w.document for w in corpus.evaluation], len(corpus.documents))
+
+    @classmethod
+    def of_rollouts(
+        cls, text: RolloutText, corpus: Corpus, batches: Sequence[Batch]
+    ) -> ScoredTokens:
+        """Windows of rollouts are behind those of documents."""
+        unit_of = [*(-1 for _ in corpus.evaluation), *range(len(text.windows))]
+        return cls.of(batches, unit_of, len(text.windows), from_start=True)
+
+    @classmethod
+    def of(
+        cls,
+        batches: Sequence[Batch],
+        unit_of: Sequence[int],
+        units: int,
+        *,
+        from_start: bool = False,
+    ) -> ScoredTokens:
+        empty = np.zeros(0, dtype=np.int64)
+        unit, position, role = [empty], [empty], [empty]
+        for batch in batches:
             marked_BT = batch.scored_BT()
-            document.append(document_BT[marked_BT].numpy())
-            position.append(torch.nonzero(marked_BT)[:, 1].numpy())
-            marked.append(marked_BT)
+            row_N, position_N = torch.nonzero(marked_BT).numpy().T
+            unit.append(np.array([unit_of[w] for w in batch.windows], dtype=np.int64)[row_N])
+            position.append(position_N - np.array(batch.starts)[row_N] * from_start)
             if batch.roles_BT is not None:
                 role.append(batch.roles_BT[marked_BT].numpy().astype(np.int64))
-        empty = np.zeros(0, dtype=np.int64)
         return cls(
-            len(corpus.documents),
-            np.concatenate([empty, *document]),
-            np.concatenate([empty, *position]),
-            np.concatenate(role) if role else None,
-            tuple(marked),
+            batches,
+            unit_of,
+            units,
+            np.concatenate(unit),
+            np.concatenate(position),
+            np.concatenate(role) if len(role) > 1 else None,
         )
 
+    @property
+    def tokens(self) -> Ints:
+        return np.bincount(self.unit_N, minlength=self.units)
+
+    def unit_sums(self, values: Sequence[Tensor]) -> Floats:
+        """Return the sums of each unit, window by window."""
+        sums = np.zeros((self.units, *(values[0].shape[2:] if values else ())))
+        for batch, values_BT in zip(self.batches, values, strict=True):
+            marked_BT = batch.scored_BT()
+            for row, w in enumerate(batch.windows):
+                sums[self.unit_of[w]] += values_BT[row][marked_BT[row]].double().sum(0).numpy()
+        return sums
+
     def values(self, batches: Sequence[Tensor]) -> Floats:
-        chosen = [values[marked] for values, marked in zip(batches, self.marked, strict=True)]
-        return torch.cat([torch.zeros(0), *chosen]).double().numpy()
+        chosen = [
+            values[batch.scored_BT()] for values, batch in zip(batches, self.batches, strict=True)
+        ]
+        return torch.cat(chosen or [torch.zeros(0)]).double().numpy()
 
     def sums(self, values_N: Floats) -> Floats:
-        return np.bincount(self.document_N, values_N, self.documents).astype(np.float64)
+        return np.bincount(self.unit_N, values_N, self.units).astype(np.float64)
 
     def fidelity(
-        self, tally: Tally, full: Tally, kl: Sequence[Tensor], same_top: Sequence[Tensor]
+        self, tally: Tally, full: Tally, rows: Sequence[Mapping[str, Tensor]]
     ) -> Fidelity | None:
         """Return the sums of each document; None, with a note, where one is not finite."""
-        kl_N = self.values(kl)
+        kl_N = self.values(columns(rows, "kl_N"))
+        same_N = self.values(columns(rows, "same_top_N"))
         dp_N = np.exp(-self.values(tally.nll)) - np.exp(-self.values(full.nll))
         if odd := int((~np.isfinite(kl_N) | ~np.isfinite(dp_N)).sum()):
             tally.note(
                 f"KL divergence is not measured: it is not finite at {odd} of {len(kl_N)} tokens"
             )
             return None
-        largest_D = np.zeros(self.documents)
-        np.maximum.at(largest_D, self.document_N, kl_N)
+        largest_D = np.zeros(self.units)
+        np.maximum.at(largest_D, self.unit_N, kl_N)
+        by_confidence = None
+        if sure := columns(full.rows, "confidence_N"):
+            bucket_N = np.searchsorted(CONFIDENCE_EDGES, self.values(sure), "right")
+            shape = self.units, len(CONFIDENCE_EDGES) + 1
+            tokens, kl, flips = (
+                sums_by_bin(self.unit_N, bucket_N, shape, some_N)
+                for some_N in (None, kl_N, same_N == 0)
+            )
+            by_confidence = ByConfidence(tokens.astype(np.int64), kl, flips.astype(np.int64))
         return Fidelity(
             kl_sum=self.sums(kl_N),
             kl_max=largest_D,
-            kl_counts=statistics.counts_of(kl_N, self.document_N, self.documents),
-            same_top=self.sums(self.values(same_top)).astype(np.int64),
+            kl_counts=statistics.counts_of(kl_N, self.unit_N, self.units),
+            same_top=self.sums(same_N).astype(np.int64),
             squared_dp_sum=self.sums(dp_N**2),
-            by_confidence=self.by_confidence(full, kl_N, self.values(same_top) == 0),
-        )
-
-    def by_confidence(
-        self, full: Tally, kl_N: Floats, flip_N: npt.NDArray[np.bool_]
-    ) -> ByConfidence | None:
-        if len(full.confidence) != len(self.marked):
-            return None
-        buckets = len(CONFIDENCE_EDGES) + 1
-        bucket_N = np.searchsorted(CONFIDENCE_EDGES, self.values(full.confidence), "right")
-        place_N, shape = self.document_N * buckets + bucket_N, (self.documents, buckets)
-
-        def summed(values_N: npt.NDArray[Any] | None) -> Floats:
-            sums = np.bincount(place_N, values_N, self.documents * buckets)
-            return sums.astype(np.float64).reshape(shape)
-
-        return ByConfidence(
-            summed(None).astype(np.int64), summed(kl_N), summed(flip_N).astype(np.int64)
+            by_confidence=by_confidence,
         )
 
     def output_error(self, tally: Tally) -> Floats | None:
         """Return the sums of each document; None where it is not measured or not finite."""
-        if not tally.output_error:
+        if not (errors := columns(tally.rows, "output_error_N")):
             return None
-        error_N = self.values(tally.output_error)
+        error_N = self.values(errors)
         return self.sums(error_N) if np.isfinite(error_N).all() else None
 
     def positions(self, tally: Tally, context: int, *, compared: bool) -> Positions:
-        """Return the sums of each document by where in its window a token is."""
+        """Return the sums of each unit by where a token is."""
         edges = position_edges(context)
         bin_N = np.searchsorted(edges, self.position_N, "right") - 1
         return Positions(edges, *self._binned(tally, bin_N, len(edges) - 1, compared))
@@ -331,11 +320,16 @@ class _Scored:
 
     def _binned(
         self, tally: Tally, bin_N: Ints, bins: int, compared: bool
-    ) -> tuple[Ints, Floats, Floats | None]:
-        shape = (self.documents, bins)
+    ) -> tuple[Ints, Floats, Floats | None, Floats | None]:
+        shape = (self.units, bins)
 
         def summed(values_N: Floats | None = None) -> Floats:
-            return sums_by_bin(self.document_N, bin_N, shape, values_N)
+            return sums_by_bin(self.unit_N, bin_N, shape, values_N)
 
         kl = summed(self.values(tally.kl)) if compared else None
-        return summed().astype(np.int64), summed(self.values(tally.nll)), kl
+        ends = columns(tally.rows, "ends_NG")
+        end_sum = None
+        if ends:
+            of_groups = [summed(values_N) for values_N in self.values(ends).T]
+            end_sum = np.stack(of_groups, -1) if of_groups else np.zeros((*shape, 0))
+        return summed().astype(np.int64), summed(self.values(tally.nll)), kl, end_sum

@@ -38,11 +38,14 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
         for k, batch in enumerate(tokens.feed.evaluation)
     ]
     for batch, copied in batches:
-        _tally(batch, streams, copied)
+        windows, length = batch.tokens_BT.shape
+        rows = copied.read()
+        for stream in streams:
+            stream.tally.read((windows, length), next(rows), next(rows))
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
         with timed(tokens.model.device, stream.tally):
-            stream.tokens(tokens).items.read_out(stream.name, stream.tally)
+            stream.tally.options = stream.tokens(tokens).item_losses(stream.name)
 
 
 def _read_batch(
@@ -93,28 +96,21 @@ class _CopiedRows:
         kinds = [{name: (v_N.shape, v_N.dtype) for name, v_N in rows.items()} for rows in named]
         return cls(kinds, values)
 
-    def read(self) -> Iterator[list[ComparedRows]]:
+    def read(self) -> Iterator[dict[str, Tensor]]:
         first = 0
         for kinds in self.kinds:
-            read = {}
+            read: dict[str, Tensor] = {}
             for name, (shape, dtype) in kinds.items():
                 assert self.values is not None
                 values_CN = self.values.read()[first : first + shape[1:].numel()]
                 read[name] = values_CN.T.reshape(shape).to(dtype)
                 first += shape[1:].numel()
-            yield [ComparedRows(**read)] if read else []
+            yield read
 
 
 def _columns(values_N: Tensor) -> Tensor:
     """Return values of rows, a column of them or several, as rows of float32."""
     return values_N.reshape(len(values_N), values_N.shape[1:].numel()).T.float()
-
-
-def _tally(batch: Batch, streams: Sequence[Stream], copied: _CopiedRows) -> None:
-    rows = copied.read()
-    for stream in streams:
-        shape = (batch.tokens_BT.shape[0], batch.tokens_BT.shape[1])
-        stream.tally.read(shape, next(rows), next(rows))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,16 +15,14 @@ Shapes: B windows, T tokens, N = B x T, K experts of a token, E experts, H hidde
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from qaudit.engine.batches import Batch
@@ -82,7 +80,6 @@ class RoutingWatch:
         self._batches, self.replays = batches, replays
         self._full: dict[tuple[int, str, BatchPlace], ChosenExperts] = {}  # by block and module
         self._marks: Any = WeakIdKeyDictionary()  # hidden states -> their place
-        self._running = threading.local()  # batches that wait inside a block have threads
         self._tally: Tally | None = None
         self._is_full = False
 
@@ -93,18 +90,12 @@ class RoutingWatch:
 
     @contextmanager
     def watched(self, block: Block) -> Iterator[None]:
-        handles: list[RemovableHandle] = []
-        for name, module in block.module.named_modules():
-            if isinstance(module, Experts):
-                hook = partial(self._called, block.index, name)
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        before, block.around = block.around, self._entered
-        try:
+        with ExitStack() as stack:
+            for name, module in block.module.named_modules():
+                if isinstance(module, Experts):
+                    choose = partial(self._called, block, name, module)
+                    stack.enter_context(module.called_first(choose))
             yield
-        finally:
-            block.around = before
-            for handle in handles:
-                handle.remove()
 
     @contextmanager
     def of(self, tally: Tally, *, is_full: bool) -> Iterator[None]:
@@ -116,35 +107,16 @@ class RoutingWatch:
         finally:
             self._tally, self._is_full = before
 
-    @contextmanager
-    def at(self, place: BatchPlace | None) -> Iterator[None]:
-        before = getattr(self._running, "place", None)
-        self._running.place = place
-        try:
-            yield
-        finally:
-            self._running.place = before
-
     def forget(self) -> None:
         self._full.clear()
 
-    def _entered(self, hidden_BTD: Tensor) -> Any:
-        return self.at(self._marks.get(hidden_BTD))
-
     def _called(
-        self,
-        block: int,
-        name: str,
-        experts: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        place: BatchPlace | None = getattr(self._running, "place", None)
+        self, block: Block, name: str, experts: Experts, hidden: Tensor, *routing: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        place: BatchPlace | None = self._marks.get(block.entered)
         if place is None or self._tally is None:
             return None
-        assert isinstance(experts, Experts)
-        hidden, *routing = (*args, *kwargs.values())
-        key = (block, name, place)
+        key = (block.index, name, place)
         if self._is_full:
             if self.replays and not routing:
                 raise _cannot_replay(experts)
@@ -156,11 +128,10 @@ class RoutingWatch:
             return None
         if self.replays:
             assert full.index_NK is not None
-            return (hidden, full.index_NK.long(), full.weights_NK), {}
+            return full.index_NK.long(), full.weights_NK
         if place.part == EVALUATION:
-            self._compare(
-                (block, name), experts, place, full, ChosenExperts.of(experts, hidden, *routing)
-            )
+            own = ChosenExperts.of(experts, hidden, *routing)
+            self._compare((block.index, name), experts, place, full, own)
         return None
 
     def _compare(

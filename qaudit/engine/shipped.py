@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -27,7 +27,6 @@ from torch import Tensor
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.items import ItemStream
 from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
@@ -196,10 +195,41 @@ def _unevenness(own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor, groups: int
     return max(float(part.std()) if part.numel() > 1 else 0.0 for part in (scales, offsets_RG))
 
 
-class ShippedStream(Stream):
-    """A stream whose every tensor is read from a quantized file."""
+class OtherModel(Stream):
+    """A stream of a model of its own, whose blocks are read at the place of the base's."""
 
     evaluated = True
+
+    def __init__(
+        self,
+        model: BlockModel,
+        feed: Feed,
+        states: HiddenStates,
+        routes: RoutingWatch,
+    ) -> None:
+        self.tally = Tally()
+        self._model = model
+        self._tokens = Tokens(model, feed, states, routes, embedded=f"{self.name}/first")
+        self._block: Block | None = None
+
+    def tokens(self, shared: Tokens) -> Tokens:
+        return self._tokens
+
+    def enter(self, block: Block, tokens: Tokens) -> Block:
+        if block.index == 0:
+            self._tokens.embed(calibration=False)
+        self._block = self._model.load(block.index, block.groups)
+        return self._block
+
+    def leave(self, block: Block) -> None:
+        if self._block is not None:
+            self._block.release()
+            self._block = None
+        self._tokens.drop_embedded(block.index)
+
+
+class ShippedStream(OtherModel):
+    """A stream whose every tensor is read from a quantized file."""
 
     def __init__(
         self,
@@ -210,16 +240,12 @@ class ShippedStream(Stream):
         routes: RoutingWatch,
     ) -> None:
         self.name, self.label = scheme.spec, scheme.short
-        self.tally = Tally()
         self._bits, self._linears = scheme.bits, 0
         self._far: list[tuple[RuntimeDeparture, str]] = []
         self._rounded: set[str] = set()  # linears whose activations are
-        self._model, self._weights = opened
+        model, self._weights = opened
+        super().__init__(model, feed, states, routes)
         self._count(self._weights)
-        first = f"{scheme.spec}/first"
-        items = ItemStream(self._model, feed.items, states, routes, embedded=f"items/{first}")
-        self._tokens = Tokens(self._model, feed, states, items, routes, embedded=first)
-        self._own: Block | None = None
 
     def _count(self, weights: QuantizedWeights) -> None:
         """Count what the file stores; nothing is added while it runs."""
@@ -228,9 +254,6 @@ class ShippedStream(Stream):
         self.tally.weights = sum(prod(layout.shape) for layout in linears.values())
         self.tally.nbytes = weights.nbytes
         self.tally.note(*weights.notes)
-
-    def tokens(self, shared: Tokens) -> Tokens:
-        return self._tokens
 
     def kept(self) -> dict[str, Any]:
         compared = [[asdict(departure), where] for departure, where in self._far]
@@ -243,13 +266,10 @@ class ShippedStream(Stream):
         self._far = [(RuntimeDeparture(**values), where) for values, where in kept["far"]]
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
-        """Read the file's own block at the place of the base's."""
-        if block.index == 0:
-            self._tokens.embed(calibration=False)
-        self._own = self._model.load(block.index, block.groups)
-        self._round(self._own)
-        self._compare(block, self._own)
-        return self._own
+        own = super().enter(block, tokens)
+        self._round(own)
+        self._compare(block, own)
+        return own
 
     def _round(self, own: Block) -> None:
         """Let linears read activations as the file's runtime rounds them."""
@@ -293,17 +313,10 @@ class ShippedStream(Stream):
                 f"about {usual_departure(self._bits):.0%} away; {worst.guess}"
             )
 
-    def leave(self, block: Block) -> None:
-        if self._own is not None:
-            self._own.release()
-            self._own = None
-        self._tokens.drop_embedded(block.index)
-
     def fail(self, error: SourceError) -> None:
         self.evaluated, self.tally.error = False, error
         self._tokens.drop_embedded(self._model.num_blocks)
-        self._tokens.states.drop(f"evaluation/{self.name}")
-        self._tokens.states.drop(f"items/{self.name}")
+        self._tokens.drop(self.name)
 
 
 BESIDE = "reference"
@@ -333,32 +346,11 @@ def reference_opener(
     return opened
 
 
-class ReferenceStream(Stream):
+class ReferenceStream(OtherModel):
     """A stream of another model, which is measured only to compare with it."""
 
-    evaluated = True
+    name = label = BESIDE
 
     def __init__(self, model: BlockModel, feed: Feed, states: HiddenStates) -> None:
-        """Take no items: their losses are those of its own pass."""
-        self.name = self.label = BESIDE
-        self.tally = Tally()
-        self._model = model
-        routes = RoutingWatch(())  # its experts are not compared
-        items = ItemStream(model, (), states, routes, embedded=f"items/{BESIDE}/first")
-        self._tokens = Tokens(model, feed, states, items, routes, embedded=f"{BESIDE}/first")
-        self._block: Block | None = None
-
-    def tokens(self, shared: Tokens) -> Tokens:
-        return self._tokens
-
-    def enter(self, block: Block, tokens: Tokens) -> Block:
-        if block.index == 0:
-            self._tokens.embed(calibration=False)
-        self._block = self._model.load(block.index, block.groups)
-        return self._block
-
-    def leave(self, block: Block) -> None:
-        if self._block is not None:
-            self._block.release()
-            self._block = None
-        self._tokens.drop_embedded(block.index)
+        """Take no items: their losses are those of its own pass; experts are not compared."""
+        super().__init__(model, replace(feed, items=()), states, RoutingWatch(()))

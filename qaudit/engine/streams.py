@@ -33,20 +33,19 @@ from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.gathering import (
     Beside,
     Captured,
-    Read,
     alone,
     capture_inputs,
+    doors,
     expert_inputs,
     for_everyone,
     groups_by_returning,
     groups_in_passing,
-    visited,
 )
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import Block, ExpertOptions, Group
 from qaudit.model.experts import Routed
-from qaudit.model.groups import RoundingCache
+from qaudit.model.groups import Read, RoundingCache
 from qaudit.model.tape import Arguments, Shape, hidden_keyword, is_same_call
 from qaudit.types import FULL_PRECISION
 
@@ -258,11 +257,10 @@ class FullPrecision(Stream):
             if around is not None:
                 around.read(block.doors[door][0], read)
 
-        watched = nullcontext() if around is None else around.watched()
-        with watched, visited(block, lend) as restart:
-            for k, batch in enumerate(batches):  # noqa: B007 - read by the hook
-                restart()
-                yield batch
+        with nullcontext() if around is None else around.watched():
+            for k, batch in enumerate(batches):  # noqa: B007 - read by `lend`
+                with doors(block, lend):
+                    yield batch
 
     def surrounded(self, linears: Linears, group: Group, tokens: Tokens) -> Linears:
         """Return a group with what it reads and, where it runs alone, the module around it."""

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.core.fidelity import ComparedRows
 from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
 from qaudit.model.experts import ExpertPart
@@ -24,15 +23,9 @@ _COUNTED = ("bits", "weights", "notes")
 class Tally:
     """What one stream has cost and stored so far; becomes a measurement."""
 
-    nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
-    kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
-    same_top: list[Tensor] = field(default_factory=list)
-    output_error: list[Tensor] = field(default_factory=list)  # the same; of streamed models
-    confidence: list[Tensor] = field(default_factory=list)  # of what others are compared with
-    beside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the same to the reference
-    # Of batches of rollouts: (B, T) `likeliest_N` of rows, (B, T, G) what ends it, (B, T) its
-    # log-probability as it was drawn, (B, T) the entropy of what full precision drew from.
-    chosen: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = field(default_factory=list)
+    # What was read out of each batch, as `ComparedRows` names it: (B, T), or (B, T, G).
+    rows: list[dict[str, Tensor]] = field(default_factory=list)
+    beside: list[dict[str, Tensor]] = field(default_factory=list)  # compared with the reference
     options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     host_seconds: float = 0.0
     # Where a GPU computes: events before and after, which are read when nothing waits for it, and
@@ -125,66 +118,50 @@ class Tally:
     def note(self, *notes: str) -> None:
         self.notes.extend(note for note in notes if note not in self.notes)
 
+    @property
+    def nll(self) -> list[Tensor]:
+        """The loss of each token, (B, T) of each batch."""
+        return columns(self.rows, "nll_N")
+
+    @property
+    def kl(self) -> list[Tensor]:
+        """The same of divergence from full precision; empty where nothing is compared."""
+        return columns(self.rows, "kl_N")
+
     def read(
         self,
         shape: tuple[int, int],
-        chunks: Sequence[ComparedRows],
-        beside: Sequence[ComparedRows] = (),
+        rows: Mapping[str, Tensor],
+        beside: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a batch of (windows, tokens); each row predicts the token behind it.
 
         `beside` are its rows compared with the reference.
         """
-        errors = [rows.output_error_N for rows in chunks if rows.output_error_N is not None]
-        sure = [rows.confidence_N for rows in chunks if rows.confidence_N is not None]
-        losses = [rows.nll_N for rows in chunks]
-        for more, kept in ((errors, self.output_error), (sure, self.confidence)):
-            if chunks and len(more) == len(chunks):  # both in one copy, for which the host waits
-                both = torch.stack([torch.cat(losses), torch.cat(more).to(losses[0])]).cpu()
-                losses = [both[0]]
-                kept.append(_behind(shape, [both[1]]))
-        self.nll.append(_behind(shape, losses))
-        if (compared := _compared(shape, chunks)) is not None:
-            self.kl.append(compared[0])
-            self.same_top.append(compared[1])
-        if (compared := _compared(shape, beside)) is not None:
-            self.beside.append(compared)
-        likeliest = [rows.likeliest_N for rows in chunks if rows.likeliest_N is not None]
-        ends = [rows.ends_NG for rows in chunks if rows.ends_NG is not None]
-        drawn = [rows.drawn_N for rows in chunks if rows.drawn_N is not None]
-        entropy = [rows.entropy_N for rows in chunks if rows.entropy_N is not None]
-        if likeliest:
-            groups = torch.cat(ends).unbind(1)
-            columns = [_behind(shape, [column_N]) for column_N in groups]
-            ends_BTG = torch.stack(columns, 2) if columns else torch.zeros(*shape, 0)
-            entropy_BT = _behind(shape, entropy) if entropy else None
-            drawn_BT = _behind(shape, drawn)
-            self.chosen.append((_behind(shape, likeliest), ends_BTG, drawn_BT, entropy_BT))
+        self.rows.append({"nll_N": torch.zeros(shape)} | _behind(shape, rows))
+        if beside:
+            self.beside.append(_behind(shape, beside))
 
     def of_batches(self, batches: slice) -> Tally:
         """Return what was read out of some batches."""
-        names = ("nll", "kl", "same_top", "output_error", "confidence", "beside")
-        return replace(self, **{name: getattr(self, name)[batches] for name in names})
+        return replace(self, rows=self.rows[batches], beside=self.beside[batches])
 
 
-def _compared(
-    shape: tuple[int, int], chunks: Sequence[ComparedRows]
-) -> tuple[Tensor, Tensor] | None:
-    """Return divergences and agreement of a batch; None where it was compared with nothing."""
-    kl = [rows.kl_N for rows in chunks if rows.kl_N is not None]
-    same_top = [rows.same_top_N for rows in chunks if rows.same_top_N is not None]
-    if not chunks or len(kl) != len(chunks):
-        return None
-    return _behind(shape, kl), _behind(shape, same_top)
+def columns(rows: Sequence[Mapping[str, Tensor]], name: str) -> list[Tensor]:
+    """Return one result of all batches; nothing where it was not computed."""
+    present = [batch[name] for batch in rows if name in batch]
+    return present if len(present) == len(rows) else []
 
 
-def _behind(shape: tuple[int, int], chunks: Sequence[Tensor]) -> Tensor:
+def _behind(shape: tuple[int, int], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return rows as (B, T) on the host; position 0 has nothing before it, and 0."""
-    if not chunks:
-        return torch.zeros(shape)
-    rows_N = torch.cat(list(chunks)).cpu()
     batch, length = shape
-    return torch.nn.functional.pad(rows_N.reshape(batch, length - 1), (1, 0))
+    behind = {}
+    for name, rows_N in rows.items():
+        rows_BT = rows_N.cpu().reshape(batch, length - 1, *rows_N.shape[1:])
+        first_B1 = rows_BT.new_zeros(batch, 1, *rows_N.shape[1:])
+        behind[name] = torch.cat([first_B1, rows_BT], 1)
+    return behind
 
 
 @contextmanager

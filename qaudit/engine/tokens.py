@@ -31,21 +31,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from qaudit.core.linears import STEP_TOKENS, Inputs, Linears, MiniBatch, WholeBlock
-from qaudit.engine.batches import Batch, padded
+from qaudit.engine.batches import Batch, ItemBatch, make_item_batches, padded
 from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.items import ItemStream
 from qaudit.engine.routing import BatchPlace, RoutingWatch
 from qaudit.formats.reading import QuantizedWeights
 from qaudit.model.beside import WideRows, beside, leave
-from qaudit.model.blocks import Block, BlockModel, ExpertOptions, Group
-from qaudit.model.tape import Shape
-from qaudit.planning.footprint import waiting_nbytes
+from qaudit.model.blocks import Block, BlockModel, Group
+from qaudit.model.tape import Arguments, Shape
+from qaudit.planning.footprint import MASKS_NBYTES, waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
 _UNITS = {2: 1, 4: 4, 8: 4}  # by bytes of a value
@@ -177,6 +178,10 @@ def _rows(places: Sequence[_Place], width: int, read: ReadBatch) -> Tensor:
 Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedWeights]]]
 """What opens each quantized file beside the model of its base, by canonical form."""
 
+_PARTS = ("calibration", "evaluation", "items")
+Floats = npt.NDArray[np.float64]
+Marks = npt.NDArray[np.bool_]
+
 REFERENCE = "unperturbed"
 """Full precision as it is beside perturbed streams, which are compared with it."""
 
@@ -193,28 +198,45 @@ class Feed:
     items: Sequence[Sequence[Window]] = ()  # by tasks, each of which is batched by itself
     shipped: Openers = field(default_factory=dict)
     reference: Callable[[BlockModel], BlockModel] | None = None  # opens the model of another
-    experts: ExpertOptions = field(default_factory=ExpertOptions)
     column_loop: str = "plain"  # how GPTQ's columns are rounded
     tables: Mapping[str, Path] = field(default_factory=dict)  # files of mixtures' bits, by spec
 
 
-@dataclass(frozen=True, eq=False)
 class Tokens:
     """Where the hidden states of every stream are between blocks."""
 
-    model: BlockModel
-    feed: Feed
-    states: HiddenStates
-    items: ItemStream
-    routes: RoutingWatch
-    embedded: str = "embedded"  # before the first block, all streams of a model are the same
+    def __init__(
+        self,
+        model: BlockModel,
+        feed: Feed,
+        states: HiddenStates,
+        routes: RoutingWatch,
+        *,
+        embedded: str = "embedded",
+    ) -> None:
+        """Before the first block all streams of a model are the same, and `embedded`."""
+        self.model, self.feed, self.states, self.routes = model, feed, states, routes
+        self._embedded = embedded
+        longest = max((len(w.tokens) - 1 for windows in feed.items for w in windows), default=0)
+        # A mask is made for a whole tree, and each of its sequences is rotated by its own length.
+        branches = 0 < longest <= model.pad_until and model.takes_branches(longest)
+        self.items = make_item_batches(feed.items, branches=branches, pad_until=model.pad_until)
+        self._called: dict[int, dict[int, Arguments]] = {}  # with trees, by batch, then by block
+        self._room = MASKS_NBYTES
 
     def embed(self, *, calibration: bool) -> None:
-        for part, batches in self._parts(calibration).items():
+        parts: dict[str, Sequence[Batch | ItemBatch]] = {
+            "calibration": self.feed.calibration if calibration else (),
+            "evaluation": self.feed.evaluation,
+            "items": self.items,
+        }
+        for part, batches in parts.items():
             for k, batch in enumerate(batches):
-                hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
-                self.states.put(f"{part}/{self.embedded}", k, hidden_BTD)
-        self.items.embed()
+                if isinstance(batch, ItemBatch) and batch.branched:
+                    hidden_BTD, _ = self._on_trees(k, batch)
+                else:
+                    hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
+                self.states.put(f"{part}/{self._embedded}", k, hidden_BTD)
 
     def embed_mini_batches(self) -> None:
         """Note what blocks are called with for each shape of mini-batch that is learned on."""
@@ -223,10 +245,15 @@ class Tokens:
 
     def drop_embedded(self, index: int = 0) -> None:
         """Drop what no stream reads behind a block."""
-        for part in self._parts(True):
-            self.states.drop(f"{part}/{self.embedded}")
-            self.states.drop_given(f"{part}/{self.embedded}", self.model.links.passed(index))
-        self.items.drop_embedded(index)
+        for part in _PARTS:
+            self.states.drop(f"{part}/{self._embedded}")
+            passed = self.model.links.passed(index)
+            self.states.drop_given(f"{part}/{self._embedded}", passed)
+
+    def drop(self, stream: str) -> None:
+        """Drop all hidden states of a stream."""
+        for part in _PARTS:
+            self.states.drop(f"{part}/{stream}")
 
     def calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a stream's calibration batches as (hidden, valid)."""
@@ -259,7 +286,37 @@ class Tokens:
         for k in range(len(self.feed.evaluation)):
             hidden_BTD = block.forward(self._entering("evaluation", stream, block, k))
             self.states.put(f"evaluation/{stream}", k, hidden_BTD)
-        self.items.advance(stream, block)
+        for k, batch in enumerate(self.items):
+            called = None
+            if batch.branched:
+                called = (self._called.get(k) or self._on_trees(k, batch)[1])[block.index]
+            hidden_BTD = block.forward(self._entering("items", stream, block, k), called)
+            self.states.put(f"items/{stream}", k, hidden_BTD)
+
+    def item_losses(self, stream: str) -> tuple[Floats, Marks]:
+        """Turn hidden states into the losses of options, and whether all is likeliest."""
+        count = sum(map(len, self.feed.items))
+        losses, likeliest = np.zeros(count), np.ones(count, dtype=np.bool_)
+        read = [
+            self.model.target_nll(
+                self.states.get(f"items/{stream}", k), batch.rows_Q, batch.targets_Q
+            )
+            for k, batch in enumerate(self.items)
+        ]
+        self.states.drop(f"items/{stream}")
+        for batch, (nll_Q, greedy_Q) in zip(self.items, read, strict=True):
+            np.add.at(losses, batch.options_Q, nll_Q.double().numpy())
+            np.logical_and.at(likeliest, batch.options_Q, greedy_Q.numpy())
+        return losses, likeliest
+
+    def _on_trees(self, k: int, batch: ItemBatch) -> tuple[Tensor, dict[int, Arguments]]:
+        """Embed trees; note what blocks are called with, while there is room for masks."""
+        mask_B1TT = batch.mask(self.model.dtype, self.model.device)
+        hidden_BTD, called = self.model.branched(batch.tokens_BT, batch.positions_BT, mask_B1TT)
+        if k not in self._called and mask_B1TT.nbytes <= self._room:
+            self._called[k] = called
+            self._room -= mask_B1TT.nbytes
+        return hidden_BTD, called
 
     def is_last(self, block: Block) -> bool:
         return block.index == self.model.num_blocks - 1
@@ -273,12 +330,8 @@ class Tokens:
         waiting += tokens * self.model.numbers_beside(block.index) * matrices[0].element_size()
         return waiting <= self.states.nbytes_inside
 
-    def _parts(self, calibration: bool) -> dict[str, Sequence[Batch]]:
-        fed = self.feed.calibration if calibration else ()
-        return {"calibration": fed, "evaluation": self.feed.evaluation}
-
     def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:
-        hidden_BTD = self.states.entering(f"{part}/{stream}", f"{part}/{self.embedded}", block, k)
+        hidden_BTD = self.states.entering(f"{part}/{stream}", f"{part}/{self._embedded}", block, k)
         if self.feed.perturbed and stream != REFERENCE:
             hidden_BTD = leave(perturbed(hidden_BTD, block.index), beside(hidden_BTD))
         return self.routes.marked(hidden_BTD, BatchPlace(part, k))

@@ -7,7 +7,7 @@ memory as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route, open_weights, opened_states
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.items import ItemStream
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.tally import Tally
@@ -104,7 +103,7 @@ def _reference(choice: ExportChoice, ready: Ready, feed: Feed, watch: Watch) -> 
         route = Route(folder_of(subject.first), weights, machine.dtype, machine.device)
         model, _ = route.streamed()
         routes = RoutingWatch(feed.evaluation)
-        tokens = Tokens(model, feed, states, ItemStream(model, (), states, routes), routes)
+        tokens = Tokens(model, feed, states, routes)
         with torch.no_grad():
             tokens.embed(calibration=False)
             for block in model.blocks():
@@ -125,9 +124,16 @@ def _evidence(
         count, length = batch.tokens_BT.shape
         hidden_BTD = reference.states.get(f"evaluation/{FULL_PRECISION}", number)[:, :-1]
         rows = list(_compared(model, reference, batch.tokens_BT, hidden_BTD, tally))
-        tally.read((count, length), [own for own, _ in rows])
-        full.read((count, length), [theirs for _, theirs in rows if theirs is not None])
+        tally.read((count, length), _joined([own for own, _ in rows]))
+        full.read((count, length), _joined([theirs for _, theirs in rows if theirs is not None]))
     return evidence_of(corpus, feed, tally, full)
+
+
+def _joined(chunks: Sequence[ComparedRows]) -> dict[str, Tensor]:
+    """Return all rows of a batch by name."""
+    names = vars(chunks[0]) if chunks else ()
+    parts = {name: [getattr(chunk, name) for chunk in chunks] for name in names}
+    return {n: torch.cat(rows) for n, rows in parts.items() if all(r is not None for r in rows)}
 
 
 def _compared(

@@ -17,10 +17,9 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +32,7 @@ from qaudit.core.activations import in_parts
 from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
 from qaudit.errors import ModelError
 from qaudit.model.beside import beside
-from qaudit.model.experts import ExpertPart, fuse
+from qaudit.model.experts import ExpertPart, Experts, Routed, fuse
 from qaudit.model.skeleton import empty
 from qaudit.model.structure import is_transposed, weight_of
 from qaudit.model.tape import Arguments, Shape
@@ -42,14 +41,19 @@ NAMES = ("past_key_values", "layer_past")
 
 RoundHeads = Callable[[Tensor], Tensor]
 
+Read = Tensor | Routed
+"""What a door is given of a batch: a tensor, or tokens with the experts that read them."""
+
+Visit = Callable[[str, Read], None]
+"""Called with a door and what it is given."""
+
 
 class RoundingCache:
-    """Gives a block's attention a cache that rounds; ends with `remove`."""
+    """Gives a block's attention a cache that rounds."""
 
     def __init__(self, index: int, block: nn.Module, change: RoundHeads) -> None:
         """Refuse a block that takes no cache."""
         self._index, self._change = index, change
-        self._call = threading.local()  # batches that wait inside a block have threads of their own
         self.width: int | None = None  # of a head, once there was one
         names = list(inspect.signature(type(block).forward).parameters)[1:]
         self._place = next(((names.index(name), name) for name in NAMES if name in names), None)
@@ -57,31 +61,21 @@ class RoundingCache:
             raise self._refused("takes no cache")
         if any(hasattr(module, "kv_lora_rank") for module in block.modules()):
             raise self._refused("caches a latent, of which keys and values are made")
-        self._handles = (
-            block.register_forward_pre_hook(self._give, with_kwargs=True),
-            block.register_forward_hook(self._check),
-        )
 
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _give(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, called: Arguments, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
+        """Run a block with such a cache, which it has to use once."""
         assert self._place is not None
-        position, name = self._place
-        cache = self._call.cache = _Rounding(self._round)
-        stores = [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
-        self._call.shares = any(stores)  # what earlier blocks stored was rounded there
-        if position < len(args):
-            return (*args[:position], cache, *args[position + 1 :]), kwargs
-        return args, {**kwargs, name: cache}
-
-    def _check(self, *_: object) -> None:
-        times = self._call.cache.updates
-        if times != 1 and not (times == 0 and self._call.shares):
-            raise self._refused(f"hands keys and values to a cache {times} times")
+        (position, name), cache = self._place, _Rounding(self._round)
+        before, after = list(called.before), called.after
+        if called.keyword is None and position <= len(before):  # hidden states are first
+            before[position - 1] = cache
+        else:
+            after = {**after, name: cache}
+        out_BTD = replace(called, before=tuple(before), after=after).call(block, hidden_BTD)
+        # What earlier blocks stored was rounded there.
+        if cache.updates != 1 and not (cache.updates == 0 and called.has_stored):
+            raise self._refused(f"hands keys and values to a cache {cache.updates} times")
+        return out_BTD
 
     def _round(self, states: Tensor) -> Tensor:
         if states.dim() != 4:
@@ -158,7 +152,7 @@ class Block:
     ) -> None:
         self.index, self.module, self.groups, self.notes = index, module, groups, notes
         self.experts = ExpertOptions()
-        self.around = _nothing_around
+        self._inside: dict[int, Tensor] = {}  # what entered, by the thread of each batch
         self.given: frozenset[str] = frozenset()  # what the model makes of tokens for it
         self.doors: dict[str, tuple[Group, ...]] = {}  # where batches wait -> what is behind it
         for group in groups:
@@ -169,6 +163,8 @@ class Block:
         self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
         self._inputs: dict[str, _SharedInput] = {}
         self._cache: RoundingCache | None = None
+        self._visits: list[Visit] = []
+        self._dense = {n: g.door for g in groups if g.expert is None for n in g.linears}
         for group in groups:
             for name in group.linears:
                 # Looked up at each call, not replaced: a call that already waits in a hook
@@ -185,8 +181,32 @@ class Block:
         called = arguments or self._arguments((batch, length))
         if tensors := beside(hidden_BTD):
             called = replace(called, beside=tensors)
-        with self.around(hidden_BTD):
+        self._inside[threading.get_ident()] = hidden_BTD
+        try:
+            if self._cache is not None:
+                return self._cache.call(called, self.module, hidden_BTD)
             return called.call(self.module, hidden_BTD)
+        finally:
+            del self._inside[threading.get_ident()]
+
+    @property
+    def entered(self) -> Tensor | None:
+        """The hidden states that are inside, in this thread."""
+        return self._inside.get(threading.get_ident())
+
+    @contextmanager
+    def visited(self, visit: Visit) -> Iterator[None]:
+        """Call `visit` whenever a linear, or the experts of a layer, are about to read."""
+        layers = {door: groups[0].expert for door, groups in self.doors.items()}
+        with ExitStack() as stack:
+            for door in (door for door, expert in layers.items() if expert is not None):
+                experts = self.module.get_submodule(door)
+                assert isinstance(experts, Experts)
+                see = partial(_visit_experts, visit, door, experts)
+                stack.enter_context(experts.called_first(see))
+            self._visits.append(visit)
+            stack.callback(self._visits.remove, visit)
+            yield
 
     def run_as(self, hidden_BTD: Tensor, quantized: Iterable[Quantized]) -> Tensor:
         """Run the block as if groups were installed; gradients reach what they are made of."""
@@ -271,9 +291,7 @@ class Block:
         return self._cache
 
     def restore(self) -> None:
-        if self._cache is not None:
-            self._cache.remove()
-            self._cache = None
+        self._cache = None
         for name, original in self._originals.items():
             self.module.get_submodule(name).get_parameter("weight").data = original
         self._originals.clear()
@@ -309,6 +327,9 @@ class Block:
         empty(self.module)
 
     def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
+        if self._visits and name in self._dense:
+            for visit in self._visits:
+                visit(self._dense[name], x)
         if name in self._inputs:
             x = self._inputs[name](x)
         replaced = self._forwards.get(name)
@@ -319,8 +340,10 @@ class Block:
         return out if bias is None else out + bias
 
 
-def _nothing_around(hidden_BTD: Tensor) -> AbstractContextManager[None]:
-    return nullcontext()
+def _visit_experts(
+    visit: Visit, door: str, experts: Experts, hidden: Tensor, *routing: Tensor
+) -> None:
+    visit(door, experts.routed(hidden, *routing))
 
 
 def _product(linear: nn.Module, weight_RC: Tensor, x: Tensor) -> Tensor:

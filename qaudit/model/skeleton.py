@@ -197,6 +197,7 @@ NO_DECODERS = {
     "xlnet": "reads what is behind a token, and predicts in another order",
 }
 _ENCODER = "reads what is behind a token, unless `is_decoder` is true in its configuration"
+_BOTH_WAYS = "use_bidirectional_attention"
 _CROSS_ATTENTION = ("encoder_attn", "crossattention", "cross_attn")
 
 
@@ -228,6 +229,8 @@ def must_be_causal_type(config: PreTrainedConfig, folder: Path) -> None:
     reason = None if getattr(config, "causal", False) else NO_DECODERS.get(name)
     if getattr(config, "is_decoder", True) is False and not name.startswith("gpt_neox"):
         reason = reason or _ENCODER  # GPT-NeoX has the key, and reads from the left all the same
+    if getattr(config.get_text_config(), _BOTH_WAYS, None) in (True, "all"):  # "vision": of images
+        reason = reason or f"reads what is behind a token, by its `{_BOTH_WAYS}`"
     if reason is not None:
         raise ModelError(
             f"the model in `{folder}` is a `{config.model_type}`, which {reason}",

@@ -127,6 +127,12 @@ class Arguments:
         tensors = self._left(others, stores) if self.later else {}
         return leave(hidden if self.form is None else self.form.flat(hidden), tensors)
 
+    @property
+    def has_stored(self) -> bool:
+        """Return whether earlier blocks left anything in a mapping that the block is given."""
+        stores = {leaf.name for leaf in _leaves(self) if isinstance(leaf, Store)}
+        return any(":" in name and name.partition(":")[0] in stores for name in self.beside)
+
     def to_float32(self) -> Arguments:
         """Return the arguments with their floating tensors in fp32."""
         before, after = self.changed(_float32)

@@ -204,9 +204,7 @@ def test_tokens_of_each_expert_are_in_the_evidence_and_a_note_counts_those_witho
     _, tallies = run(folder, "gptq-4bit", tmp_path)
     tally = tallies[parse_scheme("gptq-4bit").spec]
     empty = Corpus(Protocol(context=CONTEXT), (), (), ())
-    evidence = evidence_of(
-        empty, Feed((), ()), replace(tally, nll=[], kl=[], same_top=[], output_error=[], routing={})
-    )
+    evidence = evidence_of(empty, Feed((), ()), replace(tally, rows=[], routing={}))
     counts = evidence.expert_tokens
     assert counts is not None and counts[:, 0].tolist() == [0, 1] and counts.shape == (2, 65)
     calibration = sum(len(w.tokens) for w in CALIBRATION)

@@ -24,7 +24,7 @@ from qaudit.engine.kept_pass import KeptPass
 from qaudit.engine.kept_weights import LinearHashes
 from qaudit.engine.shipped import opener
 from qaudit.engine.streams import Stream
-from qaudit.engine.tally import Tally
+from qaudit.engine.tally import Tally, columns
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SourceError
 from qaudit.model.blocks import BlockModel
@@ -198,7 +198,7 @@ def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> Non
     corpus = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), (), rollouts=rollouts)
     given = replace(feed(), evaluation=(*feed().evaluation, *make_rollout_batches(corpus)))
     after = stops_and_goes_on(checkpoint, tmp_path, given=given)
-    assert all(tally.chosen for tally in filled(after.values()))
+    assert all(columns(tally.rows[-1:], "likeliest_N") for tally in filled(after.values()))
 
 
 @on_llama

@@ -295,7 +295,9 @@ def wider(batch: Batch) -> Batch:
     """Return a batch with more padding."""
     pad = torch.nn.functional.pad
     drawn_BT = None if batch.drawn_BT is None else pad(batch.drawn_BT, (0, 5))
-    return replace(batch, tokens_BT=pad(batch.tokens_BT, (0, 5)), drawn_BT=drawn_BT)
+    roles_BT = None if batch.roles_BT is None else pad(batch.roles_BT, (0, 5), value=UNSCORED)
+    tokens_BT = pad(batch.tokens_BT, (0, 5))
+    return replace(batch, tokens_BT=tokens_BT, drawn_BT=drawn_BT, roles_BT=roles_BT)
 
 
 @pytest.mark.parametrize(

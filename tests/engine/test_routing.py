@@ -46,7 +46,9 @@ def tallies_of(
 def routing_in(tally: Tally) -> Routing | None:
     documents = tuple(EvaluationDocument(f"{k}", f"{k}", 1) for k in range(len(EVALUATION)))
     corpus = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), documents)
-    return evidence_of(corpus, feed(), replace(tally, kl=[], same_top=[])).routing
+    return evidence_of(
+        corpus, feed(), replace(tally, rows=[{"nll_N": nll_BT} for nll_BT in tally.nll])
+    ).routing
 
 
 def chosen(model: Any, tokens: Tensor, replayed: Any = None) -> tuple[Any, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.engine.batches import ItemBatch, make_item_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.items import fed_tokens, make_item_batches
 from qaudit.engine.tokens import Feed
 from qaudit.items.tokens import PADDED, ItemText
 from qaudit.model.blocks import BlockModel
@@ -109,12 +110,18 @@ def test_a_plan_counts_what_a_model_without_trees_is_fed(options: list[list[int]
     assert text.tokens(trees=False) == sum(fed)
 
 
+def fed(batches: Sequence[ItemBatch]) -> int:
+    """Return how many tokens are fed without padding, each of which is behind a first one."""
+    return sum(int((b.positions_BT > 0).sum()) + len(b.positions_BT) for b in batches)
+
+
 def test_a_shared_token_is_fed_once() -> None:
     some = windows()
-    assert fed_tokens(some, branches=True) == 30 + 4 * (12 + 0 + 3 + 6)
-    plain = fed_tokens(some, branches=False)
-    assert plain < sum(len(window.tokens) - 1 for window in some)  # one-token options, and twins
     batches = make_item_batches([some], branches=True)
+    assert fed(batches) == 30 + 4 * (12 + 0 + 3 + 6)
+    assert fed(make_item_batches([some], branches=False)) < sum(
+        len(window.tokens) - 1 for window in some
+    )  # one-token options, and twins
     assert sum(batch.branched for batch in batches) == len(batches) == 1
     assert sorted(np.unique(batches[0].options_Q).tolist()) == list(range(13))
 
@@ -124,7 +131,7 @@ def test_a_row_sees_what_is_before_it_in_its_own_sequence_and_nothing_else() -> 
     mask_TT = batch.mask(torch.float32, CPU)[0, 0] == 0
     tokens_T, positions_T = batch.tokens_BT[0], batch.positions_BT[0]
     sequences = {tuple(window.tokens[:-1].tolist()) for window in windows()}
-    size = fed_tokens(windows(), branches=True)
+    size = fed([batch])
     for row in range(size):
         seen = torch.nonzero(mask_TT[row]).squeeze(1)
         assert positions_T[seen].tolist() == list(range(int(positions_T[row]) + 1))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.batches import make_batches
@@ -104,7 +105,7 @@ def edits(table: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     return changes
 
 
-def save(folder: Path, model_type: str, changes: dict[str, Any]) -> Any:
+def save(folder: Path, model_type: str, changes: dict[str, Any]) -> None:
     """Save a random model of a changed configuration, which is stored as it was changed.
 
     Flags that a model cannot be built with, or saved, are those of the stored file alone.
@@ -117,15 +118,14 @@ def save(folder: Path, model_type: str, changes: dict[str, Any]) -> Any:
         count = text.get("num_hidden_layers") or len(changes["layer_types"])
         text["layer_types"] = changes["layer_types"][:count]
     try:
-        kind = tiny.save_config(folder, type(config).from_dict(copy.deepcopy(table)))
+        tiny.save_config(folder, type(config).from_dict(copy.deepcopy(table)))
     except Exception:  # noqa: BLE001 - a library that refuses it saves it unchanged
-        kind = tiny.save_config(folder, config)
+        tiny.save_config(folder, config)
     path = folder / "config.json"
     stored = json.loads(path.read_text())
     part = next((stored[p] for p in tiny.TEXT_PARTS if p in stored), stored)
     part |= {key: text[key] for key in changes}
     path.write_text(json.dumps(stored))
-    return kind
 
 
 def documents(draw: random.Random, lengths: list[int]) -> list[Window]:
@@ -203,10 +203,12 @@ def compare(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         try:
-            kind = save(folder, model_type, changes)
+            save(folder, model_type, changes)
         except Exception as error:  # noqa: BLE001 - nobody could have trained it
             return {"is": "not tried", "reason": f"{type(error).__name__}: {error}"[:160]}
         try:
+            # As files are opened, by which a `mistral` with layer types is a `ministral`.
+            kind = tiny.class_of(AutoConfig.from_pretrained(folder))
             model = kind.from_pretrained(folder, dtype=torch.float32).eval()
             wanted = plain_losses(model, texts, items)
         except Exception as error:  # noqa: BLE001 - then it is refused, or runs

@@ -35,6 +35,8 @@ FULL = ["full_attention"] * 4
         ("qwen2", {"sliding_window": None, "layer_types": ["sliding_attention"] * 4}, "refused"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 4}, "refused"),
         ("cohere", {"logit_scale": None}, "refused"),
+        ("mistral", {"sliding_window": 8, "layer_types": FULL}, "equal"),
+        ("gemma3", {"use_bidirectional_attention": True}, "refused"),
         ("falcon", {"output_attentions": True}, "equal"),
         ("doge", {"is_moe": True}, "refused"),  # its routing mixes tokens
     ],
