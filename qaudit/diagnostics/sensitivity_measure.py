@@ -45,7 +45,7 @@ from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
-from qaudit.model.remote import is_remote
+from qaudit.model.config import is_remote
 from qaudit.saved.results import ResultFile, ResultStore, sha256_of
 from qaudit.types import (
     FULL_PRECISION,

@@ -48,7 +48,7 @@ from qaudit.diagnostics.weights import WeightStatistics
 from qaudit.engine.measure import quantize_only
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel
-from qaudit.model.remote import is_remote
+from qaudit.model.config import is_remote
 from qaudit.support.lazy import Tensor
 from qaudit.types import Checkpoint, WeightRow, digest
 

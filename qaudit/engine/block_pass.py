@@ -46,9 +46,8 @@ from qaudit.engine.tokens import REFERENCE, Feed, Openers, Tokens
 from qaudit.errors import ModelError, SourceError
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions, Weights, self_check
-from qaudit.model.config import must_be_one_architecture, read_config
+from qaudit.model.config import foreign, is_remote, must_be_one_architecture, ran, read_config
 from qaudit.model.device import fits_whole
-from qaudit.model.remote import foreign, is_remote, ran
 from qaudit.model.routes import MergedWeights
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION, Checkpoint, Subject

@@ -76,8 +76,8 @@ from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.items.tokens import ItemText
 from qaudit.model.blocks import Weights
+from qaudit.model.config import is_remote
 from qaudit.model.proven import reads_trees
-from qaudit.model.remote import is_remote
 from qaudit.model.stored_names import names_of, skeleton_of_names
 from qaudit.planning.price import ROUND_TOKENS
 from qaudit.planning.shipped import with_shipped

@@ -28,9 +28,9 @@ from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.kept_weights import WeightKeeper
 from qaudit.errors import MachineError, SourceError
+from qaudit.model.config import code_sha256, is_remote
 from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
-from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.mixtures import TABLES
 from qaudit.planning.pin import NUMERICS, libraries
 from qaudit.saved.results import (

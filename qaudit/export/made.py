@@ -31,7 +31,7 @@ from qaudit.export.packed import Packed
 from qaudit.export.refusals import begun_with, must_be_the_text, must_have_names
 from qaudit.formats.packing import Format
 from qaudit.judge import judge
-from qaudit.model.remote import is_remote
+from qaudit.model.config import is_remote
 from qaudit.model.stored_names import Names, Unfused
 from qaudit.planning.mixtures import write_table
 from qaudit.planning.resolve import whole

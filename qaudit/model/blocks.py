@@ -34,17 +34,16 @@ from torch import Tensor, nn
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.core.fidelity import head_rows, losses
 from qaudit.errors import ModelError
+from qaudit.model.config import computed_buffers, is_remote
 from qaudit.model.device import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
-from qaudit.model.folds import Heads
 from qaudit.model.front import Front, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.proven import BRANCHING, STREAMABLE
-from qaudit.model.remote import computed_buffers, is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
-from qaudit.model.structure import is_linear, notes_of_left
+from qaudit.model.structure import Heads, is_linear, notes_of_left
 from qaudit.model.tape import Arguments, Links
 
 

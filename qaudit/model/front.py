@@ -21,10 +21,20 @@ from torch import Tensor, nn
 from qaudit.core.linears import FoldSource, Rows
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.beside import GIVEN, Beside, beside, leave
-from qaudit.model.folds import Block32, Fold, Heads, all_numbers, candidates, true_folds
 from qaudit.model.groups import Group
 from qaudit.model.skeleton import Skeleton
-from qaudit.model.structure import Structure, find_structure, is_linear, must_be_linear
+from qaudit.model.structure import (
+    Block32,
+    Fold,
+    Heads,
+    Structure,
+    all_numbers,
+    candidates,
+    find_structure,
+    is_linear,
+    must_be_linear,
+    true_folds,
+)
 from qaudit.model.tape import Arguments, Form, Links, Recorded, Shape, Stub, Tape, form_of
 
 PROBE: Shape = (1, 16)

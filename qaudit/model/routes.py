@@ -7,18 +7,56 @@ A soup's tensors, merged one at a time as they are read.
 
 The members are read side by side and never held as models: a soup costs the memory of one
 tensor per member. A checkpoint is a soup of one and is read as it is.
+
+Which tensors of the files each parameter is made of, by `transformers`' own conversions.
+
+A parameter is one stored tensor under another name, or is made of several: the experts of a layer
+are stored one by one and held in one tensor. The library's `WeightConverter` makes it here, as in
+`from_pretrained`, of the tensors of that parameter alone. Conversions only move numbers, so that
+tensors of a soup can be merged before they are joined.
+
+Names of experts one by one in files, for releases that store all experts of a layer together.
+
+`transformers` reads experts one by one for most types (`conversion_mapping.py`), and exports use
+the names it reads. Here are types whose own release is fused and for which runtimes name the
+linears of each expert all the same:
+
+llama4    `feed_forward.experts.3.gate_proj`: `SequentialLlama4TextExperts` of transformers 5.23
+          (quantizers/base.py), which it puts in place for compressed-tensors; `Llama4LinearExperts`
+          of llm-compressor (modeling/moe/llama4.py); Defuser 0.0.28, which GPTQModel 7.6 runs.
+
+Types that are not here are refused. Of gpt-oss, gate and up alternate by row: Defuser 0.0.28 calls
+the first half of these rows `gate_proj`, llm-compressor since its pull request 3100 every second
+one, vLLM's loader (models/gpt_oss.py, September 2026) has names for neither, nor has transformers.
+Experts of Granite and Qwen3-VL have names in llm-compressor and Defuser; a runtime that loads them
+quantized was not found.
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
+from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.safetensors import headers
 from qaudit.core.merge import Merge
 from qaudit.errors import ModelError, SourceError
@@ -176,3 +214,199 @@ def must_be_equal(name: str, first: str, a: Tensor, second: str, b: Tensor) -> N
             f"`{name}` holds whole numbers that differ between `{first}` and `{second}`",
             hint="whole numbers cannot be merged: leave one of the members out",
         )
+
+
+_MISMATCH = "the config and the weights do not belong together"
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Parameters that the library makes of several stored tensors, or of a part of one."""
+
+    model: Any  # conversions look up the shapes of its parameters
+    target: str  # the first parameter that is made
+    converter: WeightConverter
+    keys: dict[str, list[str]] = field(default_factory=dict)  # source pattern -> keys, in order
+    _origins: dict[str, Tensor] = field(default_factory=dict)
+
+    def make(self, read: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
+        """Return the parameters, made of what `read` returns for each key."""
+        converter = copy.deepcopy(self.converter)
+        for pattern, keys in self.keys.items():
+            for key in keys:
+                converter.add_tensor(self.target, key, pattern, cast(Any, partial(read, key)))
+        made = converter.convert(self.target, model=self.model, config=self.model.config)
+        return {name: t[0] if isinstance(t, list) else t for name, t in made.items()}
+
+    @property
+    def stored(self) -> list[str]:
+        return [key for keys in self.keys.values() for key in keys]
+
+    def origins(self, parameter: str) -> Tensor:
+        """Return a small version of a parameter that holds, for each number, whose it is.
+
+        Every stored tensor is played by a 2 x 2 of its place in `stored`.
+        """
+        if not self._origins:
+            places = {key: float(place) for place, key in enumerate(self.stored)}
+            with suppress(RuntimeError, KeyError, IndexError, ValueError):
+                self._origins.update(self.make(lambda key: torch.full((2, 2), places[key])))
+        return self._origins.get(parameter, torch.empty(0))
+
+    def must_be_numbered(self, folder: Path) -> None:
+        """Refuse numbered tensors, such as those of experts, of which one is missing."""
+        for keys in self.keys.values():
+            numbers = [[int(n) for n in re.findall(r"(?<=\.)\d+(?=\.|$)", key)] for key in keys]
+            varying = [column for column in zip(*numbers, strict=False) if len(set(column)) > 1]
+            for column in varying:
+                if lost := sorted(set(range(min(column), max(column) + 1)) - set(column)):
+                    raise SourceError(
+                        f"of `{keys[0]}` and the {len(keys) - 1} tensors numbered like it in "
+                        f"`{folder}`, number {lost[0]} is missing",
+                        hint="the checkpoint is incomplete: download it again",
+                    )
+        most, least = (pick(self.keys.values(), key=len) for pick in (max, min))
+        if len(most) > len(least) > 1:
+            raise SourceError(
+                f"`{folder}` has {len(most)} tensors like `{most[0]}` and {len(least)} like "
+                f"`{least[0]}`, which are joined",
+                hint="the checkpoint is incomplete: download it again",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """Where each parameter comes from."""
+
+    keys: Mapping[str, str]  # parameter or stored buffer -> key in the files, the first of several
+    joined: Mapping[str, Joined]  # parameters that are made of several
+    unused: tuple[str, ...]  # keys of further lists of blocks, which only predict further ahead
+
+
+def targets_of(
+    model: Any, names: Sequence[str], parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each key, the parameter it is or is part of, and by which pattern of a conversion."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters, shapes = converters_of(model), dict(parameters)
+    for key in sorted(names, key=dot_natural_key):  # experts in order, as in the library
+        target, pattern = rename_source_key(
+            key, renamings, converters, model.base_model_prefix, shapes
+        )
+        if target not in parameters and key in parameters:
+            target, pattern = key, None
+        yield key, target, pattern
+
+
+def unread_keys(model: Any, names: Sequence[str], idle: Collection[str]) -> frozenset[str]:
+    """Return the stored tensors that nothing reads: of towers, and of further lists of blocks."""
+    parameters = dict(model.state_dict())
+    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
+    return frozenset(
+        key
+        for key, target, _ in targets_of(model, names, parameters)
+        if target in idle
+        or (target not in parameters and _predicts_further(key, model.config, ignored))
+    )
+
+
+def route(
+    model: Any,
+    weights: Weights,
+    parameters: Mapping[str, Tensor],
+    folder: Path,
+    idle: Collection[str] = (),
+) -> Routes:
+    """Give every key in the files its place in the model, as `from_pretrained` would.
+
+    Of the towers of a wrapper, which are `idle`, some tensors may be missing.
+    """
+    converters = converters_of(model)
+    by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
+    keys: dict[str, str] = {}
+    joins: dict[str, Joined] = {}
+    unread: list[str] = []
+    shapes = dict(parameters)
+    for key, target, pattern in targets_of(model, weights.names(), parameters):
+        if target not in parameters:
+            unread.append(key)
+        elif pattern is not None and target in idle:
+            keys.setdefault(target, key)
+        elif pattern is not None:
+            new = Joined(model, target, copy.deepcopy(by_pattern[pattern]))
+            joins.setdefault(target, new).keys.setdefault(pattern, []).append(key)
+        elif target in keys:
+            raise SourceError(
+                f"tensors `{keys[target]}` and `{key}` in `{folder}` are both `{target}`",
+                hint="keep one of them",
+            )
+        else:
+            keys[target] = key
+    must_fit({t: k for t, k in keys.items() if t not in idle}, weights, parameters, folder)
+    joined = {
+        name: part for part in joins.values() for name in _made(part, weights, shapes, folder)
+    }
+    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
+    unused = tuple(key for key in unread if _predicts_further(key, model.config, ignored))
+    must_be_read([key for key in unread if key not in unused], ignored, folder)
+    return Routes(
+        {**keys, **{n: parameter.stored[0] for n, parameter in joined.items()}}, joined, unused
+    )
+
+
+def converters_of(model: Any) -> list[WeightConverter]:
+    """Return the conversions that join stored tensors of a model."""
+    transforms = get_model_conversion_mapping(model)
+    further = further_converters(str(model.config.model_type))
+    return [*(t for t in transforms if isinstance(t, WeightConverter)), *further]
+
+
+def _made(
+    joined: Joined, weights: Weights, parameters: Mapping[str, Tensor], folder: Path
+) -> Sequence[str]:
+    """Return which parameters come of a conversion; it is tried on shapes alone."""
+    first = joined.stored[0]
+    joined.must_be_numbered(folder)
+    with unreadable(f"`{first}` and others in `{folder}` cannot be joined", _MISMATCH, SourceError):
+        made = joined.make(lambda key: torch.empty(tuple(weights.shape(key)), device="meta"))
+    for name, tensor in made.items():
+        if name not in parameters or tensor.shape != parameters[name].shape:
+            needed = list(parameters[name].shape) if name in parameters else "nothing"
+            raise SourceError(
+                f"`{first}` and {len(joined.stored) - 1} other tensors in `{folder}` make "
+                f"`{name}` {list(tensor.shape)} where the config asks for {needed}",
+                hint=_MISMATCH,
+            )
+    return list(made)
+
+
+def _predicts_further(key: str, config: Any, ignored: Sequence[re.Pattern[str]]) -> bool:
+    """Return whether a tensor is of blocks that predict the tokens after the next one."""
+    if re.search(r"(^|\.)(mtp|mtp_\w+|nextn\w*)\.", key) or any(p.search(key) for p in ignored):
+        return bool(re.search(r"\.\d+\.|(^|\.)mtp", key))
+    further = getattr(config.get_text_config(), "num_nextn_predict_layers", None)
+    blocks = getattr(config.get_text_config(), "num_hidden_layers", None)
+    match = re.search(r"(^|\.)layers\.(\d+)\.", key)
+    return bool(further and blocks and match and int(match[2]) >= int(blocks))
+
+
+_LLAMA4 = "feed_forward.experts"
+
+
+def further_converters(model_type: str) -> list[WeightConverter]:
+    """Return conversions of experts one by one that the library does not have."""
+    if model_type not in ("llama4", "llama4_text"):
+        return []
+    return [
+        WeightConverter(
+            [f"{_LLAMA4}.*.gate_proj.weight", f"{_LLAMA4}.*.up_proj.weight"],
+            f"{_LLAMA4}.gate_up_proj",
+            [MergeModulelist(dim=0), Concatenate(dim=1), Transpose(1, 2)],
+        ),
+        WeightConverter(
+            [f"{_LLAMA4}.*.down_proj.weight"],
+            f"{_LLAMA4}.down_proj",
+            [MergeModulelist(dim=0), Transpose(1, 2)],
+        ),
+    ]

@@ -32,13 +32,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from qaudit.checkpoints.configuration import must_be_held, unreadable
 from qaudit.errors import ModelError
-from qaudit.model.config import class_of, is_wrapper, read_config
+from qaudit.model.config import (
+    build_remote,
+    class_of,
+    is_remote,
+    is_wrapper,
+    load_remote,
+    read_config,
+)
 from qaudit.model.device import upload
 from qaudit.model.experts import Experts, unfuse
-from qaudit.model.joined import Joined, route, unread_keys
 from qaudit.model.proven import left_as_gates, pad_until
-from qaudit.model.remote import build_remote, is_remote, load_remote
-from qaudit.model.routes import Weights, missing, must_be_floats, some
+from qaudit.model.routes import Joined, Weights, missing, must_be_floats, route, some, unread_keys
 from qaudit.model.structure import GATE, Structure, is_linear, must_be_linear
 
 _UNWRITTEN = 77  # no mask, index or count is all of this

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from qaudit.errors import ModelError
 from qaudit.model.experts import matrices_of
-from qaudit.model.joined import converters_of
-from qaudit.model.routes import Weights
+from qaudit.model.routes import Weights, converters_of
 from qaudit.model.skeleton import Skeleton, build_skeleton
 
 _OF_EXPERT = re.compile(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight")

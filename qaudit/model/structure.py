@@ -4,6 +4,28 @@ Groups are found by running the block once on a short input and comparing the *o
 are given, with every input held alive: an address says nothing, because the allocator hands a
 freed one out again within the same pass, and a wrong group is a wrong Hessian that no loss
 would betray. Linears of experts are known beforehand: gate and up, then down, of each.
+
+Where a scale per input column can hide, proved rather than believed.
+
+A fold is a place where a scale per input column can hide: columns of the group multiplied by
+s, rows of whatever precedes it divided by s. Candidates are generous guesses from structure
+alone: a norm whose output is the group's input, and every slice of an earlier linear that is as
+wide as the input, or as wide as the key-value heads, each then shared by its query heads.
+Nothing is believed of them; each is proved on the unquantized block in fp32. Post-norm models
+such as OLMo 2 lose their norm folds here without being named, and gated MLPs keep theirs.
+
+The proof scales by random factors in [1/2, 2] and compares two distances from the block's own
+output: with columns and rows scaled, and, as a control, with the columns alone. A true fold
+leaves rounding, 1e-5 of the control or less; a false one about as much as the control. The line
+is drawn at 1e-3. If the control moves nothing, nothing can be proved and the fold is dropped.
+
+Which outputs of a block's linears may be rotated for nothing, proved rather than believed.
+
+QuaRot's names: R1 rotates the residual. What writes to it (o, down) is then rotated in its rows,
+and what reads it has the norm's weight in its columns. R2 rotates each head's values: rows of v,
+columns of o. Whether a block allows them is tried on an unquantized fp32 copy, on a short batch:
+it has to give the rotated output (R1), or the same output (R2), where rotating one side alone does
+not. Norms behind sublayers (OLMo 2) and norms that subtract a mean have no free R1.
 """
 
 from __future__ import annotations
@@ -14,9 +36,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from qaudit.core.linears import Rows
+from qaudit.core.rotation import rotate, rotate_rows
 from qaudit.errors import ModelError
+from qaudit.model.beside import beside
 from qaudit.model.experts import ExpertPart, Experts, Sample, expert_parts
 from qaudit.model.proven import left_as_gates
 from qaudit.model.routes import some
@@ -188,3 +214,230 @@ def notes_of_left(left: Mapping[str, str]) -> tuple[str, ...]:
     for name, reason in left.items():
         reasons.setdefault(reason, []).append(name)
     return tuple(f"left as they are: {some(names)}; {why}" for why, names in reasons.items())
+
+
+TOLERANCE = 1e-3
+"""The largest share of what one side alone moves that both sides may."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A place for a group's input scale: the rows that would be divided by it."""
+
+    linears: tuple[str, ...]  # whose columns would be multiplied
+    source: str
+    offset: int  # first row of the source
+    index_C: Tensor  # column -> row after the offset
+    one_plus: bool = False  # the source is a norm that multiplies by (1 + weight)
+
+    @property
+    def label(self) -> str:
+        return f"{self.source} -> {', '.join(self.linears)}"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads, and how many channels each has."""
+
+    query: int
+    key_value: int
+    width: int
+
+    @classmethod
+    def of(cls, config: Any) -> Heads:
+        config = config.get_text_config()
+        try:
+            query = int(getattr(config, "num_attention_heads", 0) or 0)
+            key_value = int(getattr(config, "num_key_value_heads", None) or query)
+            width = getattr(config, "head_dim", None)
+        except (RuntimeError, ValueError):  # they vary from layer to layer
+            return cls(0, 0, 0)
+        if width is None and query:
+            width = config.hidden_size // query
+        return cls(query, key_value, int(width or 0))
+
+
+def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator[Fold]:
+    """Yield every place that could absorb a group's input scale, likely ones first."""
+    earlier: list[str] = []
+    for linears in structure.readers:
+        if (part := structure.experts.get(linears)) is not None:
+            yield from _of_an_expert(block, part)
+            continue
+        columns = weight_of(block.get_submodule(linears[0])).shape[1]
+        norm = structure.norms.get(linears)
+        if norm is not None and len(block.get_submodule(norm).get_parameter("weight")) == columns:
+            for one_plus in (False, True):
+                yield Fold(linears, norm, 0, torch.arange(columns), one_plus)
+        for source in reversed(earlier):
+            rows = weight_of(block.get_submodule(source)).shape[0]
+            for index_C in _column_maps(columns, rows, heads):
+                width = int(index_C.max()) + 1
+                for offset in sorted({0, rows - width}, reverse=True):
+                    yield Fold(linears, source, offset, index_C)
+        earlier += linears
+
+
+def _of_an_expert(block: nn.Module, part: ExpertPart) -> Iterator[Fold]:
+    """Yield the fold of an expert's `down_proj` into its `up_proj`: nothing else is tried."""
+    if part.is_down:
+        columns = weight_of(block.get_submodule(part.linears[0])).shape[1]
+        yield Fold(part.linears, part.before[-1], 0, torch.arange(columns))
+
+
+def _column_maps(columns: int, rows: int, heads: Heads) -> Iterator[Tensor]:
+    """Yield maps from input columns to source rows: one to one, or shared by query heads."""
+    column_C = torch.arange(columns)
+    if columns <= rows:
+        yield column_C
+    shared = heads.query > heads.key_value > 0 and heads.query % heads.key_value == 0
+    if shared and columns == heads.query * heads.width and rows >= heads.key_value * heads.width:
+        head_C, within_C = column_C // heads.width, column_C % heads.width
+        yield head_C // (heads.query // heads.key_value) * heads.width + within_C
+
+
+@contextmanager
+def changed(block: nn.Module) -> Iterator[Callable[[str], nn.Module]]:
+    """Give modules whose parameters may be changed until the end of a `with` body."""
+    before: dict[nn.Parameter, Tensor] = {}
+
+    def change(name: str) -> nn.Module:
+        module = block.get_submodule(name)
+        for parameter in module.parameters(recurse=False):
+            before.setdefault(parameter, parameter.data.clone())
+        return module
+
+    try:
+        yield change
+    finally:
+        for parameter, data in before.items():
+            parameter.data.copy_(data)
+
+
+def true_folds(block: nn.Module, run: Run, folds: Sequence[Fold]) -> tuple[Fold, ...]:
+    """Return the first fold of each group that leaves the block's output as it is."""
+    proved: dict[tuple[str, ...], Fold] = {}
+    out = run(block)
+    for fold in folds:
+        if fold.linears not in proved and leaves_unchanged(block, run, fold, out):
+            proved[fold.linears] = fold
+    return tuple(proved.values())
+
+
+def leaves_unchanged(block: nn.Module, run: Run, fold: Fold, out: Tensor) -> bool:
+    """Prove a fold on an unquantized fp32 block that gives `out`.
+
+    One at a time: beside a fold that moves much, a false one that moves little would pass.
+    """
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.exp2(torch.rand(int(fold.index_C.max()) + 1, generator=generator) * 2 - 1)
+    with changed(block) as change:
+        for name in fold.linears:
+            weight_RC = weight_of(change(name))
+            weight_RC.mul_(scale[fold.index_C].to(weight_RC.device))
+        control = float((run(block) - out).abs().max())
+        _divide_rows(change(fold.source), fold, scale)
+        distance = float((run(block) - out).abs().max())
+    return control > 0 and distance <= TOLERANCE * control
+
+
+def _divide_rows(source: nn.Module, fold: Fold, scale: Tensor) -> None:
+    rows = slice(fold.offset, fold.offset + len(scale))
+    weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
+    scale = scale.to(weight.device)
+    if fold.one_plus:
+        weight[rows] = (1 + weight[rows]) / scale - 1
+    else:
+        weight[rows] /= scale[:, None] if weight.dim() == 2 else scale
+    if getattr(source, "bias", None) is not None:
+        source.get_parameter("bias").data[rows] /= scale
+
+
+RunHidden = Callable[[nn.Module, Tensor], Tensor]
+"""Send hidden states through a block."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block32:
+    """An unquantized fp32 copy of a block, and how it is run."""
+
+    module: nn.Module
+    run: RunHidden
+    hidden_BTD: Tensor
+    readers: Sequence[tuple[str, ...]]  # linears by common input
+    folds: Sequence[Fold]
+    heads: Heads
+
+    def rotations(self) -> Mapping[str, Rows]:
+        """Return the rows of linears that can be rotated, with the width of the rotation."""
+        return {**self._values(), **self._residual()}
+
+    def _residual(self) -> dict[str, Rows]:
+        norms = [fold for fold in self.folds if not self._is_linear(fold.source)]
+        reading = {name for fold in norms for name in fold.linears}
+        writers = [name for names in self.readers for name in names if name not in reading]
+        width = self.hidden_BTD.shape[-1]
+        if not norms or any(self._rows(name) != width for name in writers):
+            return {}
+        out_BTD = rotate(self.run(self.module, self.hidden_BTD))
+        turned_BTD = rotate(self.hidden_BTD)
+        with changed(self.module) as change:
+            for fold in norms:
+                norm = change(fold.source)
+                weight = norm.get_parameter("weight").data
+                for name in fold.linears:
+                    reader = weight_of(change(name))
+                    reader.copy_(rotate(reader * (1 + weight if fold.one_plus else weight)))
+                weight.fill_(0 if fold.one_plus else 1)
+            control = _distance(self.run(self.module, turned_BTD), out_BTD)
+            for name in writers:
+                _turn_rows(change(name), Rows(0, width, width))
+            distance = _distance(self.run(self.module, turned_BTD), out_BTD)
+        if control > 0 and distance <= TOLERANCE * control:
+            return dict.fromkeys(writers, Rows(0, width, width))
+        return {}
+
+    def _values(self) -> dict[str, Rows]:
+        head = self.heads.width
+        out = all_numbers(self.run(self.module, self.hidden_BTD))
+        for fold in self.folds:
+            if head < 2 or not self._is_linear(fold.source):
+                continue
+            rows = Rows(fold.offset, fold.offset + int(fold.index_C.max()) + 1, head)
+            if (rows.stop - rows.start) % head or len(fold.index_C) % head:
+                continue
+            with changed(self.module) as change:
+                for name in fold.linears:
+                    reader = weight_of(change(name))
+                    reader.copy_(rotate(reader.reshape(-1, head)).reshape(reader.shape))
+                control = _distance(all_numbers(self.run(self.module, self.hidden_BTD)), out)
+                _turn_rows(change(fold.source), rows)
+                distance = _distance(all_numbers(self.run(self.module, self.hidden_BTD)), out)
+            if control > 0 and distance <= TOLERANCE * control:
+                return {fold.source: rows}
+        return {}
+
+    def _is_linear(self, name: str) -> bool:
+        return is_linear(self.module.get_submodule(name))
+
+    def _rows(self, name: str) -> int:
+        return len(weight_of(self.module.get_submodule(name)))
+
+
+def all_numbers(out_BTD: Tensor) -> Tensor:
+    """Return all numbers of what a block returns: a later block reads what is beside it."""
+    tensors = beside(out_BTD).values()
+    floats = [tensor.flatten() for tensor in tensors if tensor.is_floating_point()]
+    return torch.cat([out_BTD.flatten(), *floats]) if floats else out_BTD
+
+
+def _turn_rows(linear: nn.Module, rows: Rows) -> None:
+    weight_RC = weight_of(linear)
+    weight_RC.copy_(rotate_rows(weight_RC, rows))
+    bias = getattr(linear, "bias", None)
+    if bias is not None:
+        bias.data.copy_(rotate_rows(bias.data[:, None], rows)[:, 0])
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())

@@ -6,8 +6,8 @@ runs once with a stub in place of each block; the stub writes down what its bloc
 been given, and hands its input on. Later, the last stub hands on hidden states from elsewhere,
 and the model's own norm, head, soft cap and scaling make logits of them.
 
-What links blocks beside hidden states is in `links.py`; what cannot be kept between two blocks is
-refused, and so is a model that does something to the hidden states between them.
+What cannot be kept between two blocks is refused, and so is a model that does something to the
+hidden states between them.
 
 What links the blocks of a model beside hidden states, found by recording it with stubs.
 

@@ -33,8 +33,7 @@ def tokenizer_of(
     folders: Sequence[Path], trust_remote_code: bool
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
-    from qaudit.model.config import read_config
-    from qaudit.model.remote import is_remote
+    from qaudit.model.config import is_remote, read_config
 
     failures = []
     for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:
@@ -52,7 +51,7 @@ def tokenizer_of(
 
 
 def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
-    from qaudit.model.remote import ran
+    from qaudit.model.config import ran
 
     if not has_own_code(folder):
         return ()
@@ -96,7 +95,7 @@ def has_own_code(folder: Path) -> bool:
 
 
 def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
-    from qaudit.model.remote import foreign, remote_class
+    from qaudit.model.config import foreign, remote_class
 
     if not trust_remote_code:
         raise SourceError(

@@ -101,12 +101,9 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.skeleton",
         "qaudit.model.groups",
         "qaudit.model.config",
-        "qaudit.model.joined",
-        "qaudit.model.skeleton",
-        "qaudit.model.joined",
+        "qaudit.model.routes",
         "qaudit.engine.device_check",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
-        "qaudit.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.text.tokenizer",
         "qaudit.export.runtimes",
         "qaudit.rollouts.generate",

@@ -13,8 +13,16 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
-from qaudit.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
-from qaudit.model.structure import Structure, find_structure, must_be_linear
+from qaudit.model.structure import (
+    Fold,
+    Heads,
+    Structure,
+    candidates,
+    find_structure,
+    leaves_unchanged,
+    must_be_linear,
+    true_folds,
+)
 from tests.support import tiny
 from tests.support.filled import filled
 

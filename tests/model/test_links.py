@@ -15,7 +15,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ModelError
 from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.blocks import BlockModel
-from qaudit.model.folds import Fold, all_numbers, true_folds
+from qaudit.model.structure import Fold, all_numbers, true_folds
 from qaudit.model.tape import Arguments, Carried, Form, Links, Returned, Store, form_of
 from qaudit.planning.sizes import Sizes, beside_notes, with_beside
 from tests.support import tiny

@@ -22,7 +22,7 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.model.blocks import BlockModel
-from qaudit.model.remote import code_sha256, computed_buffers, is_remote
+from qaudit.model.config import code_sha256, computed_buffers, is_remote
 from qaudit.model.skeleton import build_skeleton, load_whole, read_config
 from qaudit.types import FULL_PRECISION, Window
 from tests.support import own_code, tiny
