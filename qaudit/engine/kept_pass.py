@@ -138,10 +138,9 @@ def place_of(task: Task, there: StoredResults, folder: Path) -> tuple[Path, str]
     """Return where a pass is kept, and what decides its results."""
     kind = "rounded" if task.perturbed else "plain"
     name = f"{slug_of(task.subject.label)}--{kind}-{task.pass_.draw}.kept"
-    items = sorted(task.corpus.tasks)
+    parts = (None, *sorted(task.corpus.tasks))
     decides = {
-        spec: [there.keys[spec], *(there.task_identities[spec][item].key for item in items)]
-        for spec in sorted(task.streams)
+        spec: [there.identities[spec, part].key for part in parts] for spec in sorted(task.streams)
     }
     rest = [task.compared, task.perturbed, task.pass_.draw]
     return folder / FOLDER / name, digest([decides, *rest])

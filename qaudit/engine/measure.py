@@ -68,7 +68,6 @@ from qaudit.engine.tasks import (
     Task,
     folder_for,
     look_up,
-    place_of_task,
     short_of,
 )
 from qaudit.engine.tokens import REFERENCE, Feed
@@ -211,9 +210,7 @@ def measure(
     there = there or look_up(task, machine, store)
     if there.is_complete:
         return there.results
-    folder = folder_for(task, store)
-    filed = dict(there.filed)
-    task_filed = {spec: dict(some) for spec, some in there.task_filed.items()}
+    folder, filed = folder_for(task, store), dict(there.filed)
     remaining = _left(task, there)
     rounds = in_rounds(remaining.corpus, trees=_reads_trees(task)) if remaining.streams else ()
     weights, keeper = _kept_weights(remaining, machine, there, folder.folder, len(rounds))
@@ -235,21 +232,24 @@ def measure(
             keeper.mark_whole()
         for spec, measurement in measurements.items():
             hashed = replace(measurement, weights_sha256=hashes)
-            for part in hashed.evidence.tasks:
-                if part.task in there.missing_tasks(spec):
-                    place, identity = place_of_task(folder, part.task), there.task_identities[spec]
-                    result = _of_task(hashed, part), identity[part.task].key, identity[part.task]
-                    task_filed[spec][part.task] = place.write(*result)
-            if is_first and there.lacks_documents(spec):
+            results: dict[str | None, Measurement] = {
+                each.task: _of_task(hashed, each) for each in hashed.evidence.tasks
+            }
+            if is_first:
                 without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
-                filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
+                results[None] = without
+            for name, result in results.items():
+                part = spec, name
+                if part not in there.filed:
+                    place, identity = folder_for(task, store, name), there.identities[part]
+                    filed[part] = place.write(result, identity.key, identity)
         remove(round_task)
     for kept in weights.values():
         if kept.parent.name == WEIGHTS:
             shutil.rmtree(kept, ignore_errors=True)
     with suppress(OSError):  # other processes may keep theirs
         (folder.folder / WEIGHTS).rmdir()
-    return replace(there, filed=filed, task_filed=task_filed).results
+    return replace(there, filed=filed).results
 
 
 def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
@@ -310,10 +310,9 @@ def _reads_trees(task: Task) -> bool:
 
 def _left(task: Task, there: StoredResults) -> Task:
     """Return the part of a task that is not on disk."""
-    lacking = {spec: there.missing_tasks(spec) for spec in there.keys}
-    missing = [spec for spec in there.keys if there.lacks_documents(spec) or lacking[spec]]
-    corpus = task.corpus.of_tasks({name for spec in missing for name in lacking[spec]})
-    if not any(map(there.lacks_documents, missing)):
+    missing = {spec for spec, _ in there.missing}
+    corpus = task.corpus.of_tasks({name for _, name in there.missing if name is not None})
+    if all(name is not None for _, name in there.missing):
         corpus = corpus.without_evaluation()
         task = replace(task, compared=False)
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)

@@ -264,75 +264,65 @@ def _model_sha256(folder: Path) -> str:
     return digest([config, code_sha256(folder)]) if is_remote(folder) else config
 
 
+Part = tuple[str, str | None]
+"""A scheme by its canonical form, and a task; None: its documents."""
+
+
 @dataclass(frozen=True, eq=False)
 class StoredResults:
-    """The keys of a task's results, and the results that are on disk."""
+    """The identities of a task's results, and those of them that are on disk."""
 
-    identities: Mapping[str, Identity]  # by canonical form, `fp` first
-    filed: Mapping[str, ResultFile]
-    task_identities: Mapping[str, Mapping[str, Identity]]  # by canonical form, then by task
-    task_filed: Mapping[str, Mapping[str, ResultFile]]
+    identities: Mapping[Part, Identity]  # `fp` first
+    filed: Mapping[Part, ResultFile]
 
     @property
     def keys(self) -> dict[str, str]:
-        return {spec: identity.key for spec, identity in self.identities.items()}
+        """The keys of results on documents, by canonical form."""
+        return {spec: own.key for (spec, task), own in self.identities.items() if task is None}
+
+    @property
+    def missing(self) -> list[Part]:
+        return [part for part in self.identities if part not in self.filed]
 
     @property
     def is_complete(self) -> bool:
         """Return whether every result is on disk, so that no weights are needed."""
-        return not any(
-            self.lacks_documents(spec) or self.missing_tasks(spec) for spec in self.identities
-        )
-
-    def lacks_documents(self, spec: str) -> bool:
-        return spec not in self.filed
-
-    def missing_tasks(self, spec: str) -> tuple[str, ...]:
-        return tuple(t for t in self.task_identities[spec] if t not in self.task_filed[spec])
+        return not self.missing
 
     @property
     def results(self) -> tuple[ResultFile, ...]:
+        tasks: dict[str, list[ResultFile]] = {}
+        for spec, task in self.identities:
+            if task is not None and (spec, task) in self.filed:
+                tasks.setdefault(spec, []).append(self.filed[spec, task])
         return tuple(
-            with_tasks(self.filed[spec], tuple(self.task_filed[spec].values()))
-            for spec in self.identities
-            if spec in self.filed
+            with_tasks(self.filed[spec, None], tuple(tasks.get(spec, ())))
+            for spec in self.keys
+            if (spec, None) in self.filed
         )
 
 
 def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
-    identities: dict[str, Identity] = {}
-    filed: dict[str, ResultFile] = {}
-    task_identities: dict[str, dict[str, Identity]] = {}
-    task_filed: dict[str, dict[str, ResultFile]] = {}
+    identities: dict[Part, Identity] = {}
+    filed: dict[Part, ResultFile] = {}
     for spec, scheme in task.streams.items():
-        identities[spec] = identity = task.identity(scheme, machine)
-        folder = folder_for(task, store)
-        result = folder.find(task.subject.label, short_of(scheme), identity.key)
-        if result is not None:
-            filed[spec] = _regrouped(result, task.corpus, folder, identity)
-        task_identities[spec] = {
-            name: task.identity(scheme, machine, name) for name in task.corpus.tasks
-        }
-        found = {
-            name: place_of_task(folder, name).find(
-                task.subject.label, short_of(scheme), identity.key
-            )
-            for name, identity in task_identities[spec].items()
-        }
-        task_filed[spec] = {name: filed for name, filed in found.items() if filed is not None}
-    return StoredResults(identities, filed, task_identities, task_filed)
-
-
-def place_of_task(folder: ResultStore, task: str) -> ResultStore:
-    return folder.within(f"{TASKS}/{slug_of(task)}")
+        for name in (None, *task.corpus.tasks):
+            part, folder = (spec, name), folder_for(task, store, name)
+            identities[part] = identity = task.identity(scheme, machine, name)
+            result = folder.find(task.subject.label, short_of(scheme), identity.key)
+            if result is not None:
+                filed[part] = _regrouped(result, task.corpus, folder, identity, name)
+    return StoredResults(identities, filed)
 
 
 def _regrouped(
-    filed: ResultFile, corpus: Corpus, folder: ResultStore, identity: Identity
+    filed: ResultFile, corpus: Corpus, folder: ResultStore, identity: Identity, task: str | None
 ) -> ResultFile:
     """Return a result with the strata and marks of a text, which change none of its numbers."""
+    if task is not None:
+        return filed
     evidence, text = filed.measurement.evidence, corpus.rollouts
     rollouts = evidence.rollouts
     if rollouts is not None and text is not None and rollouts.sha256 != text.sha256:
@@ -349,9 +339,10 @@ def short_of(scheme: Scheme | None) -> str:
     return scheme.short if scheme else FULL_PRECISION
 
 
-def folder_for(task: Task, store: ResultStore) -> ResultStore:
-    """Return where the results of a pass are stored: perturbed ones are not a subject's."""
-    return store.within(FLOOR) if task.perturbed else store
+def folder_for(task: Task, store: ResultStore, name: str | None = None) -> ResultStore:
+    """Return where the results of a pass are stored, or those of one task of items."""
+    folder = store.within(FLOOR) if task.perturbed else store  # these are not a subject's
+    return folder if name is None else folder.within(f"{TASKS}/{slug_of(name)}")
 
 
 def _check_identifiable(task: Task, machine: Machine) -> None:

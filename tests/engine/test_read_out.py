@@ -234,16 +234,6 @@ def test_bins_of_positions_grow_fourfold_up_to_the_context(context, edges):
     assert position_edges(context).tolist() == edges
 
 
-def test_results_of_a_batch_are_one_tensor_each(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("qaudit.core.fidelity.CORE_ELEMENTS", 1)  # two rows at a time
-    counts = []
-    monkeypatch.setattr(Tally, "read", lambda _, shape, *rows: counts.append(list(map(len, rows))))
-    given = feed()
-    blocks(checkpoint, tmp_path, replace(given, items=()))
-    assert counts
-    assert all(count == [1, 0] for count in counts)
-
-
 def test_streams_share_the_seconds_of_what_they_do_together(monkeypatch):
     clock = iter([1.0, 4.0])
     monkeypatch.setattr("qaudit.engine.tally.time.perf_counter", lambda: next(clock))
