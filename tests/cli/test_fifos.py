@@ -36,7 +36,7 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("key", ["policy", "tasks", "evaluation", "choices"])
+@pytest.mark.parametrize("key", ["policy", "evaluation", "choices"])
 def test_a_file_that_a_setting_names(place: Path, qaudit: Run, key: str) -> None:
     fifo(place / "named.yaml")
     done = qaudit("scan", "model", *QUICK, "--set", f"{key}=named.yaml", "--dry-run")
