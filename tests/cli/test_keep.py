@@ -15,7 +15,7 @@ from qaudit.engine.kept_weights import kept_groups, sha256_of
 from qaudit.errors import SourceError
 from qaudit.saved.exports import read_export, write_export
 from qaudit.support.sizes import size
-from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
+from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, run_in
 from tests.support.filled import filled
 
 GPTQ, RTN = "gptq-4bit:group=32", "rtn-3bit:group=32"
@@ -37,6 +37,15 @@ def same(one: Path, other: Path) -> bool:
 
 def kept(out: Path) -> list[Path]:
     return sorted((out / "evidence" / "kept").rglob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what a scan left that kept nothing."""
+    folder = tmp_path_factory.mktemp("kept") / "place"
+    shutil.copytree(shipped, folder)
+    assert run_in(folder, *SCAN, "-q") == 0
+    return folder / "out"
 
 
 def test_what_is_named_is_kept_and_exported_without_the_checkpoint(
@@ -97,8 +106,10 @@ def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path: Path, about: str) -
         list(kept_groups(tmp_path))
 
 
-def test_what_was_measured_without_keep_is_not_measured_again(qaudit: Run, place: Path) -> None:
-    assert qaudit(*SCAN, "-q").code == 0
+def test_what_was_measured_without_keep_is_not_measured_again(
+    qaudit: Run, place: Path, scanned: Path
+) -> None:
+    shutil.copytree(scanned, place / "out")
     done = qaudit(*SCAN, "--keep", GPTQ)
     assert done.code == 0
     assert f"at {GPTQ} are not kept" in done.err
@@ -144,8 +155,10 @@ def test_a_soup_is_exported_without_its_members(qaudit: Run, place: Path) -> Non
     assert read_export(place / "new").subject == "late"
 
 
-def test_a_file_with_another_norm_is_not_what_was_audited(qaudit: Run, place: Path) -> None:
-    assert qaudit(*SCAN, "-q").code == 0
+def test_a_file_with_another_norm_is_not_what_was_audited(
+    qaudit: Run, place: Path, scanned: Path
+) -> None:
+    shutil.copytree(scanned, place / "out")
     assert export(qaudit, "new").code == 0
     path = place / "new" / "model.safetensors"
     tensors = load_file(path)

@@ -38,6 +38,14 @@ def part(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def audited(part: Path, place: Path) -> Path:
+    """Return the folder of the plan with its audit."""
+    shutil.copytree(part, place / "out")
+    assert run_in(place, "collect", "out") == 0
+    return place / "out"
+
+
+@pytest.fixture
 def measured(part: Path, place: Path) -> Path:
     return Path(shutil.copytree(part, place / "out"))
 
@@ -99,9 +107,8 @@ def test_a_record_that_is_not_of_its_unit_is_not_measured_yet(
 
 
 def test_an_edited_file_is_measured_again_in_a_copied_folder_with_an_empty_cache(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+    place: Path, qaudit: Run, audited: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert qaudit("scan", *ASKED).code == 0
     before = [row["ce"] for row in audit_of(place / "out")["measurements"]]
     halved(next((place / "out" / "evidence").glob("step10--rtn-3bit*.npz")))
     (place / "out").rename(place / "copy")
@@ -110,14 +117,13 @@ def test_an_edited_file_is_measured_again_in_a_copied_folder_with_an_empty_cache
     assert [row["ce"] for row in audit_of(place / "copy")["measurements"]] == before
 
 
-def test_rows_that_name_each_others_evidence_are_refused(place: Path, qaudit: Run) -> None:
-    assert qaudit("scan", *ASKED).code == 0
-    audit = audit_of(place / "out")
+def test_rows_that_name_each_others_evidence_are_refused(audited: Path, qaudit: Run) -> None:
+    audit = audit_of(audited)
     a, b = (next(r for r in audit["measurements"] if r["subject"] == s and r["scheme"] == "fp")
             for s in ("step10", "step200"))  # fmt: skip
     for name in ("evidence", "evidence_sha256"):
         a[name], b[name] = b[name], a[name]
-    (place / "out" / "audit.json").write_text(json.dumps(audit))
+    (audited / "audit.json").write_text(json.dumps(audit))
     refused(qaudit("gate", "out"), 2, "of other weights than those of `step10`", "edited by hand")
 
 
@@ -134,15 +140,14 @@ def test_a_scheme_that_failed_in_a_part_is_skipped_with_its_reason(
     assert (skipped["subject"], skipped["reason"]) == ("step10", "it ran out of scales")
 
 
-def test_a_measurement_cut_out_of_an_audit_is_missing(place: Path, qaudit: Run) -> None:
-    assert qaudit("scan", *ASKED).code == 0
-    audit = audit_of(place / "out")
+def test_a_measurement_cut_out_of_an_audit_is_missing(audited: Path, qaudit: Run) -> None:
+    audit = audit_of(audited)
     shipped = {(one["subject"], one["scheme"]) for one in audit["verdict"]["classes"]}
     cells = [(r["subject"], r["scheme"]) for r in audit["measurements"] if r["scheme"] != "fp"]
     cut = next(cell for cell in cells if cell not in shipped)
     for name in ("measurements", "comparisons"):
         audit[name] = [r for r in audit[name] if (r.get("subject"), r.get("scheme")) != cut]
-    (place / "out" / "audit.json").write_text(json.dumps(audit))
+    (audited / "audit.json").write_text(json.dumps(audit))
     done = qaudit("gate", "out", "--policy", "explore", "--format", "json")
     assert done.code == 3, done.err
     messages = [check["message"] for check in json.loads(done.out)["checks"]]

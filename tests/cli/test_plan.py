@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.planning.prepare import LONGEST_NAME, folder_name
-from qaudit.recipe.table import recipe_of
-from qaudit.types import Recipe
 from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of, refused
 from tests.support.hub import Hub
 
@@ -77,57 +75,7 @@ def test_a_budget_that_holds_nothing_is_refused_with_one_that_does(hub: Hub, sca
     assert scan(REPO, "--set", f"disk_budget={proposed}").code == 0
 
 
-@pytest.mark.parametrize("size", ["lots", "-1GB", ""])
-def test_a_budget_that_is_no_size(scan: Run, size: str) -> None:
-    done = scan("series", "--set", f"disk_budget={size}") if size else scan("series")
-    if size:
-        refused(done, 2, f"`{size}` is not a size", "512MB")
-    else:
-        assert done.code == 0
-
-
-def test_a_target_of_pick_is_scanned_first(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qaudit.planning.prepare.recipe_of", lambda targets: quick(targets))
-    done = qaudit("pick", "series/step10", "-q")
-    assert (done.code, "wrote" in done.err) == (3, False)
-    audit = audit_of(place / "qaudit-out" / "step10")
-    assert [s["label"] for s in audit["subjects"]] == ["step10"]
-
-
-def quick(targets: list[str]) -> Recipe:
-    return recipe_of(
-        targets=targets,
-        schemes=["rtn-4bit"],
-        calibration="calibration.jsonl",
-        evaluation="evaluation.jsonl",
-    )
-
-
 # ---------------------------------------------------------------------------------- options
-
-
-def test_the_options_that_choose_come_from_the_environment_too(
-    hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {
-        "LAST": "1",
-        "FAMILY": "olmo2-7b",
-        "DISK_BUDGET": "60MB",
-        "UPDATE": "1",
-        "TRUST_REMOTE_CODE": "1",
-        "DRY_RUN": "1",
-        "JSON": "1",
-    }.items():
-        monkeypatch.setenv(f"QAUDIT_{name}", value)
-    plan = json.loads(scan(REPO).out)
-    recipe = plan["recipe"]
-    assert (recipe["last"], recipe["family"]) == (1, "olmo2-7b")
-    assert len(plan["subjects"]) == 1
-    assert plan["traffic"]["nbytes_disk_budget"] == 60_000_000
-    monkeypatch.setenv("QAUDIT_CHECKPOINTS", "stage9@..")
-    refused(scan(REPO), 2, "there is no stage `stage9`", "")
 
 
 @pytest.mark.slow
@@ -192,13 +140,6 @@ def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list
     assert "/" not in name
     assert folder_name([*targets, "org/more"]) != name
     assert folder_name(["org/more", *targets]) != name
-
-
-def test_one_target_and_two_do_not_share_a_folder(place: Path, qaudit: Run) -> None:
-    for targets in (["series/step10"], ["series/step10", "series/step200"]):
-        assert qaudit("scan", *targets, *TEXT, "--schemes", "rtn-4bit").code == 0
-    written = sorted(path.name for path in (place / "qaudit-out").iterdir())
-    assert written == ["step10", "step10+step200"]
 
 
 # ----------------------------------------------------------------------------------- its lock

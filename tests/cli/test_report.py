@@ -29,13 +29,6 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def edited(saved: Path, edit: Callable[[dict], object]) -> None:
-    file = saved / "out" / "audit.json"
-    document = json.loads(file.read_text(encoding="utf-8"))
-    edit(document)
-    file.write_text(json.dumps(document), encoding="utf-8")
-
-
 @pytest.mark.parametrize("target", ["out", "out/audit.json"])
 def test_a_card_is_printed_again(saved: Path, qaudit: Run, target: str) -> None:
     done = qaudit("report", target)
@@ -81,61 +74,58 @@ def test_without_matplotlib_the_page_has_the_saved_pictures(
     assert "no picture was drawn" in qaudit("report", "out", "--format", "html").out
 
 
-def test_a_format_that_is_not(saved: Path, qaudit: Run) -> None:
-    refused(
-        qaudit("report", "out", "--format", "html5"), 2, "no format `html5`", "md, html, terminal"
-    )
+def edited(edit: Callable[[dict], object]) -> bytes:
+    document = json.loads(to_json(sample.audit()))
+    edit(document)
+    return json.dumps(document).encode()
 
 
-def test_no_audit(saved: Path, qaudit: Run) -> None:
-    refused(qaudit("report", "elsewhere"), 2, "no audit at `elsewhere`", "output folder")
-    (saved / "empty").mkdir()
-    refused(qaudit("report", "empty"), 2, "no audit at `empty`", "output folder")
+AGAIN, AUDIT, README = "run the same scan again", "out/audit.json", "README.md"
+MARKED = b"<!-- qaudit:begin -->\nmine\n"
 
 
-def test_an_audit_nested_without_end(saved: Path, qaudit: Run) -> None:
-    (saved / "out" / "audit.json").write_text("[" * 100_000, encoding="utf-8")
-    refused(qaudit("report", "out"), 2, "not whole JSON", "run the same scan again")
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 1000])
-def test_a_truncated_audit(saved: Path, qaudit: Run, nbytes: int) -> None:
-    file = saved / "out" / "audit.json"
-    file.write_bytes(file.read_bytes()[:nbytes])
-    refused(qaudit("report", "out"), 2, "not whole JSON", "run the same scan again")
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '"audit"', '{"schema": "1"}', "null"])
-def test_foreign_json(saved: Path, qaudit: Run, text: str) -> None:
-    (saved / "out" / "audit.json").write_text(text, encoding="utf-8")
-    refused(qaudit("report", "out"), 2, "this is not an audit of qaudit", "`audit.json`")
-
-
-def test_a_file_that_is_no_text(saved: Path, qaudit: Run) -> None:
-    (saved / "out" / "audit.json").write_bytes(bytes(range(128, 256)))
-    refused(
-        qaudit("report", "out"), 2, "`out/audit.json` cannot be read", "run the same scan again"
-    )
-
-
-def test_an_audit_from_the_future(saved: Path, qaudit: Run) -> None:
-    edited(saved, lambda document: document.update(schema="99", qaudit="9.1"))
-    refused(qaudit("report", "out"), 2, "schema version 99", "install qaudit 9.1 or later")
-
-
-def test_an_audit_of_no_version(saved: Path, qaudit: Run) -> None:
-    edited(saved, lambda document: document.update(schema="one"))
-    refused(qaudit("report", "out"), 2, "schema version `one`", "run the same scan again")
-
-
-def test_an_audit_edited_by_hand(saved: Path, qaudit: Run) -> None:
-    edited(saved, lambda document: document["measurements"][0].pop("ce"))
-    refused(
-        qaudit("report", "out"),
-        2,
-        "`audit.measurements[0].ce` is missing",
-        "run the same scan again",
-    )
+@pytest.mark.parametrize(
+    ("file", "content", "words", "sentence", "hint"),
+    [
+        ("x", b"", "out --format html5", "no format `html5`", "md, html, terminal"),
+        ("x", b"", "elsewhere", "no audit at `elsewhere`", "output folder"),
+        ("empty/x", b"", "empty", "no audit at `empty`", "output folder"),
+        (AUDIT, b"[" * 100_000, "out", "not whole JSON", AGAIN),
+        *((AUDIT, b'{"schema": "1"'[:n], "out", "not whole JSON", AGAIN) for n in (0, 9)),
+        *(
+            (AUDIT, text, "out", "this is not an audit of qaudit", "`audit.json`")
+            for text in (b"[]", b"{}", b'"audit"', b'{"schema": "1"}', b"null")
+        ),
+        (AUDIT, bytes(range(128, 256)), "out", "`out/audit.json` cannot be read", AGAIN),
+        (
+            AUDIT, edited(lambda found: found.update(schema="99", qaudit="9.1")),
+            "out", "schema version 99", "install qaudit 9.1 or later",
+        ),
+        (
+            AUDIT, edited(lambda found: found.update(schema="one")),
+            "out", "schema version `one`", AGAIN,
+        ),
+        (
+            AUDIT, edited(lambda found: found["measurements"][0].pop("ce")),
+            "out", "`audit.measurements[0].ce` is missing", AGAIN,
+        ),
+        (README, MARKED, "out --into README.md", "`qaudit:begin` in line 1", "or none, and try"),
+        (README, b"\xff\xfe\x00", "out --into README.md", "cannot be read as text", "UTF-8"),
+        ("x", b"", "out --into typo/README.md", "no folder `typo`", "fix the path"),
+        (
+            "x", b"", "out --format json --into README.md",
+            "`json` is not the card", "leave `--format` out",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_reported_is_refused_and_nothing_is_written(
+    saved: Path, qaudit: Run, file: str, content: bytes, words: str, sentence: str, hint: str
+) -> None:
+    (saved / file).parent.mkdir(exist_ok=True)
+    (saved / file).write_bytes(content)
+    before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
+    refused(qaudit("report", *words.split()), 2, sentence, hint)
+    assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
 
 
 # ---------------------------------------------------------------------------- lists and version
@@ -196,33 +186,6 @@ def test_without_pictures_a_readme_gets_lines_of_text(saved: Path, qaudit: Run) 
     assert "![" not in text
     assert "```text\nAlong the series" in text
     assert qaudit("report", "out", "--sparklines").out.strip() == text.strip()
-
-
-def test_a_readme_with_damaged_markers_stays_as_it_is(saved: Path, qaudit: Run) -> None:
-    (saved / "README.md").write_text("<!-- qaudit:begin -->\nmine\n", encoding="utf-8")
-    done = qaudit("report", "out", "--into", "README.md")
-    refused(done, 2, "`qaudit:begin` in line 1", "or none, and try again")
-    assert (saved / "README.md").read_text(encoding="utf-8") == "<!-- qaudit:begin -->\nmine\n"
-
-
-def test_a_readme_that_is_no_text_stays_as_it_is(saved: Path, qaudit: Run) -> None:
-    (saved / "README.md").write_bytes(b"\xff\xfe\x00")
-    refused(qaudit("report", "out", "--into", "README.md"), 2, "cannot be read as text", "UTF-8")
-    assert (saved / "README.md").read_bytes() == b"\xff\xfe\x00"
-
-
-def test_a_readme_in_a_folder_that_is_not_there_is_no_reason_to_make_one(
-    saved: Path, qaudit: Run
-) -> None:
-    refused(
-        qaudit("report", "out", "--into", "typo/README.md"), 2, "no folder `typo`", "fix the path"
-    )
-    assert not (saved / "typo").exists()
-
-
-def test_only_the_card_goes_into_a_readme(saved: Path, qaudit: Run) -> None:
-    done = qaudit("report", "out", "--format", "json", "--into", "README.md")
-    refused(done, 2, "`json` is not the card", "leave `--format` out")
 
 
 @pytest.mark.usefixtures("pictures")

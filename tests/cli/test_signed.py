@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qaudit.saved.results import SEAL, seal_of, sha256_of
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, refused, run_in
 
 KEY = "0123456789abcdef" * 2
 
@@ -21,11 +21,20 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY)
 
 
-@pytest.fixture
-def signed(place: Path, scan: Run, key: None) -> Path:
+@pytest.fixture(scope="module")
+def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("signed") / "place"
+    shutil.copytree(shipped, folder)
     options = ("--schemes", "rtn-4bit:group=32", "--set", "sign=true", "-q")
-    assert scan("series/step10", *options).code == 0
-    return place / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QAUDIT_SIGNING_KEY", KEY)
+        assert run_in(folder, "scan", *QUICK, "series/step10", *options) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def signed(scanned: Path, place: Path, key: None) -> Path:
+    return shutil.copytree(scanned, place / "out")
 
 
 def forged(folder: Path) -> None:
