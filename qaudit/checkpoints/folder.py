@@ -126,7 +126,7 @@ def with_base(
 ) -> Checkpoint:
     """Return an adapter with the model that it changes: a folder on this machine, or of the Hub."""
     folder = own_folder(checkpoint)
-    if checkpoint.commit is not None or not is_adapter(folder):
+    if not holds_adapter(checkpoint):
         return checkpoint
     where, revision = _base_of(folder)
     if isinstance(where, Path):
@@ -134,6 +134,11 @@ def with_base(
     else:
         base = find_on_hub(where, revision)
     return replace(checkpoint, base=base, settings=base.settings)
+
+
+def holds_adapter(checkpoint: Checkpoint) -> bool:
+    """Return whether the files that are read of a checkpoint are those of an adapter."""
+    return any(file.name == ADAPTER for file in checkpoint.files)
 
 
 def has_base_on_hub(target: str) -> bool:

@@ -301,8 +301,8 @@ class Contents:
 
 
 def _remote(subject: Subject) -> list[Checkpoint]:
-    members = [checkpoint.base or checkpoint for checkpoint, _ in subject.members]
-    return [checkpoint for checkpoint in members if checkpoint.commit is not None]
+    members = [checkpoint for checkpoint, _ in subject.members]
+    return [source for c in members for source in c.sources if source.commit is not None]
 
 
 def _recorded(path: Path) -> frozenset[str]:

@@ -201,7 +201,8 @@ def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetche
     run = read_run(out)
     plan = run.plan
     units = in_line(units_of(plan.passes))
-    members = {c.content: c for unit in units for c in unit.checkpoints if c.commit}
+    checkpoints = (source for unit in units for c in unit.checkpoints for source in c.sources)
+    members = {c.content: c for c in checkpoints if c.commit}
     if not members and not plan.texts:
         return Fetched(0, 0, 0, {})
     hub = open_hub(watch=watch)

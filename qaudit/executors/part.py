@@ -234,7 +234,7 @@ def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> 
     (out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(pins.threads)
     refuse_bad_device(*open_device(plan.device, plan.dtype))
-    members = [c for s in plan.subjects for c, _ in s.members]
+    members = [source for s in plan.subjects for c, _ in s.members for source in c.sources]
     on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
     hub = open_hub(watch=watch) if on_hub else None
     ready = make_ready(plan, replace(options, out=out), hub)

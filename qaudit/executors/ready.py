@@ -125,8 +125,9 @@ def _download_small_files(
     for subject in (with_shipped(planned, plan.shipped) for planned in plan.subjects):
         for checkpoint, _ in subject.members:
             try:
-                if hub is not None and checkpoint.commit is not None:
-                    hub.fetcher.settings(checkpoint, code=options.trust_remote_code)
+                for source in checkpoint.sources:
+                    if hub is not None and source.commit is not None:
+                        hub.fetcher.settings(source, code=options.trust_remote_code)
                 refuse_changed_settings(checkpoint)
             except SourceError as error:
                 refused.setdefault(subject.label, error)

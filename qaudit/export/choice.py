@@ -80,7 +80,10 @@ def of_audit(
         chosen, wanted = _what_ships(record, _decision(record, bits), chosen, wanted)
     plan = record.plan
     on_hub = bool(plan.texts) or any(
-        c.commit for s in (*plan.subjects, chosen) for c, _ in s.members
+        source.commit
+        for s in (*plan.subjects, chosen)
+        for c, _ in s.members
+        for source in c.sources
     )
     hub = open_hub(watch=watch) if on_hub else None
     cell = (chosen.label, wanted.spec)

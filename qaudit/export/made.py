@@ -125,8 +125,9 @@ def kept_as_judged(choice: ExportChoice, watch: Watch) -> Kept | None:
         watch.note("the kept weights are not, or not all, those that were judged: made again")
         return None
     for checkpoint, _ in choice.subject.members:
-        if choice.hub is not None and checkpoint.commit is not None:
-            choice.hub.fetcher.settings(checkpoint, code=False)
+        for source in checkpoint.sources:
+            if choice.hub is not None and source.commit is not None:
+                choice.hub.fetcher.settings(source, code=False)
         refuse_changed_settings(checkpoint)
     return folder, rest, measured
 
@@ -201,7 +202,7 @@ def _must_be_exportable(choice: ExportChoice, form: Format, ready: Ready) -> Non
             f"`{choice.subject.label}` is code of its own, which no runtime loads quantized",
             hint="export a model of a family that transformers has",
         )
-    if choice.hub is not None and choice.subject.first.commit is not None:
+    if choice.hub is not None and choice.subject.first.sources[0].commit is not None:
         must_have_names(choice, choice.hub, form)
 
 

@@ -65,7 +65,7 @@ def must_be_the_text(choice: ExportChoice, corpus_sha256: str) -> None:
 
 def must_have_names(choice: ExportChoice, hub: Hub, form: Format) -> None:
     try:
-        shapes = shapes_on_hub(hub, choice.subject.first)
+        shapes = shapes_on_hub(hub, choice.subject.first.sources[0])
     except SourceError:  # tensors have to be read to know their shapes
         return
     with_experts(choice, form, Shapes(shapes))

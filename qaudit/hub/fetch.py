@@ -36,12 +36,15 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Protocol
 
+from qaudit.checkpoints.folder import holds_adapter
+from qaudit.checkpoints.safetensors import ADAPTER
 from qaudit.checkpoints.stamps import (
     HashKind,
     Stamp,
     folder_of,
     is_gguf,
     known_hash,
+    own_folder,
     remember,
     remember_written,
     snapshot,
@@ -152,12 +155,13 @@ class Fetcher:
 
     def settings(self, checkpoint: Checkpoint, *, code: bool = False) -> Path:
         """Fetch config, tokenizer and index, and Python files only if `code`; return the folder."""
-        folder = folder_of(checkpoint)
+        folder = own_folder(checkpoint)
         if checkpoint.commit is not None and weights_of(checkpoint, folder) == folder:
             commit = _snapshot(checkpoint)
             files = self.listing.files(commit.repo, commit.commit)
             placed = settings_files(files, checkpoint.ref.subfolder, code=code)
-            if not any(file.path.rpartition("/")[2] == "config.json" for file, _ in placed):
+            needed = ADAPTER if holds_adapter(checkpoint) else "config.json"
+            if not any(file.path.rpartition("/")[2] == needed for file, _ in placed):
                 raise HubError(
                     f"there is no `config.json` in `{checkpoint.ref}`",
                     hint="audit a revision that has one",

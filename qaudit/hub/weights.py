@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from qaudit.checkpoints.safetensors import shards_beside
+from qaudit.checkpoints.safetensors import ADAPTER, ADAPTER_WEIGHTS, shards_beside
 from qaudit.checkpoints.stamps import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.hub.names import HubFile
@@ -80,6 +80,10 @@ def choose_weights(
             return _alone(names, layout)
         if layout.index in names:
             return _sharded(names, layout, read)
+    adapters = [name for name in ADAPTER_WEIGHTS if name in names]
+    if adapters and ADAPTER in names:
+        files_read = _weight(names[ADAPTER]), _weight(names[adapters[0]])
+        return HubWeights(files_read, (), adapters[0].endswith(".bin"))
     endings = (".safetensors", ".bin", ".pt", ".pth")
     unread = sorted(name for name in names if name.endswith(endings))
     if not unread:
@@ -92,6 +96,7 @@ def choose_weights(
 def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
     """Return the folders, at most two deep, that hold weights; the root has no name."""
     names = {n for layout in (_SAFETENSORS, _PICKLES) for n in (layout.index, layout.single)}
+    names |= {*ADAPTER_WEIGHTS}
     parts = [file.path.rpartition("/") for file in files]
     return tuple(sorted({at for at, _, name in parts if name in names and at.count("/") < 2}))
 
@@ -159,7 +164,7 @@ def settings_files(
     folders = [subfolder or ""]  # and those above it, up to the root
     while folders[-1]:
         folders.append(folders[-1].rpartition("/")[0])
-    group = _matching(small, folders[0], (_SAFETENSORS.index, *QUANTIZATION))
+    group = _matching(small, folders[0], (_SAFETENSORS.index, *QUANTIZATION, ADAPTER))
     group |= _nearest(small, folders, TOKENIZER, needs=TOKENIZER)
     group |= _nearest(small, folders, _MODEL, needs=_CONFIG)
     if code:

@@ -57,7 +57,7 @@ def is_lock(target: str) -> bool:
 
 def holds_the_hub(resolved: Resolved) -> bool:
     """Return whether there is anything to pin: folders on this machine have no commits."""
-    read = (*(c.base or c for c in resolved.checkpoints), *resolved.shipped)
+    read = (*(source for c in resolved.checkpoints for source in c.sources), *resolved.shipped)
     return bool(resolved.texts) or any(checkpoint.commit for checkpoint in read)
 
 
@@ -171,12 +171,13 @@ def check_pins(resolved: Resolved, listing: Listing) -> None:
     Hashes find results and cached weights, so that a hash of another checkpoint would give that
     checkpoint's numbers under this commit.
     """
-    for checkpoint in (c.base or c for c in resolved.checkpoints):
+    for checkpoint in (source for c in resolved.checkpoints for source in c.sources):
         if checkpoint.commit is None:
             continue
+        settings = () if checkpoint.base else checkpoint.settings  # which are those of the base
         files = listing.known_files(checkpoint.ref.location, checkpoint.commit)
         hashes = {file.identity for file in files or ()}
-        for file in (*checkpoint.files, *checkpoint.unread, *checkpoint.settings):
+        for file in (*checkpoint.files, *checkpoint.unread, *settings):
             if hashes and file.sha256 not in hashes:
                 raise UsageError(
                     f"the plan gives `{file.name}` of `{checkpoint.label}` the hash "

@@ -147,7 +147,12 @@ def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoi
     """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
     hashed = (c if c.commit else folder.with_hashes([c])[0] for c in read)
-    return tuple(folder.with_base(c, partial(_base_on_hub, hub)) for c in hashed)
+    found = []
+    for checkpoint in hashed:
+        if hub is not None and checkpoint.commit and folder.holds_adapter(checkpoint):
+            hub.fetcher.settings(checkpoint)  # which name the base
+        found.append(folder.with_base(checkpoint, partial(_base_on_hub, hub)))
+    return tuple(found)
 
 
 def _base_on_hub(hub: Hub | None, repo: str, revision: str | None) -> Checkpoint:

@@ -180,7 +180,8 @@ class _Surveyor:
                 f"`{own_folder(checkpoint) / ADAPTER}`",
             )
         must_share_tokens(own_folder(checkpoint), folder)
-        if base.commit is None or self._hub is None or not self._hub.fetcher.nbytes_missing(base):
+        missing = self._hub.fetcher.nbytes_missing if self._hub is not None else lambda _: 0
+        if not any(map(missing, checkpoint.sources)):
             open_checkpoint(checkpoint, allow_pickle=self._allow_pickle)
         else:
             read_adapter(own_folder(checkpoint))

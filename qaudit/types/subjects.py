@@ -98,6 +98,11 @@ class Checkpoint:
         return self.base is not None and bool(self.base.files)
 
     @property
+    def sources(self) -> tuple[Checkpoint, ...]:
+        """What is read of it: itself, and before it the base that it changes."""
+        return (self,) if self.base is None else (self.base, self)
+
+    @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self.files) + (self.base.nbytes if self.base else 0)
 

@@ -153,6 +153,39 @@ def test_the_base_of_an_adapter_may_be_on_the_hub(
     assert losses(place / "remote") == here
 
 
+@pytest.mark.parametrize("where", ["lab/adapter", "lab/adapters@main//checkpoint-2"])
+def test_an_adapter_on_the_hub_is_read_with_its_base(
+    where: str,
+    scan: Run,
+    qaudit: Run,
+    place: Path,
+    run: Path,
+    online: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert scan("run/checkpoint-2", "--schemes", SCHEME).code == 0
+    here = losses(place / "out")
+    shutil.copytree(place / BASE, online / "root/lab/base/main")
+    folder = online / "root" / where.replace("@", "/").replace("//", "/")
+    folder = folder if "@" in where else folder / "main"
+    shutil.copytree(run / "checkpoint-2", folder)
+    configuration = folder / "adapter_config.json"
+    configuration.write_text(_naming(configuration.read_text("utf-8"), "lab/base"), "utf-8")
+    with Hub(online / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        remote = ("--schemes", SCHEME, "--out", "remote")
+        assert scan(where, *remote, "--dry-run").code == 0
+        assert scan(where, *remote).code == 0
+        (label,) = {subject for subject, _ in losses(place / "remote")}
+        export = ("export", "remote", "--subject", label, "--scheme", SCHEME, "--out", "w4")
+        assert qaudit(*export).code == 0
+        verified = qaudit("verify", "w4", "--audit", "remote")
+    assert "This is what was audited." in verified.out
+    assert {s: ce for (_, s), ce in losses(place / "remote").items()} == {
+        scheme: loss for (_, scheme), loss in here.items()
+    }
+
+
 def test_a_scale_that_changes_after_the_plan_is_noticed(scan: Run, place: Path, run: Path) -> None:
     assert scan("run", "--checkpoints", "checkpoint-1").code == 0
     before = losses(place / "out")
