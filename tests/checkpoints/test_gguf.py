@@ -19,8 +19,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import QauditError, SourceError, UsageError
 from qaudit.formats.gguf import base as gguf_base
 from qaudit.formats.gguf.header import GgufHeader, header_in, read_header
-from qaudit.formats.gguf.keys import differences
-from qaudit.formats.gguf.positions import rope_factors
+from qaudit.formats.gguf.metadata import differences, rope_factors
 from qaudit.formats.gguf.reading import GgufFile, bits_in, bits_of
 from qaudit.formats.weights import format_of, must_match, open_quantized
 from tests.support.filled import filled

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from qaudit.errors import SourceError
-from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.architectures import ARCHITECTURES, EVERYWHERE, made, place_of
 from qaudit.formats.gguf.header import GgufHeader
-from qaudit.formats.gguf.moves import EVERYWHERE, made, place_of
 
 HEADS, SHARED, PER_HEAD, WIDTH, EXPERTS = 4, 2, 8, 16, 3
 

@@ -13,7 +13,7 @@ from qaudit.formats.gguf.architectures import ARCHITECTURES
 from tests.house.source import PACKAGE
 
 FOLDER = PACKAGE / "formats" / "gguf"
-SOURCES = ("configuration.py", "keys.py", "architectures.py")
+SOURCES = ("metadata.py", "architectures.py")
 NAMES = {name for s in SOURCES for name in re.findall(r'"(\w+)"', (FOLDER / s).read_text("utf-8"))}
 
 

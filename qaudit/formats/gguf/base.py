@@ -1,7 +1,7 @@
 """A GGUF file beside the model that it was made from: its names, order of rows and vocabulary.
 
 `gguf` knows the names; which rows llama.cpp's converter puts in another order, and what it adds to
-norms, is in `architectures.py`; which tensors it joins, splits or turns, in `moves.py`. Matrices of
+norms, and which tensors it joins, splits or turns, is in `architectures.py`. Matrices of
 experts that a release stores one by one are one tensor.
 """
 
@@ -17,11 +17,16 @@ from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.errors import SourceError, UsageError
-from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.architectures import (
+    ARCHITECTURES,
+    BLOCK,
+    EVERYWHERE,
+    XIELU,
+    Dense,
+    place_of,
+)
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader
-from qaudit.formats.gguf.keys import UNKNOWN, differences
-from qaudit.formats.gguf.moves import BLOCK, EVERYWHERE, XIELU, Dense, place_of
-from qaudit.formats.gguf.positions import rope_factors
+from qaudit.formats.gguf.metadata import UNKNOWN, differences, rope_factors
 from qaudit.formats.reading import refused
 from qaudit.formats.tokenizers import (
     VOCABULARY,

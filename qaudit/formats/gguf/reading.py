@@ -15,7 +15,7 @@ from typing import Any
 
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.activations import Rounding
-from qaudit.formats.gguf.architectures import ARCHITECTURES, UNPROVED
+from qaudit.formats.gguf.architectures import ARCHITECTURES, BLOCK, UNPROVED, made
 from qaudit.formats.gguf.base import (
     EMBEDDINGS,
     HEAD,
@@ -28,7 +28,6 @@ from qaudit.formats.gguf.base import (
     separate,
 )
 from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
-from qaudit.formats.gguf.moves import BLOCK, made
 from qaudit.formats.reading import most_bits, refused
 from qaudit.support.extras import install
 from qaudit.support.lazy import Tensor, torch
