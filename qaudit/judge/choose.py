@@ -7,9 +7,9 @@ not exclude zero, with all compared at once (Bonferroni); they and the leader ar
 lower end stays at (1 - c) / 2. On fewer than ten documents nothing is ruled out, and all candidates
 count.
 
-Of the contenders of the leader's subject the one with the fewest bits ships, then the one with the
-lowest KL divergence: KL divergence is to each subject's own full precision and must not choose
-between subjects. A mixture of bits is a candidate where it takes no more bits than the largest file
+Of the contenders of the leader's subject that hold to the policy the one with the fewest bits
+ships, then the one with the lowest KL divergence: KL divergence is to each subject's own full
+precision and must not choose between subjects. A mixture of bits is a candidate where it takes no more bits than the largest file
 of one width that was measured in its class. A bound of few or lucky documents may be short by luck,
 so that of the pick is at least the lower quartile of those of all contenders
 (`judge.gate`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all count.

@@ -276,6 +276,22 @@ def test_a_contender_that_breaks_a_rule_does_not_ship_for_its_bits() -> None:
     assert (answer.exit_code, verdict.classes[0].scheme) == (0, "rtn-4bit")
 
 
+def test_a_contender_with_fewer_bits_that_is_undecided_leaves_it_to_one_that_passes() -> None:
+    swing = np.where(np.arange(60) % 2, 60.0, -60.0)
+    rows = [
+        sample.with_loss(m, m.evidence.nll_sum + swing) if m.scheme == "gptq-4bit" else m
+        for m in tied(BITS)
+    ]
+    rule = PolicyRule("four", "relative_error", 0.05, subjects=("@ships",))
+    _, verdict = gated(rows, Policy("ours", (rule,)))
+    (only,) = verdict.classes
+    assert (only.status, only.scheme, only.at_once) == ("ship", "rtn-4bit", 3)
+    # Where none passes, the fewest bits are undecided.
+    strict = replace(rule, margin=0.0)
+    _, verdict = gated(rows, Policy("ours", (strict,)))
+    assert (verdict.classes[0].status, verdict.classes[0].scheme) == ("undecided", "gptq-4bit")
+
+
 def test_where_the_leader_breaks_a_rule_another_subject_is_named_and_does_not_ship() -> None:
     losses = {
         ("a", "fp"): 1.9,

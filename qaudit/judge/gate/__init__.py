@@ -2,8 +2,9 @@
 
 What ships is judged class by class, and the answer is the worst of the checks that
 count, so that the classes and the answer agree by construction. A release needs all of its classes,
-so that none pays for another; each pays for choosing (`choose`). A contender with fewer bits that
-breaks a rule does not ship in place of the leader.
+so that none pays for another; each pays for choosing (`choose`). The upper ends of all contenders
+hold at once, so that any of the leader's subject may ship that is shown to hold to the rules:
+of these the one with the fewest bits. Where none is, it is the first that breaks no rule.
 
 Subjects that a policy names are judged together: all intervals of such rules at level `error` hold
 at once with the policy's confidence (Bonferroni), however many there are. Rules at level `warn` are
@@ -103,23 +104,22 @@ def _settled(policy: Policy, audit: GateInput, pair: Pair | None) -> GateInput:
     for choice in audit.made:
         if choice.leader is None:
             continue
-        broken = {
-            cell_of(m) for m in (*choice.preferred, choice.leader)
-            if _breaks(policy, audit, pair, choice, m)
-        }  # fmt: skip
-        whole = (m for m in choice.preferred if cell_of(m) not in broken)
+        worst = partial(_worst_outcome, policy, audit, pair, choice)
+        by_outcome = {worst(m): m for m in reversed(choice.preferred)}
+        whole = (by_outcome[outcome] for outcome in reversed(_WORST[1:]) if outcome in by_outcome)
         picked[choice.bit_class] = next(whole, choice.leader)
-        if cell_of(picked[choice.bit_class]) in broken:
-            rivals = (m for m in choice.others if not _breaks(policy, audit, pair, choice, m))
+        if {*by_outcome} == {"fail"}:
+            rivals = (m for m in choice.others if worst(m) != "fail")
             if (rival := next(rivals, None)) is not None:
                 instead[choice.bit_class] = rival
     return replace(audit, picked=picked, instead=instead)
 
 
-def _breaks(
+def _worst_outcome(
     policy: Policy, audit: GateInput, pair: Pair | None, choice: ClassChoice, measured: Measurement
-) -> bool:
-    """Return whether a candidate breaks a rule at level `error` about what ships."""
+) -> str:
+    """Return the worst outcome of a candidate by rules at level `error` about what ships."""
+    outcomes = {"pass"}
     for rule in policy.rules:
         covered = covers_class(rule, choice.bit_class, policy.classes)
         is_asked = rule.level == "error" and SHIPS in rule.subjects
@@ -129,9 +129,8 @@ def _breaks(
             continue
         question = of_cell(replace(rule, subjects=(SHIPS,)), audit, pair, cell_of(measured))
         question = replace(question, at_once=choice.at_once, rivals=choice.cells)
-        if answer(question, policy, levels_of(policy, question, 1)).outcome == "fail":
-            return True
-    return False
+        outcomes.add(answer(question, policy, levels_of(policy, question, 1)).outcome)
+    return min(outcomes, key=_WORST.index)
 
 
 def _answered(
