@@ -430,9 +430,11 @@ def _changes(table: Measurements, choice: ClassChoice, best: Measurement) -> Ite
     if choice.by_divergence or choice.reference is not None:
         return
     if choice.leader is not None and choice.leader is not best:
+        has_more = choice.leader.bits_per_weight > best.bits_per_weight
+        why = "takes more bits" if has_more else "is not shown to hold to every rule"
         yield (
             f"by loss alone it would be `{choice.leader.subject}` at {choice.leader.scheme}, "
-            "which is indistinguishable and takes more bits"
+            f"which is indistinguishable and {why}"
         )
     soups = {s.label for s in table.subjects if s.kind == "soup"}
     rivals = {
