@@ -9,10 +9,11 @@ count.
 
 Of the contenders of the leader's subject that hold to the policy the one with the fewest bits
 ships, then the one with the lowest KL divergence: KL divergence is to each subject's own full
-precision and must not choose between subjects. A mixture of bits is a candidate where it takes no more bits than the largest file
-of one width that was measured in its class. A bound of few or lucky documents may be short by luck,
-so that of the pick is at least the lower quartile of those of all contenders
-(`judge.gate`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all count.
+precision and must not choose between subjects. A mixture of bits is a candidate where it takes no
+more bits than the largest file of one width that was measured in its class. A bound of few or lucky
+documents may be short by luck, so that of the pick is at least the lower quartile of those of all
+contenders (`judge.gate`). `bits@2%`, `kl` and `loss@SCHEME` choose among all candidates, and all
+count.
 
 A soup that a search made was the best of several means on these documents: they count, too.
 

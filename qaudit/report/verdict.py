@@ -130,7 +130,8 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
     best = one.objective.removesuffix(f" at {one.scheme}")
     if one.lead is not None and one.reference is None and one.lead.estimate > 0:
-        yield f"{what(one)} may have the {best}, as others do, and has the fewest bits within the rules: {loss}."
+        tie = "as others do, and has the fewest bits within the rules"
+        yield f"{what(one)} may have the {best}, {tie}: {loss}."
     else:
         yield f"{what(one)} has the {best}, {loss}."
     if one.lead is not None and one.reference is not None:
