@@ -306,15 +306,6 @@ def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
     assert weights[-1] > texts  # the first is a range, its header
 
 
-def test_a_text_that_cannot_be_had_stops_the_scan_before_any_weights(
-    hub: Hub, online: Path, qaudit: Run
-) -> None:
-    done = qaudit("scan", REPO, "--schemes", "rtn-4bit", "--out", "out")
-    refused(done, 4, "the calibration text `hf://datasets/allenai/c4/", "`--calibration`")
-    assert hub.asked(r"/cdn/|safetensors") == []
-    assert weights_in(online / "hf") == []
-
-
 # ------------------------------------------------------------------------------- what goes wrong
 
 

@@ -12,7 +12,7 @@ import safetensors.torch
 from torch import Tensor
 
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import TEXT, Run, audit_of, refused
+from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
 from tests.support.gguf import write_gguf
 from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
@@ -83,10 +83,6 @@ def test_files_alone_are_measured(place: Path, qaudit: Run) -> None:
     assert [row["scheme"] for row in rows] == ["fp", "model-GPTQ"]
 
 
-def test_nothing_at_all_is_refused(place: Path, qaudit: Run) -> None:
-    refused(qaudit(*ALONE), 2, "no scheme is named", "rtn-4bit")
-
-
 def test_a_changed_file_is_measured_again(place: Path, scan: Run) -> None:
     folder = copy(place, "model-GPTQ")
     assert scan(BASE, "--shipped", "model-GPTQ").code == 0
@@ -97,42 +93,6 @@ def test_a_changed_file_is_measured_again(place: Path, scan: Run) -> None:
     safetensors.torch.save_file(tensors, path)
     assert scan(BASE, "--shipped", "model-GPTQ").code == 0
     assert audit_of(place / "out")["measurements"][-1]["kl"] > before
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
-        ("vocab_size", 77, "its `vocab_size` is 77"),
-        ("num_hidden_layers", 99, "its `num_hidden_layers` is 99"),
-        ("model_type", "qwen2", "its `model_type` is qwen2"),
-    ],
-)
-def test_files_of_other_models_are_refused_by_name(
-    key: str, value: object, sentence: str, place: Path, scan: Run
-) -> None:
-    path = copy(place, "model-GPTQ") / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    refused(scan(BASE, "--shipped", "model-GPTQ"), 2, sentence, "the model that the file was made")
-
-
-def test_another_vocabulary_is_refused(place: Path, scan: Run) -> None:
-    path = copy(place, "model-GPTQ") / "tokenizer.json"
-    table = json.loads(path.read_text())
-    first, second, *_ = table["model"]["vocab"]
-    vocabulary = table["model"]["vocab"]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    path.write_text(json.dumps(table))
-    refused(scan(BASE, "--shipped", "model-GPTQ"), 2, "has another vocabulary", "was made from")
-
-
-def test_what_is_no_quantized_folder_is_refused(place: Path, scan: Run) -> None:
-    refused(scan(BASE, "--shipped", "series/step200"), 4, "no quantization config", "as a target")
-    refused(scan(BASE, "--shipped", "nowhere"), 2, "`nowhere` does not exist", "org/name")
-
-
-def test_several_models_have_no_shipped_files(place: Path, scan: Run) -> None:
-    copy(place, "model-GPTQ")
-    refused(scan("series", "--shipped", "model-GPTQ"), 2, "3 are measured", "--checkpoints")
 
 
 def test_a_file_that_breaks_while_it_is_read_is_skipped_by_name(place: Path, scan: Run) -> None:
@@ -198,11 +158,6 @@ def test_a_broken_file_is_named_with_what_was_seen(
     shown = section(whole_at(place / "out"), "Shipped files")
     assert "looks broken" in shown
     assert re.search(r"\d+ of \d+ linears are far", shown)
-
-
-def test_missing_scales_are_refused_by_name(place: Path, scan: Run) -> None:
-    changed(copy(place, "model-GPTQ"), ".scales", lambda t: None)
-    refused(scan(BASE, "--shipped", "model-GPTQ"), 4, "has no `scales`", "download")
 
 
 @pytest.mark.slow
@@ -288,27 +243,6 @@ def test_a_gguf_file_is_judged_in_the_class_that_it_claims(place: Path, qaudit: 
     assert "5.50" in done.out
 
 
-def test_gguf_files_that_do_not_match_are_refused(place: Path, scan: Run) -> None:
-    path = gguf_copy(place)
-    refused(scan(BASE, "--shipped", "model-Q5_0.gguf"), 2, "does not exist", ".gguf")
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 4, "cut short", "download the file again")
-    path.write_bytes(data.replace(b"general.architecture", b"general.architectura"))
-    refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 4, "architecture ``", "olmo2")
-
-
-def test_a_gguf_file_of_other_words_is_refused(place: Path, scan: Run) -> None:
-    gguf_copy(place)
-    path = place / BASE / "tokenizer.json"
-    table = json.loads(path.read_text())
-    vocabulary = table["model"]["vocab"]
-    first, second, *_ = vocabulary
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    path.write_text(json.dumps(table))
-    refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 2, "another vocabulary", "was made from")
-
-
 def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ", bits=8)
     copy(place, "model-3bit", bits=3)
@@ -330,3 +264,63 @@ def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit:
     compared = {row["scheme"]: row for row in json.loads(done.out)["deltas"]}
     assert compared["model-GPTQ"]["loss"] == compared["model-GPTQ"]["kl"] == 0
     assert compared["model-3bit"]["kl"] > 0
+
+
+# ------------------------------------------------------------------------------- refusals
+
+
+def other_words(folder: str) -> None:
+    """Let two words of a vocabulary change places."""
+    path = Path(folder) / "tokenizer.json"
+    table = json.loads(path.read_text())
+    words = table["model"]["vocab"]
+    first, second, *_ = words
+    words[first], words[second] = words[second], words[first]
+    path.unlink()
+    path.write_text(json.dumps(table))
+
+
+def with_key(key: str, value: object) -> Callable[[], object]:
+    path = Path("model-GPTQ/config.json")
+    return lambda: path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+
+def edited(change: Callable[[bytes], bytes]) -> Callable[[], object]:
+    path = Path("model-Q4_0.gguf")
+    return lambda: path.write_bytes(change(path.read_bytes()))
+
+
+GPTQ, GGUF = f"{BASE} --shipped model-GPTQ", f"{BASE} --shipped model-Q4_0.gguf"
+MADE_FROM = "the model that the file was made"
+
+
+@pytest.mark.parametrize(
+    ("edit", "words", "code", "sentence", "hint"),
+    [
+        (lambda: None, f"{BASE} --schemes none", 2, "no scheme is named", "rtn-4bit"),
+        (with_key("vocab_size", 77), GPTQ, 2, "its `vocab_size` is 77", MADE_FROM),
+        (with_key("num_hidden_layers", 99), GPTQ, 2, "`num_hidden_layers` is 99", MADE_FROM),
+        (with_key("model_type", "qwen2"), GPTQ, 2, "its `model_type` is qwen2", MADE_FROM),
+        (lambda: other_words("model-GPTQ"), GPTQ, 2, "has another vocabulary", "was made from"),
+        (lambda: changed(Path("model-GPTQ"), ".scales", lambda t: None), GPTQ, 4,
+         "has no `scales`", "download"),
+        (lambda: None, f"{BASE} --shipped series/step200", 4, "no quantization config", "target"),
+        (lambda: None, f"{BASE} --shipped nowhere", 2, "`nowhere` does not exist", "org/name"),
+        (lambda: None, "series --shipped model-GPTQ", 2, "3 are measured", "--checkpoints"),
+        (lambda: None, f"{BASE} --shipped model-Q5_0.gguf", 2, "does not exist", ".gguf"),
+        (edited(lambda data: data[: len(data) // 2]), GGUF, 4, "cut short", "download the file"),
+        (edited(lambda data: data.replace(b"general.architecture", b"general.architectura")), GGUF,
+         4, "architecture ``", "olmo2"),
+        (lambda: other_words(BASE), GGUF, 2, "another vocabulary", "was made from"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_beside_its_base_is_refused(
+    place: Path, qaudit: Run, edit: Callable[[], object], words: str, code: int,
+    sentence: str, hint: str,
+) -> None:  # fmt: skip
+    copy(place, "model-GPTQ")
+    gguf_copy(place)
+    edit()
+    usual = TEXT if "--schemes" in words else QUICK[:-2]
+    refused(qaudit("scan", *usual, "--out", "out", *words.split()), code, sentence, hint)
+    assert not (place / "out" / "audit.json").exists()

@@ -161,11 +161,11 @@ def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run
 
 @pytest.fixture
 def few_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let lm-eval read the files of three tasks: all 14,000 of its files take seven seconds."""
+    """Let lm-eval read the files of four tasks: all 14,000 of its files take seven seconds."""
     from lm_eval.tasks._index import TaskIndex
 
     every = TaskIndex._iter_yaml_files
-    few = ("gsm8k", "wikitext", "truthfulqa")
+    few = ("gsm8k", "wikitext", "truthfulqa", "blimp")
 
     def chosen(root: Path) -> Iterator[Path]:
         for name in few if root.name == "tasks" else ("",):
@@ -190,6 +190,8 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
 @pytest.mark.parametrize(
     ("tasks", "sentence", "hint"),
     [
+        ("piqa --set task_items=some", "`some` is no number", ""),
+        ("piqa --set task_data=nowhere", "there is no folder `nowhere`", "org/name"),
         ("arc_eazy", "no task `arc_eazy`", "did you mean `arc_easy`?"),
         ("data", "no task `data`", "`--set choices=FILE` scores items of your own"),
         ("gsm8k", "`gsm8k` generates text", "mmlu"),
@@ -201,16 +203,8 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
 def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(
     scan: Run, tasks: str, sentence: str, hint: str
 ) -> None:
-    refused(scan("--tasks", tasks, "--set", "task_data=data"), 2, sentence, hint)
-
-
-def test_a_number_of_items_that_is_none_is_refused(scan: Run) -> None:
-    refused(scan("--tasks", "piqa", "--set", "task_items=some"), 2, "`some` is no number", "")
-
-
-def test_a_folder_that_is_missing_is_refused(scan: Run) -> None:
-    done = scan("--tasks", "piqa", "--set", "task_data=nowhere")
-    refused(done, 2, "there is no folder `nowhere`", "org/name")
+    done = scan("--set", "task_data=data", "--tasks", *tasks.split())
+    refused(done, 2, sentence, hint)
 
 
 @pytest.fixture
@@ -276,6 +270,7 @@ def test_what_is_published_has_the_items_of_tasks(scan: Run, tmp_path: Path) -> 
     assert {len(one.evidence.tasks) for one in measured} == {2}
 
 
+@pytest.mark.usefixtures("few_files")
 @pytest.mark.parametrize("kind", ["bos_token", "eos_token"])
 def test_a_tokenizer_with_one_of_bos_and_eos_scores_items_without_a_context(
     scan: Run, place: Path, kind: str
@@ -286,6 +281,7 @@ def test_a_tokenizer_with_one_of_bos_and_eos_scores_items_without_a_context(
     assert rows(Path("out"))["fp", BLIMP]["items"] == 4
 
 
+@pytest.mark.usefixtures("few_files")
 def test_a_tokenizer_with_neither_bos_nor_eos_leaves_tasks_without_a_context_out(
     scan: Run, place: Path
 ) -> None:

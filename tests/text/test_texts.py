@@ -43,22 +43,21 @@ def recipe(*targets: str, **asked: Any) -> Recipe:
     )
 
 
-def test_models_of_the_hub_are_measured_on_published_text() -> None:
-    given = with_default_texts(recipe("org/name"), on_hub=True)
-    assert given.calibration == DEFAULT_HUB_CALIBRATION
-    assert given.evaluation == DEFAULT_HUB_EVALUATION
-    assert given.choices is None
-
-
-def test_only_what_is_not_given_is_a_default() -> None:
-    given = with_default_texts(recipe("org/name", calibration="mine.txt"), on_hub=True)
-    assert (given.calibration, given.evaluation) == ("mine.txt", DEFAULT_HUB_EVALUATION)
-    given = with_default_texts(recipe("org/name", evaluation="mine.txt"), on_hub=True)
-    assert (given.calibration, given.evaluation) == (DEFAULT_HUB_CALIBRATION, "mine.txt")
-
-
-def test_models_in_folders_keep_the_text_that_is_always_here() -> None:
-    assert with_default_texts(recipe("folder"), on_hub=False) == recipe("folder")
+@pytest.mark.parametrize(
+    ("given", "calibration", "evaluation"),
+    [
+        ({}, DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION),
+        ({"calibration": "mine.txt"}, "mine.txt", DEFAULT_HUB_EVALUATION),
+        ({"evaluation": "mine.txt"}, DEFAULT_HUB_CALIBRATION, "mine.txt"),
+    ],
+)
+def test_models_of_the_hub_alone_are_measured_on_published_text(
+    given: dict[str, str], calibration: str, evaluation: str
+) -> None:
+    with_texts = with_default_texts(recipe("org/name", **given), on_hub=True)
+    wanted = (calibration, evaluation, None)
+    assert (with_texts.calibration, with_texts.evaluation, with_texts.choices) == wanted
+    assert with_default_texts(recipe("folder", **given), on_hub=False) == recipe("folder", **given)
 
 
 # ------------------------------------------------------------------------------- no more than asked
@@ -128,10 +127,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     )
     shutil.copytree(model, root / "HuggingFaceTB/SmolLM3-3B/v1")
     shutil.copytree(bare, root / "acme/bare/v1")
-    c4 = root / "datasets" / "allenai" / "c4" / "v1" / "en"
-    c4.mkdir(parents=True)
-    for source, part in ((DEFAULT_HUB_CALIBRATION, WORDS[:2]), (DEFAULT_HUB_EVALUATION, WORDS[2:])):
-        (c4 / source.rpartition("/")[2]).write_bytes(gzip.compress(lines(*part), mtime=0))
     gated = root / "datasets" / "acme" / "gated"
     shutil.copytree(data, gated / "v1")
     (gated / "repo.json").write_text('{"gated": "manual"}')
@@ -169,14 +164,6 @@ def test_a_plan_says_where_its_text_comes_from_and_the_audit_says_which_bytes(
     assert [d.name for d in corpus.documents] == ["scored.json.gz:1", "scored.json.gz:2"]
 
 
-def test_without_a_text_of_their_own_models_of_the_hub_read_c4(hub: Hub, tmp_path: Path) -> None:
-    asked = opened(hub)
-    plan = make_plan(recipe("acme/tiny"), hub=asked)
-    assert [text.source for text in plan.texts] == [DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION]
-    audit = run(plan, tmp_path / "out", hub=asked)
-    assert "/en/c4-validation.00000-of-00008.json.gz" in audit.protocol["sources"]["evaluation"]
-
-
 def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -199,8 +186,9 @@ def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
 def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(
     hub: Hub, role: str, source: str, said: str
 ) -> None:
+    texts = {"calibration": FED, "evaluation": SCORED, role: source}
     with pytest.raises(HubError) as caught:
-        make_plan(recipe("acme/tiny", **{role: source}), hub=opened(hub))
+        make_plan(recipe("acme/tiny", **texts), hub=opened(hub))
     assert caught.value.code == 4
     what = "multiple-choice items" if role == "choices" else f"{role} text"
     assert caught.value.message.startswith(f"the {what} `{source}` cannot be had: ")
