@@ -100,7 +100,7 @@ try:
     main()
 finally:
     heavy = {"numpy", "scipy", "matplotlib", "pydantic", "safetensors", "tokenizers"}
-    heavy |= {"yaml", "rich"}
+    heavy |= {"yaml", "rich", "huggingface_hub", "httpx2", "httpx"}
     print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     done = run(watch, "--help")

@@ -24,7 +24,7 @@ from qaudit.errors import MachineError
 from qaudit.hub import cache as holding_module
 from qaudit.hub.cache import Claims, Ledger, RepoCache
 from qaudit.types import Checkpoint
-from tests.support.fetching import REPO, REVISIONS, Desk, blobs, sha256, write
+from tests.support.fetching import REPO, REVISIONS, Desk, blobs, sha256
 from tests.support.hub import Hub
 
 STEP1 = REVISIONS["step1"]["model.safetensors"]
@@ -117,7 +117,7 @@ def test_a_transfer_in_the_making_is_known_to_the_client(desk: Desk, cache: Path
 # -------------------------------------------------------------------- what others wrote, we read
 
 
-def test_what_the_client_fetched_is_verified_and_never_fetched_again(
+def test_what_the_client_fetched_is_verified_never_fetched_again_and_never_evicted(
     desk: Desk, cache: Path
 ) -> None:
     checkpoint = desk.checkpoint("step3")
@@ -128,14 +128,6 @@ def test_what_the_client_fetched_is_verified_and_never_fetched_again(
     desk.fetcher.weights(checkpoint)
     assert desk.requests() == 0
     assert desk.fetcher.nbytes_verified > 3 * NBYTES
-    assert tree(cache) == before
-
-
-def test_what_the_client_fetched_is_never_evicted(desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step3")
-    theirs(desk.hub, cache, checkpoint)
-    before = tree(cache)
-    desk.fetcher.weights(checkpoint)
     assert desk.fetcher.evict(checkpoint) == 0
     assert tree(cache) == before
 
@@ -153,16 +145,6 @@ def test_what_the_client_fetched_and_is_damaged_is_replaced_and_stays_theirs(
     assert desk.requests(CDN) == 1
     (said,) = desk.heard
     assert "which was there before" in said
-    assert desk.fetcher.evict(checkpoint) == 0
-    assert blob.read_bytes() == STEP1
-
-
-def test_bytes_that_were_there_without_a_name_stay_theirs(desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step1")
-    blob = RepoCache.of(REPO).blob(sha256(STEP1))
-    blob.parent.mkdir(parents=True)
-    blob.write_bytes(b"damaged")
-    desk.fetcher.weights(checkpoint)
     assert desk.fetcher.evict(checkpoint) == 0
     assert blob.read_bytes() == STEP1
 
@@ -241,13 +223,6 @@ def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, c
     desk.requests()
     desk.fetcher.settings(checkpoint)
     assert desk.requests(".*") == 0
-
-
-def test_another_process_may_evict_what_this_tool_brought(desk: Desk, hub: Hub) -> None:
-    checkpoint = desk.checkpoint("step1")
-    desk.fetcher.weights(checkpoint)
-    desk.fetcher._claims.release(_claim(checkpoint))  # as when the process ends
-    assert Desk(hub).fetcher.evict(checkpoint) == NBYTES
 
 
 def _claim(checkpoint: Checkpoint) -> Path:
@@ -337,19 +312,6 @@ def test_what_is_half_there_is_evicted_too(desk: Desk, cache: Path) -> None:
     partial.write_bytes(b"x" * 4000)
     assert desk.fetcher.evict(checkpoint) == 4000
     assert blobs(cache) == set()
-
-
-def test_a_sub_folder_is_evicted_and_its_neighbour_stays(cache: Path, tmp_path: Path) -> None:
-    files = {"a/model.safetensors": b"a" * 500, "b/model.safetensors": b"b" * 700}
-    write(tmp_path / "hub", {"main": files})
-    with Hub(tmp_path / "hub").running() as hub:
-        desk = Desk(hub)
-        a, b = (desk.checkpoint("main", subfolder=name) for name in "ab")
-        desk.fetcher.weights(a)
-        desk.fetcher.weights(b)
-        assert desk.fetcher.evict(a, keep=[b]) == 500
-        assert (folder_of(b) / "model.safetensors").read_bytes() == b"b" * 700
-        assert desk.fetcher.evict(b) == 700
 
 
 # --------------------------------------------------------------------------------------- ledger

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,30 +108,6 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
         assert again.client.requests == asked
 
 
-def test_a_second_process_asks_for_nothing_that_is_known(
-    hub: Hub, root: Path, tmp_path: Path
-) -> None:
-    mine = listing(hub, tmp_path)
-    commit = mine.commit(SHARDED)
-    shapes = mine.shapes(SHARDED, commit, weights(mine.files(SHARDED, commit)))
-    script = (
-        "import sys, pathlib\n"
-        "from qaudit.hub.api import Client\n"
-        "from qaudit.hub.listing import Listing\n"
-        "url, folder, repo, commit = sys.argv[1:]\n"
-        "listing = Listing(Client(url, offline=True), pathlib.Path(folder))\n"
-        "files = [f for f in listing.files(repo, commit) if f.path.endswith('.safetensors')]\n"
-        "print(len(listing.shapes(repo, commit, files)), listing.client.requests)"
-    )
-    before = len(hub.log)
-    done = subprocess.run(
-        [sys.executable, "-c", script, hub.url, str(tmp_path), SHARDED, commit],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.split() == [str(len(shapes)), "0"]
-    assert len(hub.log) == before
-
-
 # ---------------------------------------------------------------------------------------- names
 
 
@@ -177,18 +151,6 @@ def test_a_mistyped_revision_is_told_the_nearest(hub: Hub, tmp_path: Path) -> No
     assert mine.client.requests == 1
 
 
-def test_names_are_asked_again_in_the_next_process(root: Path, tmp_path: Path) -> None:
-    with Hub(root).running() as hub:
-        listing(hub, tmp_path).revisions(REPO)
-        moved = {
-            "branches": [{"name": "main", "ref": "x", "targetCommit": "d" * 40}],
-            "converts": [],
-            "tags": [],
-        }
-        hub.faults.append({"match": f"/api/models/{REPO}/refs", "status": 200, "body": moved})
-        assert listing(hub, tmp_path).commit(REPO) == "d" * 40
-
-
 def test_offline_names_are_those_last_seen_and_their_day_is_told(hub: Hub, tmp_path: Path) -> None:
     names = listing(hub, tmp_path).revisions(REPO)
     hub.stop()
@@ -198,20 +160,6 @@ def test_offline_names_are_those_last_seen_and_their_day_is_told(hub: Hub, tmp_p
     assert offline.commit(REPO, "step1") == next(r.commit for r in names if r.name == "step1")
     assert len(said) == 1
     assert f"the revisions of `{REPO}` are those of 20" in said[0]
-
-
-def test_offline_and_unknown_says_what_to_do(tmp_path: Path) -> None:
-    offline = Listing(Client("http://127.0.0.1:1", offline=True), tmp_path)
-    file = HubFile("model.safetensors", 100, "a" * 40, "b" * 64)
-    for ask in (
-        lambda: offline.revisions(REPO),
-        lambda: offline.commit(REPO, "main"),
-        lambda: offline.files(REPO, "a" * 40),
-        lambda: offline.shapes(REPO, "a" * 40, [file]),
-    ):
-        with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
-            ask()
-    assert offline.known_files(REPO, "a" * 40) is None
 
 
 def test_a_hub_that_is_down_is_not_answered_from_memory(hub: Hub, tmp_path: Path) -> None:

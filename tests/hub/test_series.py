@@ -95,22 +95,7 @@ def test_a_name_on_the_hub_is_told_from_a_folder(target: str) -> None:
     assert is_hub(target)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "demo",
-        "name",
-        "/abs/path",
-        "./a/b",
-        "../a",
-        "a/b/c",
-        "recipes/demo.yaml",
-        "~/a",
-        "[red]a[/b]",
-        "org/name@",
-        "",
-    ],
-)
+@pytest.mark.parametrize("target", ["demo", "name", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a", "[red]a[/b]", "org/name@"])  # fmt: skip
 def test_paths_and_recipes_are_not_on_the_hub(target: str) -> None:
     assert not is_hub(target)
 
@@ -310,14 +295,6 @@ def test_numbered_folders_beneath_a_model_come_before_it(
     assert len({c.content for c in read}) == 3
     assert labels(with_files(listing, found[2:])) == ["run"]
     assert [path.split("/")[2] for path in calls(hub)] == ["refs", "tree"]
-
-
-def test_a_branch_of_folders_is_a_series(served: Serve, root: Path, tmp_path: Path) -> None:
-    parts = below(step_20=weights("a"), step_100=weights("b"))
-    write(root, "o/run", {"checkpoints": parts, "main": weights("end")})
-    found = find_series(listing_of(served(), tmp_path), "o/run", RECIPE)
-    assert labels(found) == ["step-20", "step-100", "main"]
-    assert found[0].ref == Ref("o/run", "checkpoints", "step-20")
 
 
 def test_a_checkpoint_may_lie_one_folder_deeper(served: Serve, root: Path, tmp_path: Path) -> None:
