@@ -37,7 +37,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 gc.disable()  # until tests are collected: libraries and tests are no garbage
 
-pytest_plugins = ["tests.support.hub.fixtures", "tests.support.wheel"]
+pytest_plugins = ["tests.support.hub", "tests.support.wheel"]
 
 # A core that others use is no finding; `make fuzz` gives the inputs that are saved here.
 settings.register_profile("busy", deadline=None, max_examples=30)

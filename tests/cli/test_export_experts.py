@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.support import released
 from tests.support.cli import TEXT, Run, refused
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Serve
 from tests.support.models import save_tokenizer
 
 SCHEME = "gptq-4bit:group=32"

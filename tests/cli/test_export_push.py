@@ -11,8 +11,7 @@ from huggingface_hub import ModelCard
 
 from tests.support.cli import TEXT, Run, refused
 from tests.support.filled import filled
-from tests.support.hub import Hub
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve
 
 TOKEN = "hf_bobs_own_secret"
 WHAT = ("export", "series/step200", *TEXT)

@@ -11,7 +11,7 @@ import pytest
 from tests.support import released
 from tests.support.cards import whole_at
 from tests.support.cli import QUICK, Run, audit_of
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Serve
 from tests.support.models import save_tokenizer
 
 SCHEMES = "rtn-4bit:group=32,gptq-4bit:group=32"

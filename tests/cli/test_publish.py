@@ -10,8 +10,7 @@ import pytest
 
 from tests.house.test_without_torch import COMMAND, run
 from tests.support.cli import Run, refused
-from tests.support.hub import Hub
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve
 from tests.support.saved_audits import save
 
 TOKEN = "hf_bobs_own_secret"

@@ -14,8 +14,7 @@ from qaudit.errors import UnreachableError
 from qaudit.hub.listing import Listing
 from tests.support import released
 from tests.support.cli import Run, refused
-from tests.support.hub import Hub, write_headers
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve, write_headers
 from tests.support.names import names_of
 
 REPO = "allenai/OLMo-2-1124-7B"

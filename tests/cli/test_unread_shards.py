@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.support import released
 from tests.support.cards import whole_at
 from tests.support.cli import TEXT, Run, audit_of, settings
-from tests.support.hub import Hub
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve
 from tests.support.models import save_tokenizer
 
 TOWERS, WORDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -18,7 +18,7 @@ import torch
 
 from tests.house.source import PACKAGE, ROOT
 from tests.support.cli import Run, audit_of, settings
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Serve
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("demo.json").read_text("utf-8"))
 THERE, TWO = RECORD["measured_with"], RECORD["two"]

@@ -103,9 +103,9 @@ def text_of(error: BaseException) -> str:
 
 def test_the_real_client_takes_the_local_hub_for_the_real_one(hub: Hub, tmp_path: Path) -> None:
     where: dict[str, Any] = {"endpoint": hub.url, "token": ALICE}
-    commits = HfApi(**where).list_repo_commits("alice/secret")
+    refs = HfApi(**where).list_repo_refs("alice/secret")
     folder = snapshot_download("alice/secret", revision="step1", cache_dir=tmp_path, **where)
-    assert Path(folder).name in {commit.commit_id for commit in commits}
+    assert Path(folder).name in {tag.target_commit for tag in refs.tags}
     assert Path(folder, "model.safetensors").read_bytes() == WEIGHTS + b"step1"
     with pytest.raises(RepositoryNotFoundError):
         HfApi(hub.url, token=BOB).model_info("alice/secret")

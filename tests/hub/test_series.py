@@ -14,8 +14,7 @@ from qaudit.hub.api import Client
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.types import Checkpoint, Recipe, Ref
-from tests.support.hub import Hub, write_headers
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve, write_headers
 from tests.support.names import names_of
 from tests.support.series import find_series
 
@@ -95,7 +94,11 @@ def test_a_name_on_the_hub_is_told_from_a_folder(target: str) -> None:
     assert is_hub(target)
 
 
-@pytest.mark.parametrize("target", ["demo", "name", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a", "[red]a[/b]", "org/name@"])  # fmt: skip
+@pytest.mark.parametrize(
+    "target",
+    ["demo", "name", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a",
+     "[red]a[/b]", "org/name@", ""],
+)  # fmt: skip
 def test_paths_and_recipes_are_not_on_the_hub(target: str) -> None:
     assert not is_hub(target)
 

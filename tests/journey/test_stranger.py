@@ -19,7 +19,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from tests.support.browser import browser, needs_browser
-from tests.support.hub.server import Hub
+from tests.support.hub import Hub
 
 pytestmark = pytest.mark.slow
 TOKEN = "hf_strangers_own_secret"

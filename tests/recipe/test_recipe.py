@@ -1,4 +1,4 @@
-"""Recipes: every key checked, every wrong one named; soups resolved or refused by name."""
+"""Recipes and keyword arguments: every key checked, and every wrong one named."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.core.registry import parse_merge, parse_schemes
 from qaudit.errors import RecipeError, UsageError
-from qaudit.recipe.selection import select
-from qaudit.recipe.soups import SoupRequest, needed, parse_soup, resolve_soups
-from qaudit.recipe.table import read_recipe, recipe_of, recipes_folder
-from qaudit.settings import DEFAULT_SCHEMES, settings_of
-from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
-
-DEMO = read_recipe(recipes_folder() / "demo.yaml")
+from qaudit.recipe.table import (
+    parse_nbytes,
+    read_recipe,
+    recipe_and_options,
+    recipe_of,
+    recipes_folder,
+    set_values,
+    take,
+)
+from qaudit.settings import (
+    DEFAULT_SCHEMES,
+    GROUPS,
+    PRESETS,
+    Execution,
+    Presets,
+    Recipe,
+    RunOptions,
+    settings_of,
+)
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -24,33 +35,12 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def checkpoint(label: str, weights: str | None = None) -> Checkpoint:
-    return Checkpoint(Ref(label), label, (WeightFile("w", 1, weights or label),))
-
-
-SERIES = tuple(
-    checkpoint(label)
-    for label in (
-        "stage1-step500",
-        "stage2-ingredient1-step500",
-        "stage2-ingredient1-step1000",
-        "stage2-ingredient2-step1000",
-        "stage2-ingredient3-step1000",
-    )
-)
-
-
 # ----------------------------------------------------------------------------------------- keys
 
 
 def test_options_alone_make_a_recipe() -> None:
     recipe = recipe_of(targets=["a", "b"], schemes=["rtn-4bit,gptq-3bit"], context=None)
     assert recipe == Recipe(("a", "b"), ("rtn-4bit,gptq-3bit",))
-
-
-def test_what_is_not_asked_for_has_its_default() -> None:
-    recipe = recipe_of(targets=["a"])
-    assert recipe == Recipe(("a",), DEFAULT_SCHEMES)
 
 
 def test_a_file_says_what_options_say(tmp_path: Path) -> None:
@@ -72,11 +62,6 @@ def test_an_option_takes_the_place_of_a_key(tmp_path: Path) -> None:
     path = write(tmp_path, "targets: run\ncontext: 128\nsoups: [A+B]\n")
     recipe = recipe_of(targets=[path], context=64, soups=["C+D"])
     assert (recipe.targets, recipe.context, recipe.soups) == (("run",), 64, ("C+D",))
-
-
-def test_every_field_of_a_recipe_is_a_key() -> None:
-    assert {field.name for field in fields(Recipe)} == {"targets", *settings_of(Recipe)}
-    assert recipe_of(targets=["a"]) == Recipe(("a",))
 
 
 @pytest.mark.parametrize(
@@ -132,132 +117,107 @@ def test_a_recipe_stands_by_itself(tmp_path: Path) -> None:
         recipe_of(targets=["demo", "a"])
 
 
-# ----------------------------------------------------------------------------------------- demo
-
-
-@pytest.mark.parametrize("path", sorted(recipes_folder().glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_shipped_recipe_is_right(path: Path) -> None:
-    recipe = read_recipe(path)
-    assert parse_schemes(recipe.schemes)
-    for soup in recipe.soups:
-        parse_merge(parse_soup(soup).merge)
-
-
 def test_the_demo_measures_everything_by_default() -> None:
-    assert recipe_of(targets=["demo"]) == DEMO
-    assert DEMO.targets == ("demo",)
-    assert DEMO.schemes == DEFAULT_SCHEMES
-    assert DEMO.family == "demo"
+    demo = read_recipe(recipes_folder() / "demo.yaml")
+    assert recipe_of(targets=["demo"]) == demo
+    assert (demo.targets, demo.schemes, demo.family) == (("demo",), DEFAULT_SCHEMES, "demo")
 
 
-def test_the_demo_s_soup_is_the_mean_of_its_three_ingredients() -> None:
-    (soup,) = resolve_soups(DEMO, SERIES)
-    assert (soup.label, soup.merge, soup.kind) == ("soup", "mean", "soup")
-    assert [(c.label, weight) for c, weight in soup.members] == [
-        (f"stage2-ingredient{k}-step1000", pytest.approx(1 / 3)) for k in (1, 2, 3)
-    ]
+# ------------------------------------------------------------------------------------ arguments
 
 
-# ---------------------------------------------------------------------------------------- soups
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("A+B", SoupRequest("mean(A+B)", "mean", ("A", "B"))),
-        (" A + B ", SoupRequest("mean( A + B )", "mean", ("A", "B"))),
-        ("stage2-*", SoupRequest("mean(stage2-*)", "mean", ("stage2-*",))),
-        ("mean(A+B)", SoupRequest("mean(A+B)", "mean", ("A", "B"))),
-        ("best=mean(A+B)", SoupRequest("best", "mean", ("A", "B"))),
-        ("best=A+B", SoupRequest("best", "mean", ("A", "B"))),
-        ("best=0.9*A+0.1*B", SoupRequest("best", "weighted", ("A", "B"), (0.9, 0.1))),
-        ("best=lr=1+lr=2", SoupRequest("best", "mean", ("lr=1", "lr=2"))),
-        ("late=ema:decay=0.9(A+B)", SoupRequest("late", "ema:decay=0.9", ("A", "B"))),
-        ("lr=3e-4+lr=1e-3", SoupRequest("mean(lr=3e-4+lr=1e-3)", "mean", ("lr=3e-4", "lr=1e-3"))),
-    ],
-)
-def test_a_soup_is_read(text: str, expected: SoupRequest) -> None:
-    assert parse_soup(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "A+", "+", "A++B"])
-def test_a_soup_with_a_hole_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a soup"):
-        parse_soup(text)
-
-
-def soups(*texts: str, series: tuple[Checkpoint, ...] = SERIES) -> list[tuple[str, list[str]]]:
-    recipe = Recipe(("x",), ("rtn-4bit",), soups=texts)
-    return [(s.label, [c.label for c, _ in s.members]) for s in resolve_soups(recipe, series)]
-
-
-def test_a_glob_takes_the_members_in_the_order_of_the_series() -> None:
-    expected = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
-    assert soups("ends=mean(stage2-ingredient*-step1000)") == [("ends", expected)]
-
-
-def test_a_folder_whose_name_looks_like_a_glob_is_taken_by_its_name() -> None:
-    series = (checkpoint("run[1]"), checkpoint("run[2]"))
-    assert soups("run[1]+run[2]", series=series)[0][1] == ["run[1]", "run[2]"]
+def test_settings_are_split_into_what_to_measure_and_how() -> None:
+    recipe, options = recipe_and_options(
+        "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", last=None
+    )
+    assert recipe == Recipe(("a", "b"), calibration_documents=32)
+    assert options == RunOptions(stream_memory=parse_nbytes("1.5GiB"), out=Path("here"))
+    assert recipe_and_options("a") == (Recipe(("a",)), RunOptions())
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("settings", "kind", "sentence", "hint"),
     [
-        ("stage3-*", "no checkpoint matches `stage3-*`", "there are: stage1-step500, "),
-        ("stage1-step500+stage1-step50", "no checkpoint `stage1-step50`", "`stage1-step500`?"),
-        ("stage1-*", "`mean(stage1-*)` has one member, `stage1-step500`", "two or more"),
-        ("stage1-step500+stage1-step500", "the same weights twice", "leave one of them out"),
-        ("stage2-*+stage2-ingredient2-step1000", "the same weights twice", "leave one"),
-        ("a=maen(stage2-*)", "no merge `maen`", "`mean`?"),
-        ("stage1-step500=mean(stage2-*)", "two subjects are called `stage1-step500`", "label="),
+        ({"contxt": 3}, UsageError, "there is no setting `contxt`", "did you mean `context`?"),
+        ({"disk": "9GB"}, UsageError, "there is no setting `disk`", "schemes"),
+        ({"context": "3"}, RecipeError, "`context` is `3`", "a whole number"),
+        ({"update": 1}, UsageError, "`update` is `1`", "true or false"),
+        ({"disk_budget": "60"}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
+        ({"disk_budget": 60}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
+        ({"stream_memory": "lots"}, UsageError, "`lots` is not a size", "512MB"),
+        ({"stream_memory": "9" * 400}, UsageError, "more than any machine has", "512MB"),
     ],
 )
-def test_a_soup_that_cannot_be_made_is_refused(text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        soups(text)
-    assert message in caught.value.message
+def test_a_wrong_argument_is_named(
+    settings: dict[str, object], kind: type[UsageError], sentence: str, hint: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        recipe_and_options("a", **settings)
+    assert sentence in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_members_of_equal_weights_are_refused_whatever_they_are_called() -> None:
-    twins = (checkpoint("a", "same"), checkpoint("b", "same"), checkpoint("c"))
-    with pytest.raises(UsageError, match="the same weights twice: `a` and `b`"):
-        soups("a+b+c", series=twins)
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("1B", 1), ("512MB", 512e6), ("1.5 GiB", 1.5 * 2**30), ("2k", 2000)]
+)
+def test_a_size_has_a_unit(text: str, nbytes: float) -> None:
+    assert parse_nbytes(text) == nbytes
 
 
-def test_two_soups_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two subjects are called"):
-        soups("stage2-*", "stage2-*")
+def test_every_setting_has_help_and_a_default_to_show() -> None:
+    assert len(settings_of()) == sum(len(settings_of(group)) for group in GROUPS)
+    for group in GROUPS:
+        assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
+    for entry in settings_of().values():
+        assert entry.setting.help.endswith(".")
+        assert entry.shown_default not in ("", "None", "()")
 
 
-# ------------------------------------------------------------------------------------ selection
+def test_a_preset_sets_several_keys_and_an_argument_beside_it_wins() -> None:
+    recipe, _ = recipe_and_options("a", quick=True, calibration_documents=48)
+    assert recipe == Recipe(("a",), **{**PRESETS["quick"], "calibration_documents": 48})
+    assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("fast", 512, 1)
 
 
-def labels(found: tuple[Checkpoint, ...]) -> list[str]:
-    return [c.label for c in found]
+def test_presets_are_keys_of_a_recipe() -> None:
+    assert PRESETS.keys() == settings_of(Presets).keys()
+    assert all(keys.keys() <= settings_of(Recipe).keys() for keys in PRESETS.values())
 
 
-def test_without_a_glob_everything_is_selected() -> None:
-    assert select(Recipe(("x",), ()), SERIES) == SERIES
-
-
-def test_globs_select_in_the_order_of_the_series() -> None:
-    recipe = Recipe(("x",), (), checkpoints=("*ingredient2*", "stage1-step500"))
-    assert labels(select(recipe, SERIES)) == ["stage1-step500", "stage2-ingredient2-step1000"]
-
-
-def test_a_glob_that_selects_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="no checkpoint matches `x\\*`"):
-        select(Recipe(("x",), (), checkpoints=("x*",)), SERIES)
-
-
-def test_members_of_a_soup_are_needed_although_not_selected() -> None:
-    recipe = Recipe(
-        ("x",), (), checkpoints=("stage1-*",), soups=("stage2-ingredient[12]-step1000",)
-    )
-    assert labels(needed(recipe, SERIES)) == [
-        "stage1-step500",
-        "stage2-ingredient1-step1000",
-        "stage2-ingredient2-step1000",
+def test_texts_are_read_by_the_type_of_their_key() -> None:
+    texts = [
+        "context=8",
+        "context=64",
+        "packed=true",
+        "confidence=0.9",
+        "slurm=a",
+        "slurm=b",
+        "strata=a=b",
     ]
+    texts += ["schedule={kind: linear, peak: 0.003, end: 1000}"]
+    values = set_values(texts, [*settings_of()], "scan")
+    assert values == {
+        "context": 64, "packed": True, "confidence": 0.9, "slurm": ["a", "b"], "strata": "a=b",
+        "schedule": {"kind": "linear", "peak": 0.003, "end": 1000},
+    }  # fmt: skip
+    assert take(Execution, values).slurm == ("a", "b")
+    assert recipe_and_options("a", **values)[0].packed
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "hint"),
+    [
+        ("contxt=3", "there is no setting `contxt`", "did you mean `context`?"),
+        ("threads=3", "`qaudit scan` takes no `threads`", "context"),
+        ("context", "`--set context` has no value", "`--set context=VALUE`"),
+        ("context=long", "`context` is `long`", "a whole number from 2"),
+        ("packed=2", "`packed` is `2`", "true or false"),
+        ("confidence=high", "`confidence` is `high`", "a number"),
+        ("schedule=[", "`schedule` is `[`", "a table"),
+    ],
+)
+def test_a_wrong_text_is_named(text: str, sentence: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        set_values(text.split(), [*settings_of(Recipe)], "scan")
+    assert sentence in caught.value.message
+    assert hint in caught.value.hint

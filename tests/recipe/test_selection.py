@@ -13,7 +13,6 @@ from qaudit.errors import UsageError
 from qaudit.families import find
 from qaudit.recipe.representatives import MOST_MEASURED, REPRESENTATIVES, representatives
 from qaudit.recipe.selection import is_default_choice, select
-from qaudit.recipe.soups import needed
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.names import names_of, recorded
 
@@ -62,60 +61,47 @@ def numbers(*entries: str) -> list[int | None]:
 # --------------------------------------------------------------------------------------- ranges
 
 
-def test_a_range_holds_both_its_ends() -> None:
-    assert numbers("stage1@3k..5000") == [3000, 4000, 5000]
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("stage1@3k..5000", [3000, 4000, 5000]),  # both its ends
+        ("stage1@100k..900k/50k", [*range(100_000, 900_001, 50_000)]),
+        ("stage1@800k../50k", [800_000, 850_000, 900_000, 928_646]),  # an open end keeps the end
+        ("stage1@..2k", [150, 1000, 2000]),
+        ("stage1@../400k", [400_000, 800_000, 928_646]),
+        ("stage1@0../400k", [150, 400_000, 800_000, 928_646]),  # zero is a multiple if written
+    ],
+)
+def test_a_range_of_steps_is_read(entry: str, expected: list[int]) -> None:
+    assert [c.step for c in select(recipe(checkpoints=(entry,)), RUN)] == expected
 
 
 def test_a_range_with_a_spacing_takes_the_nearest_to_each_multiple() -> None:
-    assert numbers("stage1@100k..900k/50k") == list(range(100_000, 900_001, 50_000))
     off = steps("s", [0, 90, 151, 160, 240, 1000])
     found = select(recipe(checkpoints=("s@0..1000/100",)), off)
     assert [c.step for c in found] == [0, 90, 160, 240, 1000]
 
 
-def test_an_open_end_keeps_the_end() -> None:
-    assert numbers("stage1@800k../50k") == [800_000, 850_000, 900_000, 928_646]
-    assert numbers("stage1@..2k") == [150, 1000, 2000]
-    assert numbers("stage1@../400k") == [400_000, 800_000, 928_646]
-
-
-def test_zero_is_a_multiple_for_who_writes_it() -> None:
-    assert numbers("stage1@0../400k") == [150, 400_000, 800_000, 928_646]
-
-
-def test_a_range_without_a_stage_holds_for_every_one() -> None:
-    assert chosen("@10.5k..11k") == [
-        "stage1-step11000",
-        "stage2-ingredient3-step11000",
-    ]
-
-
-def test_a_range_of_an_ingredient_leaves_the_others() -> None:
-    assert chosen("stage2-ingredient1@5k..") == [
-        "stage2-ingredient1-step6000",
-        "stage2-ingredient1-step11931",
-    ]
-
-
-def test_each_ingredient_has_its_own_nearest() -> None:
-    assert chosen("stage2@10k..20k/10k") == [
-        "stage2-ingredient1-step11931",
-        "stage2-ingredient3-step11000",
-    ]
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ("@10.5k..11k", ["stage1-step11000", "stage2-ingredient3-step11000"]),  # in every stage
+        ("stage2-ingredient1@5k..",
+         ["stage2-ingredient1-step6000", "stage2-ingredient1-step11931"]),
+        ("stage2@10k..20k/10k",  # each ingredient has its own nearest
+         ["stage2-ingredient1-step11931", "stage2-ingredient3-step11000"]),
+        ("main stage2-ingredient1@..2k stage1-step15?",  # in the order of the series
+         ["stage1-step150", "stage2-ingredient1-step1000", "main"]),
+    ],
+)  # fmt: skip
+def test_entries_add_up_and_a_range_may_name_a_part(entries: str, expected: list[str]) -> None:
+    assert chosen(*entries.split()) == expected
 
 
 def test_millions_and_a_single_step_are_read() -> None:
     series = steps("s", [999_999, 1_000_000, 1_200_000])
     assert [c.step for c in select(recipe(checkpoints=("s@1M",)), series)] == [1_000_000]
     assert [c.step for c in select(recipe(checkpoints=("@1.1m..",)), series)] == [1_200_000]
-
-
-def test_entries_add_up_in_the_order_of_the_series() -> None:
-    assert chosen("main", "stage2-ingredient1@..2k", "stage1-step15?") == [
-        "stage1-step150",
-        "stage2-ingredient1-step1000",
-        "main",
-    ]
 
 
 def test_a_name_with_the_sign_of_a_range_is_a_name() -> None:
@@ -165,19 +151,6 @@ def test_steps_cannot_be_asked_of_names() -> None:
 
 
 # ----------------------------------------------------------------- stages, last and limit
-
-
-def test_a_stage_can_be_asked_for_by_name_or_glob() -> None:
-    assert len(chosen("stage1@..")) == len(STAGE1)
-    assert chosen("*ingredient3@..") == [c.label for c in RUN if c.ingredient == 3]
-
-
-def test_a_stage_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        chosen("stage3@..")
-    assert caught.value.hint.startswith("did you mean `stage")
-    with pytest.raises(UsageError, match="no checkpoint has a known stage"):
-        select(recipe(checkpoints=("stage1@..",)), steps(None, [1, 2]))
 
 
 def test_the_last_ones_are_the_last_of_the_series() -> None:
@@ -298,11 +271,6 @@ def test_where_nearly_all_are_suspect_they_are_taken_after_all() -> None:
     assert max(b - a for a, b in pairwise(c.step or 0 for c in found)) <= 10
 
 
-def test_a_suspect_release_is_left_out() -> None:
-    series = (*steps("s", list(range(30))), checkpoint("main", suspect=("a README",)))
-    assert "main" not in [c.label for c in representatives(series)]
-
-
 def test_a_release_at_the_commit_of_a_numbered_revision_is_no_second_checkpoint() -> None:
     numbered = [checkpoint(f"step{n}", step=n, commit=f"{n:040x}") for n in range(1, 40)]
     main = checkpoint("main", commit=f"{39:040x}")
@@ -332,13 +300,6 @@ def test_names_alone_are_sampled_by_their_order() -> None:
 def test_names_beside_numbers_are_not_taken() -> None:
     series = (*steps("s", list(range(40))), checkpoint("it-SFT"), checkpoint("main"))
     assert [c.label for c in representatives(series)][-2:] == ["s-step39", "main"]
-
-
-def test_members_of_a_soup_are_needed_beside_the_representatives() -> None:
-    soup = ("stage2-ingredient1-step1000+stage2-ingredient3-step1000",)
-    asked = recipe(soups=soup)
-    extra = {c.label for c in needed(asked, RUN)} - {c.label for c in select(asked, RUN)}
-    assert "stage2-ingredient3-step1000" in extra
 
 
 CHECKPOINTS = st.builds(

@@ -65,6 +65,12 @@ def shares(subject: Subject) -> dict[str, float]:
         ),
         ("subsets:2(A+B)", SoupRequest("subsets:2(A+B)", "mean", ("A", "B"), None, 2)),
         ("[1]*+B", SoupRequest("mean([1]*+B)", "mean", ("[1]*", "B"))),
+        (" A + B ", SoupRequest("mean( A + B )", "mean", ("A", "B"))),
+        ("stage2-*", SoupRequest("mean(stage2-*)", "mean", ("stage2-*",))),
+        ("best=mean(A+B)", SoupRequest("best", "mean", ("A", "B"))),
+        ("best=lr=1+lr=2", SoupRequest("best", "mean", ("lr=1", "lr=2"))),
+        ("late=ema:decay=0.9(A+B)", SoupRequest("late", "ema:decay=0.9", ("A", "B"))),
+        ("lr=3e-4+lr=1e-3", SoupRequest("mean(lr=3e-4+lr=1e-3)", "mean", ("lr=3e-4", "lr=1e-3"))),
     ],
 )
 def test_a_soup_is_read(text: str, expected: SoupRequest) -> None:
@@ -131,6 +137,15 @@ def test_every_subset_becomes_a_soup() -> None:
         ("0.9*step100+step200", "`step200` has no weight", "every member a weight, or none"),
         ("0.5*step*+0.5*step100", "6 members and 2 weights", "name each by itself"),
         ("mean(0.5*step100+0.5*step200)", "`mean` takes no weights", "`weighted`"),
+        ("", "is not a soup", ""),
+        ("A+", "is not a soup", ""),
+        ("A++B", "is not a soup", ""),
+        ("stage3-*", "no checkpoint matches `stage3-*`", "there are: step100, "),
+        ("step100+step101", "no checkpoint `step101`", "`step100`?"),
+        ("step1*", "`mean(step1*)` has one member, `step100`", "two or more"),
+        ("step100+step100", "the same weights twice", "leave one of them out"),
+        ("a=maen(step*)", "no merge `maen`", "`mean`?"),
+        ("step100=mean(step*)", "two subjects are called `step100`", "label="),
         ("last:9", "a window of 9 is longer than the series, which has 5", "`lawa:k=5`"),
         ("last", "`last` has no number", "`last:4`"),
         ("slerp(step*)", "has 5 members, and `slerp` takes at most 2", "another number"),
@@ -185,7 +200,13 @@ def test_members_of_different_families_are_refused() -> None:
         soups("step*", series=series)
 
 
-def test_a_checkpoint_may_have_brackets_in_its_name() -> None:
-    series = (checkpoint("a(1)", 1), checkpoint("b", 2))
-    (soup,) = soups("a(1)+b", series=series)
-    assert list(shares(soup)) == ["a(1)", "b"]
+@pytest.mark.parametrize("name", ["a(1)", "a[1]"])
+def test_a_checkpoint_may_have_brackets_in_its_name(name: str) -> None:
+    (soup,) = soups(f"{name}+b", series=(checkpoint(name, 1), checkpoint("b", 2)))
+    assert list(shares(soup)) == [name, "b"]
+
+
+def test_members_of_equal_weights_are_refused_whatever_they_are_called() -> None:
+    twin = replace(RUN[1], files=RUN[0].files)
+    with pytest.raises(UsageError, match="the same weights twice: `step100` and `step200`"):
+        soups("step100+step200+step300", series=(RUN[0], twin, RUN[2]))

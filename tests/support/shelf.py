@@ -21,7 +21,7 @@ from qaudit.hub.series import with_files
 from qaudit.text.texts import find_text
 from qaudit.types import AuditRecord, Checkpoint, Plan, Recipe, Subject, TextFile, Watch
 from tests.support.hub import Hub as Server
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
 from tests.support.running import run
 from tests.support.series import find_series

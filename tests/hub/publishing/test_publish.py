@@ -30,8 +30,7 @@ from qaudit.hub.published import published_folder
 from qaudit.saved.evidence import read_saved
 from qaudit.types import Ref, Subject, TextFile
 from tests.support import sample
-from tests.support.hub import Hub
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve
 from tests.support.saved_audits import save
 
 REPO = "alice/m"
@@ -300,16 +299,16 @@ def test_a_readme_that_was_edited_in_the_pull_request_keeps_the_edit(
 
 def spoil_after_commit(desk: Desk, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """Let the Hub take the commit and answer something else."""
-    from tests.support.hub import routes
-    from tests.support.hub.exchange import refusal
+    from tests.support.hub import server
+    from tests.support.hub.wire import refusal
     from tests.support.hub.writing import create_commit
 
     def taken(hub: Any, request: Any, place: Any) -> Any:
         create_commit(hub, request, place)
         raise refusal(status, "too late")
 
-    changed = tuple((m, p, taken if h is create_commit else h) for m, p, h in routes.ROUTES)
-    monkeypatch.setattr(routes, "ROUTES", changed)
+    changed = tuple((m, p, taken if h is create_commit else h) for m, p, h in server.ROUTES)
+    monkeypatch.setattr(server, "ROUTES", changed)
 
 
 @pytest.mark.parametrize("fault", [{"cut": 0}, {"cut": 10}, {"reset": 1}], ids=str)
@@ -378,7 +377,7 @@ def test_large_files_that_the_hub_has_are_not_uploaded_again(
     desk: Desk, saved: Path, newer: Path
 ) -> None:
     desk.publish(saved)
-    api(desk.hub).change_discussion_status(REPO, 1, new_status="closed")
+    desk.requests[0]["status"] = "closed"
     desk.hub.log.clear()
     desk.publish(saved)
     assert desk.hub.asked("PUT /cdn") == []

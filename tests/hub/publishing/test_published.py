@@ -13,8 +13,7 @@ import pytest
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UsageError
 from qaudit.hub.published import audit_folder, is_published, published_folder
 from qaudit.saved.evidence import read_saved
-from tests.support.hub import Hub
-from tests.support.hub.fixtures import Serve
+from tests.support.hub import Hub, Serve
 from tests.support.items import answered
 from tests.support.saved_audits import save
 

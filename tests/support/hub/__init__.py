@@ -11,7 +11,33 @@ what goes wrong is said by the test (faults.py). What the real Hub has and this 
 content-addressed xet storage, git over HTTP, spaces, renamed repos, and the making of repos.
 """
 
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
 from tests.support.hub.contents import write_header, write_headers
 from tests.support.hub.server import Hub
 
-__all__ = ["Hub", "write_header", "write_headers"]
+__all__ = ["Hub", "Serve", "serve", "write_header", "write_headers"]
+
+
+class Serve(Protocol):
+    """Start a Hub over a folder; it takes the arguments of `Hub`."""
+
+    def __call__(self, root: Path | None = None, **settings: Any) -> Hub: ...
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start Hubs that are gone when the test ends, and fail a test in which one had a bug."""
+    with contextlib.ExitStack() as stack:
+
+        def start(root: Path | None = None, **settings: Any) -> Hub:
+            return stack.enter_context(Hub(root, **settings).running())
+
+        yield start

@@ -9,8 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.support.hub.faults import __doc__ as FAULTS
 from tests.support.hub.server import Hub
+from tests.support.hub.wire import __doc__ as FAULTS
 
 
 def main() -> None:
@@ -22,21 +22,12 @@ def main() -> None:
     )
     parser.add_argument("--page", type=int, default=1000, help="entries in a page of a listing")
     parser.add_argument("--token", action="append", default=[], metavar="TOKEN=USER[:read]")
-    parser.add_argument("--quota", action="append", default=[], metavar="api=500/300")
     parser.add_argument("--faults", default="[]", metavar="JSON", help=FAULTS.splitlines()[0])
-    parser.add_argument("--gzip", action="store_true", help="serve small files compressed")
     arguments = parser.parse_args()
-    quota = {}
-    for text in arguments.quota:
-        bucket, _, limit = text.partition("=")
-        requests, _, seconds = limit.partition("/")
-        quota[bucket] = (int(requests), int(seconds))
     hub = Hub(
         arguments.root,
         tokens=dict(text.split("=", 1) for text in arguments.token),
         page=arguments.page,
-        quota=quota,
-        gzip_text=arguments.gzip,
     )
     hub.faults = json.loads(arguments.faults)
     with hub.running(arguments.port):

@@ -209,11 +209,6 @@ class Blob:
         """What the Hub names the content by: a client's cache calls the file that."""
         return self.sha256 or self.git_id
 
-    @property
-    def xet_hash(self) -> str:
-        """Not a real xet hash, only of the right shape."""
-        return hashlib.sha256(b"xet" + self.etag.encode()).hexdigest()
-
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield the bytes from `start` to `stop` in pieces."""
         return self.contents.read(start, self.nbytes if stop is None else stop)
@@ -324,7 +319,6 @@ class Repository:
     private: bool = False
     gated: Literal[False, "auto", "manual"] = False
     readers: tuple[str, ...] = ()
-    xet: bool = False
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
@@ -367,18 +361,3 @@ class Repository:
         if oid not in self.commits and re.fullmatch("[0-9a-f]{7,39}", revision):
             oid = next((known for known in self.commits if known.startswith(revision)), oid)
         return self.commits.get(oid)
-
-    def history(self, commit: Commit | None) -> Iterator[Commit]:
-        """Yield a commit and those before it."""
-        while commit:
-            yield commit
-            commit = self.commits.get(commit.parent) if commit.parent else None
-
-    def remove(self, name: str) -> None:
-        """Let a branch or tag vanish, and its commit with it unless another name points there.
-
-        The commit is gone even where later ones name it as a parent: their history ends there.
-        """
-        oid = self.branches.pop(name, None) or self.tags.pop(name)
-        if oid not in {*self.branches.values(), *self.tags.values()}:
-            del self.commits[oid]

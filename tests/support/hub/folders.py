@@ -37,13 +37,8 @@ SETTINGS = {
     "private": "bool",
     "gated": 'false, "auto" or "manual"',
     "readers": "users who may read although it is private or gated",
-    "xet": "bool: the headers that make a client ask for xet",
     "branch_per_revision": "bool: revisions are branches rather than tags",
     "main": "the revision where main points; null is a main with a README alone",
-    "aliases": "{name: revision}: a name with a commit of its own that serves the same files",
-    "tags": "{name: revision}: a tag at the revision's own commit",
-    "names": "a file beside with one name a line: each serves the only folder, see add_names",
-    "pretend_nbytes": "with names: what the weights of a checkpoint pretend to weigh",
 }
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -78,24 +73,9 @@ def _folders(path: Path) -> list[Path]:
 def repository_of(folder: Path, id_: str, kind: Kind) -> Repository:
     """Return the repo that a folder describes."""
     settings = _settings(folder)
-    if "names" in settings:
-        (served,) = _folders(folder)
-        lines = (folder / settings["names"]).read_text(encoding="utf-8").split("\n")
-        names = [line for line in lines if line]
-        repo = Repository(id_, kind)
-        add_names(
-            repo,
-            names,
-            served,
-            main=settings.get("main", names[-1]),
-            aliases=settings.get("aliases"),
-            pretend_nbytes=settings.get("pretend_nbytes"),
-            tags=not settings.get("branch_per_revision", True),
-        )
-    else:
-        repo = _repository_of_revisions(folder, Repository(id_, kind), settings)
+    repo = _repository_of_revisions(folder, Repository(id_, kind), settings)
     repo.private, repo.gated = settings.get("private", False), settings.get("gated", False)
-    repo.readers, repo.xet = tuple(settings.get("readers", ())), settings.get("xet", False)
+    repo.readers = tuple(settings.get("readers", ()))
     return repo
 
 
@@ -118,8 +98,6 @@ def _repository_of_revisions(
         commits[name] = repo.commit(files, f"checkpoint {name}", date=date)
     named = repo.branches if settings.get("branch_per_revision") else repo.tags
     named |= {name: commit.id for name, commit in commits.items() if name != "main"}
-    named |= _aliases(repo, settings.get("aliases", {}), commits)
-    repo.tags |= {name: commits[other].id for name, other in settings.get("tags", {}).items()}
     if "main" in settings:
         _point_main(repo, settings["main"])
     return repo
@@ -171,9 +149,8 @@ def add_names(
     aliases: Mapping[str, str] | None = None,
     pretend_nbytes: int | None = None,
     hashed: bool = True,
-    tags: bool = False,
 ) -> None:
-    """Give a repo a branch or tag per name, each with its own commit; see `Hub.add_names`."""
+    """Give a repo a branch per name, each with its own commit; see `Hub.add_names`."""
     base = _begin(repo)
     first = repo.branches["main"]
     weights = sorted(path for path in folder.rglob("*") if path.suffix in WEIGHTS)
@@ -189,9 +166,8 @@ def add_names(
             own[inside] = blob_of(path.name, contents, sha256=made_up)
         date, title = EPOCH + timedelta(hours=number + 1), f"checkpoint {name}"
         commits[name] = repo.commit(shared | own, title, date=date, parent=first, branch=None)
-    named = repo.tags if tags else repo.branches
-    named |= {name: commit.id for name, commit in commits.items()}
-    named |= _aliases(repo, aliases or {}, commits)
+    repo.branches |= {name: commit.id for name, commit in commits.items()}
+    repo.branches |= _aliases(repo, aliases or {}, commits)
     _point_main(repo, main)
 
 

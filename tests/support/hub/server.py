@@ -14,12 +14,11 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 from unittest.mock import patch
 
-from tests.support.hub import faults, routes
+from tests.support.hub import reading, wire, writing
 from tests.support.hub.contents import Kind, Repository
-from tests.support.hub.exchange import Quota, RefusedError, Reply, Request
-from tests.support.hub.files import Links
 from tests.support.hub.folders import add_names, repositories_in
-from tests.support.hub.serving import Service, bound
+from tests.support.hub.reading import Links
+from tests.support.hub.wire import Place, RefusedError, Reply, Request, Service, bound, refusal
 
 
 class Hub:
@@ -28,13 +27,11 @@ class Hub:
     root            folder of repos, see tests/support/hub/folders.py
     tokens          token -> "user", or "user:read" for one that may not write
     page            entries in a page of a listing
-    quota           {"api": (requests, seconds), "resolvers": (...)} in fixed windows of `clock`
-    gzip_text       serve small files compressed and without a length, as the real Hub does
     https_style_401 answer a stranger without an error code, as the real Hub does; its client
                     understands that over https only
 
     `repos` maps "owner/name" and "datasets/owner/name" to repositories, `faults` is what goes
-    wrong (faults.py), `log` has an entry per request, `leaks` the addresses of the CDN
+    wrong (wire.py), `log` has an entry per request, `leaks` the addresses of the CDN
     that were asked with a token, `errors` the bugs of the Hub itself: leaving `running` raises the
     first of them.
     """
@@ -44,14 +41,10 @@ class Hub:
         root: str | Path | None = None,
         tokens: Mapping[str, str] | None = None,
         page: int = 1000,
-        quota: Mapping[str, tuple[int, int]] | None = None,
-        gzip_text: bool = False,
         https_style_401: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokens = dict(tokens or {})
         self.page = page
-        self.gzip_text = gzip_text
         self.https_style_401 = https_style_401
         self.faults: list[dict[str, Any]] = []
         self.log: list[dict[str, Any]] = []
@@ -59,7 +52,6 @@ class Hub:
         self.errors: list[BaseException] = []
         self.url = self.cdn = ""
         self.links = Links()
-        self._quota = Quota(quota or {}, clock)
         self._service: Service | None = None
         self._sockets: list[socket.socket] = []
         self._ports = (0, 0)
@@ -77,9 +69,8 @@ class Hub:
         aliases: Mapping[str, str] | None = None,
         pretend_nbytes: int | None = None,
         hashed: bool = True,
-        tags: bool = False,
     ) -> Repository:
-        """Add a repo with a branch or tag per name, of which each serves the files of one folder.
+        """Add a repo with a branch per name, of which each serves the files of one folder.
 
         Each name has a commit of its own and weights of its own, made from the folder's when they
         are read (contents.py): valid, finite, near to the original. A safetensors
@@ -100,7 +91,6 @@ class Hub:
             aliases=aliases,
             pretend_nbytes=pretend_nbytes,
             hashed=hashed,
-            tags=tags,
         )
         self.repos[repo.key] = repo
         return repo
@@ -161,19 +151,19 @@ class Hub:
     # ---------------------------------------------- answering
 
     async def __call__(
-        self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: faults.Send
+        self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: wire.Send
     ) -> None:
         """Answer one request: the ASGI interface."""
         request = await self._request(scope, receive)
         entry = self._note(request)
         with contextlib.ExitStack() as stack:
             stack.push(self._remember)
-            fault = faults.take(self.faults, request)
+            fault = wire.take(self.faults, request)
             request = replace(request, fault=fault)
-            await faults.hold(fault)
+            await wire.hold(fault)
             if fault.get("reset") == 0:
-                return faults.reset(send)
-            await faults.deliver(send, request, self._answer(request), entry)
+                return wire.reset(send)
+            await wire.deliver(send, request, self._answer(request), entry)
 
     async def _request(
         self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]
@@ -215,8 +205,7 @@ class Hub:
         """Return the true answer, or what a fault has in its place."""
         said: dict[str, Any] = {"X-Request-Id": f"Root={uuid.uuid4().hex}"}
         try:
-            said |= self._quota.count(request)
-            reply = faults.injected(dict(request.fault)) or routes.answer(self, request)
+            reply = wire.injected(dict(request.fault)) or answer(self, request)
         except RefusedError as refused:
             reply = refused.reply
         said |= reply.headers
@@ -232,3 +221,72 @@ class Hub:
     ) -> None:
         if isinstance(error, Exception):  # what stops a task is no error
             self.errors.append(error)
+
+
+# Which address is answered by what. `{revision}` stands for one segment, `{path...}` for all that
+# are left, `{kinds}` for `models` or `datasets`. Segments are split before they are decoded, so a
+# revision may contain a slash.
+
+Handler = Callable[[Hub, Request, Place], Reply]
+REPO = "api/{kinds}/{owner}/{name}"
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "cdn/{path}", reading.download),
+    ("PUT", "cdn/upload/{path}", reading.upload),
+    ("POST", "cdn/verify", reading.verify),
+    ("GET", "api/whoami-v2", reading.whoami),
+    ("GET", "api/agent-harnesses", reading.harnesses),
+    ("POST", "api/validate-yaml", writing.validate_yaml),
+    ("GET", "api/resolve-cache/{kinds}/{owner}/{name}/{revision}/{path...}", reading.resolve_cache),
+    ("GET", "api/{kinds}", reading.repositories),
+    ("GET", REPO, reading.info),
+    ("GET", REPO + "/revision/{revision}", reading.info),
+    ("GET", REPO + "/refs", reading.refs),
+    ("GET", REPO + "/tree/{revision}/{path...}", reading.tree),
+    ("POST", REPO + "/paths-info/{revision}", reading.paths_info),
+    ("POST", REPO + "/preupload/{revision}", writing.preupload),
+    ("POST", REPO + "/commit/{revision}", writing.create_commit),
+    ("GET", REPO + "/discussions", writing.list_all),
+    ("POST", REPO + "/discussions", writing.create),
+    ("GET", REPO + "/discussions/{number}", writing.details),
+    ("POST", REPO + "/discussions/{number}/merge", writing.merge),
+    ("GET", "{kinds}/{owner}/{name}/resolve/{revision}/{path...}", reading.resolve),
+    ("GET", "{owner}/{name}/resolve/{revision}/{path...}", reading.resolve),
+    ("POST", "{kinds}/{owner}/{name}/info/lfs/objects/batch", writing.lfs_batch),
+    ("POST", "{owner}/{name}/info/lfs/objects/batch", writing.lfs_batch),
+)
+
+
+def answer(hub: Hub, request: Request) -> Reply:
+    """Return what the Hub says to a request."""
+    method = "GET" if request.method == "HEAD" else request.method
+    for wanted, pattern, handler in ROUTES:
+        words = _match(pattern.split("/"), request.segments) if wanted == method else None
+        if words is not None and request.at_cdn == pattern.startswith("cdn/"):
+            return handler(hub, request, _place(words))
+    raise refusal(404, "Sorry, we can't find the page you are looking for.")
+
+
+def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    """Return the words in an address that a pattern names, or None if it is another's."""
+    words: dict[str, str] = {}
+    for place, part in enumerate(pattern):
+        if part.endswith("...}"):
+            return words | {part[1:-4]: "/".join(segments[place:])}
+        if place >= len(segments):
+            return None
+        word = segments[place]
+        if not part.startswith("{"):
+            if word != part:
+                return None
+        elif part == "{kinds}" and word not in ("models", "datasets"):
+            return None
+        else:
+            words[part[1:-1]] = word
+    return words if len(pattern) == len(segments) else None
+
+
+def _place(words: dict[str, Any]) -> Place:
+    kinds = words.pop("kinds", "models")
+    place = Place(**words)
+    name = place.name.removesuffix(".git")
+    return replace(place, kind="dataset" if kinds == "datasets" else "model", name=name)

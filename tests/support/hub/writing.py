@@ -1,20 +1,107 @@
-"""Commits and uploads, to the repo itself or as a pull request."""
+"""What may be written: commits, uploads and pull requests."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tests.support.hub.access import commit_for, repository_for, writer_of
 from tests.support.hub.contents import Blob, Commit, Repository, blob_in_memory, is_large
-from tests.support.hub.discussions import note_commit, open_discussion
-from tests.support.hub.exchange import Place, Reply, Request, as_json, refusal
-from tests.support.hub.listings import front_matter
+from tests.support.hub.reading import (
+    commit_for,
+    front_matter,
+    repository_for,
+    timestamp,
+    user_of,
+    writer_of,
+)
+from tests.support.hub.wire import Place, Reply, Request, as_json, refusal
 
 if TYPE_CHECKING:
     from tests.support.hub.server import Hub
+
+
+def _now() -> str:
+    return timestamp(datetime.now(UTC))
+
+
+def open_discussion(
+    repo: Repository,
+    title: str,
+    text: str,
+    user: str,
+    *,
+    base: str | None,
+    status: str = "open",
+) -> int:
+    """Open a discussion, or a pull request against a `base`, and return its number."""
+    number = len(repo.discussions) + 1
+    repo.discussions.append(
+        {
+            "title": title,
+            "num": number,
+            "author": {"name": user},
+            "createdAt": _now(),
+            "status": status,
+            "repo": {"name": repo.id, "type": repo.kind},
+            "isPullRequest": base is not None,
+            "filesWithConflicts": [],
+            "changes": {"base": f"refs/heads/{base}"} if base else None,
+            "events": [],
+        }
+    )
+    if base:
+        repo.branches[f"refs/pr/{number}"] = repo.branches[base]
+    return number
+
+
+def list_all(hub: Hub, request: Request, place: Place) -> Reply:
+    """List discussions, pull requests, or both."""
+    repo, kind = repository_for(hub, request, place.repo), request.query.get("type", "all")
+    wanted = [
+        one
+        for one in repo.discussions
+        if kind == "all" or one["isPullRequest"] == (kind == "pull_request")
+    ]
+    count = {"count": len(wanted), "start": 0, "numClosedDiscussions": 0}
+    return as_json({"discussions": wanted, **count})
+
+
+def create(hub: Hub, request: Request, place: Place) -> Reply:
+    """Open what a user asks for."""
+    user, repo = writer_of(hub, request).name, repository_for(hub, request, place.repo)
+    asked = request.json
+    as_request = bool(asked.get("pullRequest"))
+    base, status = ("main", "draft") if as_request else (None, "open")
+    text = asked.get("description", "")
+    number = open_discussion(repo, asked["title"], text, user, base=base, status=status)
+    return as_json({"num": number, "pullRequest": as_request})
+
+
+def _find(hub: Hub, request: Request, place: Place) -> tuple[Repository, dict[str, Any]]:
+    repo = repository_for(hub, request, place.repo)
+    if not place.number.isdigit() or not 0 < int(place.number) <= len(repo.discussions):
+        raise refusal(404, "Discussion not found")
+    return repo, repo.discussions[int(place.number) - 1]
+
+
+def details(hub: Hub, request: Request, place: Place) -> Reply:
+    """Return one discussion with everything that happened in it."""
+    return as_json({**_find(hub, request, place)[1], "diff": ""})
+
+
+def merge(hub: Hub, request: Request, place: Place) -> Reply:
+    """Move main to a pull request's head."""
+    user = user_of(hub, request)
+    repo, found = _find(hub, request, place)
+    if user is None or user.name != repo.owner:
+        raise refusal(403, "Forbidden")
+    head = repo.branches[f"refs/pr/{found['num']}"]
+    repo.branches["main"] = head
+    found["status"], found["changes"]["mergeCommitId"] = "merged", head
+    return as_json({})
 
 
 def validate_yaml(hub: Hub, request: Request, place: Place) -> Reply:
@@ -74,8 +161,6 @@ def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
         branch = f"refs/pr/{number}"
         said["pullRequestUrl"] = f"{hub.url}/{repo.key}/discussions/{number}"
     new = repo.commit(files, title, message=message, parent=parent.id, author=user, branch=branch)
-    if number_text := _request_number(branch):
-        note_commit(repo, int(number_text), user, new)
     link = f"{hub.url}/{repo.key}/commit/{new.id}"
     said |= {"commitOid": new.id, "commitUrl": link, "hookOutput": ""}
     return as_json({"success": True, **said})
@@ -113,10 +198,6 @@ def _changed(repo: Repository, parent: Commit, lines: list[dict[str, Any]]) -> d
             if value["oid"] not in repo.large:
                 raise refusal(400, f"LFS object {value['oid']} is missing")
             files[value["path"]] = repo.large[value["oid"]]
-        elif key == "deletedFile":
-            if files.pop(value["path"], None) is None:
-                raise refusal(404, "A file with this name doesn't exist", "EntryNotFound")
-        elif key == "deletedFolder":
-            folder = value["path"].rstrip("/") + "/"
-            files = {path: blob for path, blob in files.items() if not path.startswith(folder)}
+        elif key == "deletedFile" and files.pop(value["path"], None) is None:
+            raise refusal(404, "A file with this name doesn't exist", "EntryNotFound")
     return files

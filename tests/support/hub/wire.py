@@ -1,4 +1,4 @@
-"""Faults that a test injects, and the wire under them.
+"""What is asked and answered, the faults that a test injects, and the sockets under them.
 
 A fault is a dictionary in `Hub.faults`; the first whose `match` is found in `METHOD /path` or
 `METHOD /path?query` applies, `times` times (without it, always), after the first `skip` matches.
@@ -8,10 +8,7 @@ A fault is a dictionary in `Hub.faults`; the first whose `match` is found in `ME
     body                    alone: status 200 with that body; text, or a value that becomes JSON
     silent                  no answer at all
     until                   a threading.Event: answer once it is set
-    delay                   seconds before the answer
-    rate                    bytes a second
     cut, reset, stall       after so many bytes of the body: close, TCP reset, say nothing more
-    stall_for               seconds after which a stall becomes a close
     short                   announce and send only so many bytes
     flip                    this byte of the body is wrong, the size is right
     norange                 a request for a range gets everything, with 200
@@ -25,16 +22,102 @@ import json
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
-from tests.support.hub.exchange import Reply, Request
+from tests.support.hub.contents import Kind
+
+Headers = Mapping[str, str | int | None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked for."""
+
+    method: str
+    path: str  # as it came: `refs%2Fpr%2F1` must stay one segment
+    query_text: str
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+    at_cdn: bool
+    fault: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> list[str]:
+        return [unquote(segment) for segment in self.path.strip("/").split("/")]
+
+    @property
+    def query(self) -> dict[str, str]:
+        found = parse_qs(self.query_text, keep_blank_values=True)
+        return {name: values[-1] for name, values in found.items()}
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body or b"{}")
+
+    def flag(self, name: str) -> bool:
+        """Say whether a parameter of the query is on."""
+        return self.query.get(name, "").lower() in ("1", "true")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server answers; a header that is None is left out."""
+
+    status: int = 200
+    body: bytes | Iterable[bytes] = b""
+    headers: Headers = field(default_factory=dict)
+
+
+class RefusedError(Exception):
+    """Raised by whatever finds that the request cannot be granted."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+def as_json(value: object, status: int = 200, headers: Headers | None = None) -> Reply:
+    """Return an answer of JSON."""
+    kind = {"Content-Type": "application/json; charset=utf-8"}
+    return Reply(status, json.dumps(value).encode(), kind | dict(headers or {}))
+
+
+def refusal(
+    status: int, message: str, code: str | None = None, headers: Headers | None = None
+) -> RefusedError:
+    """Return an error in the Hub's shape: the message twice, and a code the client understands."""
+    named: Headers = {"X-Error-Message": message, "X-Error-Code": code, **(headers or {})}
+    return RefusedError(as_json({"error": message}, status, named))
+
+
+@dataclass(frozen=True)
+class Place:
+    """The words that a route found in an address."""
+
+    kind: Kind = "model"
+    owner: str = ""
+    name: str = ""
+    revision: str = "main"
+    path: str = ""
+    number: str = ""
+    verb: str = ""
+
+    @property
+    def repo(self) -> str:
+        """The repo's key in `Hub.repos`."""
+        prefix = "datasets/" if self.kind == "dataset" else ""
+        return f"{prefix}{self.owner}/{self.name}"
+
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SELECTS = {"match", "times", "skip"}
-ANSWERS = {"status", "headers", "body", "silent", "until", "delay", "norange", "expired"}
-BODIES = {"rate", "cut", "reset", "stall", "stall_for", "short", "flip"}
+ANSWERS = {"status", "headers", "body", "silent", "until", "norange", "expired"}
+BODIES = {"cut", "reset", "stall", "short", "flip"}
 POLL_SECONDS = 0.005
 FOR_EVER_SECONDS = 86400
 
@@ -77,7 +160,6 @@ async def hold(fault: dict[str, Any]) -> None:
         await asyncio.sleep(FOR_EVER_SECONDS)
     while "until" in fault and not fault["until"].is_set():
         await asyncio.sleep(POLL_SECONDS)
-    await asyncio.sleep(fault.get("delay", 0))
 
 
 def reset(send: Send) -> None:
@@ -110,8 +192,6 @@ async def _send_body(
     pieces = ([body] if body else []) if isinstance(body, bytes) else body
     stop = min([fault[key] for key in ("cut", "reset", "stall") if key in fault], default=None)
     for piece in _spoilt(pieces, fault.get("flip"), stop):
-        if "rate" in fault:
-            await asyncio.sleep(len(piece) / fault["rate"])
         await send({"type": "http.response.body", "body": piece, "more_body": True})
         await asyncio.sleep(0)  # others are served meanwhile, and a client that left is noticed
         if send.__self__.disconnected:  # type: ignore[attr-defined]  # uvicorn's own
@@ -120,7 +200,7 @@ async def _send_body(
     if not pieces or stop is None or entry["sent"] < stop:
         return True
     if "stall" in fault:
-        await asyncio.sleep(fault.get("stall_for", FOR_EVER_SECONDS))
+        await asyncio.sleep(FOR_EVER_SECONDS)
     if "reset" in fault:
         await _sent(send)
         reset(send)
@@ -149,3 +229,64 @@ async def _sent(send: Send) -> None:
     while transport.get_write_buffer_size() and not transport.is_closing():
         await asyncio.sleep(POLL_SECONDS)
     await asyncio.sleep(0.05)  # what the client has not read is lost by a reset, too
+
+
+class Service:
+    """Serves an ASGI application on some sockets from a thread until it is stopped."""
+
+    def __init__(self, application: Any, sockets: list[socket.socket]) -> None:
+        from uvicorn import Config
+
+        self._sockets = sockets
+        self._config = Config(
+            application,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+        )
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="local Hub")
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        """Break every connection and return when nothing of the service is left."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._ready.set()  # should it have failed, nobody waits for ever
+
+    async def _serve(self) -> None:
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+        from uvicorn.server import ServerState
+
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        state = ServerState()
+        servers = [
+            await self._loop.create_server(lambda: H11Protocol(self._config, state, {}), sock=sock)
+            for sock in self._sockets
+        ]
+        self._ready.set()
+        await self._stopping.wait()
+        for server in servers:
+            server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        for task in list(state.tasks):
+            task.cancel()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
+def bound(port: int) -> socket.socket:
+    """Return a socket that holds a port; connections are refused until somebody listens."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    return held
