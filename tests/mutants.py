@@ -254,7 +254,7 @@ def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers
         idle: Queue[Worker] = Queue()
         for number in range(workers):
             worker = Worker(Path(scratch) / str(number))
-            if worker.try_out(None, ["tests/house/test_flags.py"], seconds) != "alive":
+            if worker.try_out(None, ["tests/house/test_habits.py"], seconds) != "alive":
                 sys.exit("a test fails without any mutant")
             idle.put(worker)
 

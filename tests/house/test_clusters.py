@@ -105,8 +105,3 @@ def test_a_template_runs_a_part_with_options_that_exist(path: Any) -> None:
     (part,) = [command for names, command in commands() if list(names) == ["part"]]
     assert "--part" in text
     assert "--part" in [option for one in part.params for option in one.opts]
-
-
-def test_every_template_is_tested() -> None:
-    tested = {"kubernetes.yaml", "hub_jobs.py", "skypilot.yaml", "github-matrix.yml"}
-    assert {path.name for path in TEMPLATES} == tested

@@ -110,9 +110,3 @@ def test_the_experiment_is_one(tmp_path: Path) -> None:
 def test_the_family_is_one(tmp_path: Path) -> None:
     family = load_file(file_of("Add a model family", tmp_path, "acorn.yaml"))
     assert family.learning_rate(family.place("step1000")) == 2.5e-4
-
-
-def test_no_section_on_adding_something_is_long() -> None:
-    sections = re.findall(r"^## Add a.*?(?=^## )", TEXT, re.M | re.S)
-    assert len(sections) == 9
-    assert max(len(section.splitlines()) for section in sections) < 30

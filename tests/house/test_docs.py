@@ -18,10 +18,11 @@ from tests.house.commands import PAGE as OPTIONS
 from tests.house.commands import commands
 from tests.house.commands import page as page_of_options
 from tests.house.readme import FINDINGS, GGUF, findings, gguf
-from tests.house.source import ROOT
+from tests.house.source import PACKAGE, ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MOST_WORDS, MOST_PAGES = 30_000, 32
+OF_THE_ROOT = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+MOST_WORDS, MOST_PAGES, MOST_WORDS_OF_THE_README = 30_000, 32, 750
 WORDS_OF_THE_CARD = 1_000  # of the demo, which has 12 kB at most
 GROUP = typer.main.get_command(app)
 COMMANDS_BY_NAME = dict(commands(GROUP))
@@ -84,7 +85,9 @@ def test_every_key_that_pages_and_hints_speak_of_is_there() -> None:
     assert keys - settings_of().keys() == {"key"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page", [*PAGES, *OF_THE_ROOT], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 def test_a_page_s_links_to_files_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
@@ -120,6 +123,16 @@ def test_the_pages_stay_few_and_short() -> None:
     assert len(pages) < MOST_PAGES
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     assert words <= MOST_WORDS - WORDS_OF_THE_CARD
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= MOST_WORDS_OF_THE_README
+
+
+def test_the_table_of_rooms_names_every_room() -> None:
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = contributing.partition("## Where things go\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`(\w+)/?`", "".join(re.findall(r"^\| (.*?) \|", section, re.M)))
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert rooms - set(named) == set()
+    assert [name for name in named if not list(PACKAGE.glob(f"{name}*"))] == []
 
 
 def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_path: Path) -> None:
@@ -133,7 +146,3 @@ def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_p
     (tmp_path / "c.html").write_text('<a href="https://b.org"></a><script src="https://b.org/j">')
     lost = ["a.html: #z", "b.html: lost.png", "c.html: https://b.org/j"]
     assert sorted(script["broken"](tmp_path)) == lost
-
-
-def test_there_are_commands_to_hold() -> None:
-    assert len(COMMANDS) > 10

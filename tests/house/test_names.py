@@ -1,18 +1,22 @@
-"""Names, plug-ins and what the repository says about itself."""
+"""Names, codes, plug-ins and what the repository says about itself."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
+from pathlib import Path
 
 from qaudit.core.registry import merges, schemes
+from qaudit.types import CODES, metrics
+from qaudit.types.metrics import METRICS
 from tests.house.source import PACKAGE, ROOT, modules, tracked_files
 
 EMPTY_NAMES = {"one", "own", "left", "there", "done", "known", "others"}
 EMPTY_NAMES_LEFT = 101
 """How many variables still have them: a number that only falls."""
 
+SHARED = ("tests.support", "tests.house", "tests.zoo")
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 # The machine this was first written on, in pieces, so that this file does not name it.
@@ -55,6 +59,31 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def test_every_module_says_what_it_is() -> None:
+    assert [m.name for m in modules() if not ast.get_docstring(m.tree)] == []
+
+
+def test_no_test_imports_from_another_test() -> None:
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        # A program in a string may import the test that it is in.
+        imports = re.findall(r"^ *(?:from|import) (tests\b[\w.]*)", path.read_text("utf-8"), re.M)
+        targets = [target for target in imports if path.stem not in target]
+        wrong += [(path.name, target) for target in targets if not target.startswith(SHARED)]
+    assert wrong == []
+
+
+def test_every_code_is_in_the_one_table_of_rules_in_order() -> None:
+    used = {code for module in modules() for code in re.findall(r'"(QA\d{3})"', module.text)}
+    assert used and used <= set(CODES)
+    text = Path(metrics.__file__).read_text(encoding="utf-8")
+    of_audits = re.findall(r'^    "(QA\d{3})": Code\(', text, re.MULTILINE)
+    every = [*of_audits, *{metric.code for metric in METRICS.values()}]
+    assert sorted(every) == list(CODES)  # none has two meanings
+    assert all(rule.title and not rule.title.endswith(".") for rule in CODES.values())
+    assert all(rule.help.endswith(".") for rule in CODES.values())
+
+
 def test_every_folder_of_modules_is_a_package() -> None:
     folders = {module.path.parent for module in modules()}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
@@ -62,11 +91,6 @@ def test_every_folder_of_modules_is_a_package() -> None:
 
 def test_code_is_ascii() -> None:
     assert [module.name for module in modules() if not module.text.isascii()] == []
-
-
-def test_there_are_plugins() -> None:
-    assert {"rtn", "gptq", "awq", "bnb-nf4", "bnb-fp4", "bnb-int8"} <= set(schemes())
-    assert merges()
 
 
 def test_every_plugin_describes_itself_in_one_line() -> None:

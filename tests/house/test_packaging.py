@@ -23,7 +23,6 @@ from qaudit.recipe.table import recipes_folder
 from tests.house.source import PACKAGE, ROOT, tracked_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -147,19 +146,3 @@ def test_every_development_tool_is_locked_within_its_range(text: str) -> None:
 
 def test_the_lock_leaves_the_build_of_torch_to_the_index() -> None:
     assert re.fullmatch(r"[0-9.]+", locked("run.lock")["torch"])
-
-
-def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} == {"check", "nightly", "release"}
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_actions_are_pinned_by_commit(path: Path) -> None:
-    used = re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8"))
-    assert used
-    assert [use for use in used if not re.fullmatch(r"\S+@[0-9a-f]{40} +# v\d[\d.]*", use)] == []
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_starts_without_permissions(path: Path) -> None:
-    assert re.search(r"^permissions: \{\}$", path.read_text(encoding="utf-8"), re.M)

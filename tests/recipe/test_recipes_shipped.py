@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
-import qaudit
 from qaudit.checkpoints.series import Candidate, Knowledge, in_order
 from qaudit.cli.list import listing
 from qaudit.core.registry import parse_schemes
@@ -235,35 +230,10 @@ def test_recipes_are_listed_as_they_are_given_to_scan() -> None:
     assert all(line.endswith(".") for line in lines)
 
 
-def test_recipes_are_found_where_only_the_wheel_is(tmp_path: Path) -> None:
-    """A wheel carries the recipes inside the package, and no clone lies beside it."""
-    package = tmp_path / "site" / "qaudit"
-    package.parent.mkdir()
-    (tmp_path / "site" / "qaudit").symlink_to(_copied(tmp_path), target_is_directory=True)
-    code = (
-        "from qaudit.recipe.table import recipe_of\n"
-        "print(recipe_of(targets=['recipes/olmo2-7b.yaml']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "allenai/OLMo-2-1124-7B" in done.stdout
-
-
-def _copied(tmp_path: Path) -> Path:
-    """Return a package as an installed wheel has it: the code, and the recipes inside."""
-    package = tmp_path / "installed" / "qaudit"
-    package.mkdir(parents=True)
-    source = Path(qaudit.__file__).parent
-    for path in source.rglob("*"):
-        inside = package / path.relative_to(source)
-        if path.suffix in {".py", ".yaml"} and "recipes" not in path.parts[-2:]:
-            inside.parent.mkdir(parents=True, exist_ok=True)
-            inside.write_bytes(path.read_bytes())
-    shutil.copytree(FOLDER, package / "recipes")
-    return package
+def test_recipes_inside_the_package_are_found_as_a_wheel_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "qaudit" / "recipes"
+    inside.mkdir(parents=True)
+    monkeypatch.setattr("qaudit.recipe.table.__file__", str(inside.parent / "recipe" / "table.py"))
+    assert recipes_folder() == inside
