@@ -28,7 +28,7 @@ from qaudit.hub.publish import (
 )
 from qaudit.hub.published import published_folder
 from qaudit.saved.evidence import read_saved
-from qaudit.types import Ref, Subject, TextFile
+from qaudit.types import Ref, TextFile
 from tests.support import sample
 from tests.support.hub import Hub, Serve
 from tests.support.saved_audits import save
@@ -180,26 +180,6 @@ def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path
     assert "quantization adds" in found["gptq-4bit"].metric_name
 
 
-def test_a_repository_that_holds_an_audited_checkpoint_is_known_by_its_weights(
-    desk: Desk, saved: Path, tmp_path: Path
-) -> None:
-    (listed,) = (f for f in api(desk.hub).list_repo_tree(REPO) if f.path.endswith("safetensors"))
-    *others, checkpoint, soup = sample.series()[-4:]
-    held = checkpoint.first
-    held = replace(held, files=(replace(held.files[0], sha256=listed.lfs.sha256),))
-    save(
-        tmp_path / "out",
-        text=TEXT,
-        subjects=(*others, Subject(checkpoint.label, ((held, 1.0),)), soup),
-    )
-    desk.publish(tmp_path / "out")
-    data = ModelCard(hf_text(desk.hub, "refs/pr/1")).data
-    assert data.base_model is None
-    scores = {s.perplexity for s in read_saved(tmp_path / "out").audit.measurements
-              if s.subject == checkpoint.label}  # fmt: skip
-    assert {r.metric_value for r in data.eval_results} == scores
-
-
 def test_a_loss_on_other_text_than_the_hub_s_has_no_entry(desk: Desk, tmp_path: Path) -> None:
     save(tmp_path / "out")
     plan = desk.look(tmp_path / "out", "soup")
@@ -297,20 +277,6 @@ def test_a_readme_that_was_edited_in_the_pull_request_keeps_the_edit(
 # ------------------------------------------------------------------------------- what goes wrong
 
 
-def spoil_after_commit(desk: Desk, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """Let the Hub take the commit and answer something else."""
-    from tests.support.hub import server
-    from tests.support.hub.wire import refusal
-    from tests.support.hub.writing import create_commit
-
-    def taken(hub: Any, request: Any, place: Any) -> Any:
-        create_commit(hub, request, place)
-        raise refusal(status, "too late")
-
-    changed = tuple((m, p, taken if h is create_commit else h) for m, p, h in server.ROUTES)
-    monkeypatch.setattr(server, "ROUTES", changed)
-
-
 @pytest.mark.parametrize("fault", [{"cut": 0}, {"cut": 10}, {"reset": 1}], ids=str)
 def test_a_reply_that_is_lost_opens_no_second_pull_request(
     desk: Desk, saved: Path, fault: dict[str, Any]
@@ -321,15 +287,6 @@ def test_a_reply_that_is_lost_opens_no_second_pull_request(
     assert len(desk.hub.asked("POST .*/commit/")) == 1
     assert any("the reply was lost" in text for text in desk.said)
     assert desk.publish(saved).state == "already open"
-    assert len(desk.requests) == 1
-
-
-@pytest.mark.parametrize("status", [500, 504])
-def test_a_commit_that_was_taken_and_answered_with_an_error_is_found(
-    desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    spoil_after_commit(desk, monkeypatch, status)
-    assert desk.publish(saved).state == "opened"
     assert len(desk.requests) == 1
 
 
