@@ -1,6 +1,6 @@
 """The Hub: repositories -> checkpoints and texts on this machine, verified.
 
-    names <- api <- listing <- {series, fetch <- cache} <- {publish, published}
+    names <- connection <- api <- listing <- {series, fetch <- cache} <- {publish, published}
 
 Nothing heavy is imported until a Hub is opened: a local audit and every report work without.
 """

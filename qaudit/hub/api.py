@@ -18,8 +18,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,23 +26,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx2
 
 from qaudit.errors import HubError, Interrupted
-from qaudit.hub.environment import (
-    Origin,
-    endpoint_origin,
-    environment_settings,
-    origin_of,
-    session,
-)
-from qaudit.hub.failures import (
+from qaudit.hub.connection import (
     RESUME,
     Credentials,
     DroppedError,
     Request,
+    check_offer,
+    dropped_by,
+    dropped_response,
+    endpoint_origin,
+    environment_settings,
+    hub_headers,
     next_wait_seconds,
     no_file,
     not_known_offline,
+    origin_of,
     refusal,
-    requested_wait_seconds,
+    session,
     wait_in_words,
 )
 from qaudit.hub.names import (
@@ -69,7 +68,6 @@ Say = Callable[[str], object]
 PIECE_NBYTES = 1 << 20
 _MOST_PAGES = 200
 _MOST_READ_NBYTES = 101_000_000  # more than the longest header, less than a file of weights
-_HUB_HEADERS = ("x-repo-commit", "x-linked-etag", "etag", "x-linked-size")
 
 _active: list[Client] = []
 """The clients that call the library just now; its own threads send uploads."""
@@ -283,7 +281,7 @@ class Client:
             return
         wanted = f"bytes={start}-" if start else None
         with self._body(request, wanted, file.blob) as response:
-            linked = _hub_headers(response, self.origin).get("x-linked-size", file.nbytes)
+            linked = hub_headers(response, self.origin).get("x-linked-size", file.nbytes)
             if str(linked) != str(file.nbytes):
                 raise self.garbled(request, "it offers another size than it listed")
             skip = self._nbytes_before(request, response, start, file.nbytes)
@@ -329,7 +327,7 @@ class Client:
         try:
             if response.status_code not in (200, 206):
                 raise self._failure(response, request)
-            check_offer(request, _hub_headers(response, self.origin), blob)
+            check_offer(request, hub_headers(response, self.origin), blob)
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise self.garbled(request, "it comes in an encoding that was not requested")
             yield response
@@ -416,7 +414,7 @@ class Client:
     def _failure(self, response: httpx2.Response, request: Request) -> DroppedError | HubError:
         """Return the error for a response that is a refusal, or none at all."""
         status, headers = response.status_code, response.headers
-        if dropped := _dropped_response(response):
+        if dropped := dropped_response(response):
             return dropped
         if status == 416:
             return self.garbled(request, "it has fewer bytes than it listed")
@@ -447,53 +445,9 @@ def _before(request: httpx2.Request) -> None:
 
 def _after_answer(response: httpx2.Response) -> None:
     """End the library's own repetitions, which wait without a bound and a word."""
-    dropped = _dropped_response(response)
+    dropped = dropped_response(response)
     if dropped is not None and getattr(_calling, "client", None) is not None:
         raise dropped
-
-
-def _dropped_response(response: httpx2.Response) -> DroppedError | None:
-    status = response.status_code
-    if status not in (408, 429) and status < 500:
-        return None
-    wait = requested_wait_seconds(status, response.headers, time.time())
-    return DroppedError(f"it answers {status}", wait, status=status)
-
-
-def dropped_by(error: Exception) -> DroppedError:
-    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
-        return DroppedError("no connection in time", unreached=True)
-    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-        reason = " ".join(str(error).split()) or "refused"
-        return DroppedError(f"no connection ({reason})", unreached=True)
-    if isinstance(error, httpx2.TimeoutException):
-        return DroppedError("it fell silent")
-    if isinstance(error, httpx2.DecodingError):
-        return DroppedError("it sent a damaged encoding")
-    return DroppedError("the connection broke")
-
-
-def check_offer(request: Request, headers: Mapping[str, str], blob: str | None) -> None:
-    """Refuse bytes of another commit, or of another blob than the one listed."""
-    tag = headers.get("x-linked-etag") or headers.get("etag", "")
-    commit = headers.get("x-repo-commit", "")
-    for what, value, expected in (("commit", commit, request.revision), ("blob", tag, blob)):
-        name = value.removeprefix("W/").strip('"')
-        if expected is not None and name != expected:
-            shown = ascii(name)[1:-1][:64] if name else "nothing"
-            raise HubError(
-                f"the Hub offers another {what} for {request.where}: `{shown}`, not `{expected}`",
-                hint="the server, or a proxy in between, serves other files than it lists",
-            )
-
-
-def _hub_headers(response: httpx2.Response, origin: Origin) -> dict[str, str]:
-    """Return what the Hub itself says of a file, also where a redirect led elsewhere."""
-    headers: dict[str, str] = {}
-    for answer in (*response.history, response):
-        if origin_of(str(answer.url)) == origin:
-            headers |= {k: answer.headers[k] for k in _HUB_HEADERS if k in answer.headers}
-    return headers
 
 
 def _after(skip: int, response: httpx2.Response, nbytes: int) -> Iterator[bytes]:

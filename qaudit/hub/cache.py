@@ -46,7 +46,7 @@ from filelock import FileLock, Timeout
 from qaudit.checkpoints.stamps import Stamp, hub_cache, own_cache, repo_folder
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
-from qaudit.hub.failures import RESUME
+from qaudit.hub.connection import RESUME
 from qaudit.hub.names import Kind, is_commit
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from threading import Event, Lock
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.folder import holds_adapter
 from qaudit.checkpoints.safetensors import ADAPTER
@@ -54,12 +54,15 @@ from qaudit.checkpoints.stamps import (
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub.api import Client
 from qaudit.hub.cache import Claims, Ledger, RepoCache, evict, file_size, locked, not_kept, not_read
-from qaudit.hub.failures import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
+from qaudit.hub.connection import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
 from qaudit.hub.listing import Listing
 from qaudit.hub.names import HubFile, Kind
 from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.support.sizes import part_of, size
 from qaudit.types import SILENT, Checkpoint, TextFile, Watch
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 _PIECE_NBYTES = 1 << 20
 _MOST_BREAKS = 1000  # and one more for each MiB: a proxy may cut every transfer short
@@ -252,16 +255,6 @@ class Fetcher:
                 raise error
 
 
-class Hash(Protocol):
-    """The part of a `hashlib` hash that is used here."""
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Hash more bytes."""
-
-    def hexdigest(self) -> str:
-        """Return the hash of all bytes so far."""
-
-
 @dataclass(eq=False)
 class Transfer:
     """One file on its way into the cache."""
@@ -417,7 +410,7 @@ class Transfer:
 
     def _hashed(self, handle: FileIO) -> tuple[Hash, int]:
         """Begin the hash that names the blob with the bytes that are there; return it and those."""
-        digest: Hash = hashlib.sha256()
+        digest = hashlib.sha256()
         if self.file.sha256 is None:  # git's own, of the length and the bytes
             digest = hashlib.sha1(b"blob %d\0" % self.file.nbytes, usedforsecurity=False)
         have = 0

@@ -29,7 +29,7 @@ from qaudit.checkpoints.stamps import own_cache, repo_folder
 from qaudit.errors import HubError, SourceError
 from qaudit.hub.api import Client
 from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
-from qaudit.hub.failures import Request, no_revision, not_known_offline
+from qaudit.hub.connection import Request, no_revision, not_known_offline
 from qaudit.hub.names import (
     GarbledError,
     HubFile,
@@ -185,11 +185,19 @@ class Listing:
         return file
 
     def shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes:
-        parts = []
+        """Return the tensors of all files; a tensor that is in two of them is refused."""
+        tensors: Shapes = {}
         for file in files:
             shapes = self._known_shapes(file)
-            parts.append(self._read_header(repo, commit, file) if shapes is None else shapes)
-        return _together(repo, files, parts)
+            shapes = self._read_header(repo, commit, file) if shapes is None else shapes
+            if twice := sorted(tensors.keys() & shapes.keys()):
+                raise HubError(
+                    f"tensor `{twice[0]}` is in `{file.path}` of `{repo}` and in another shard",
+                    hint="these files are not the shards of one checkpoint; "
+                    "leave this revision out",
+                )
+            tensors |= shapes
+        return tensors
 
     def read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
         """Return a range of a file's bytes, offline from the shared cache if they are there."""
@@ -309,16 +317,3 @@ class Listing:
 
     def _key(self, *parts: str) -> list[str]:
         return [self.client.endpoint, *parts]
-
-
-def _together(repo: str, files: Sequence[HubFile], parts: Sequence[Shapes]) -> Shapes:
-    """Return the tensors of all files; a tensor that is in two of them is refused."""
-    tensors: Shapes = {}
-    for file, shapes in zip(files, parts, strict=True):
-        if twice := sorted(tensors.keys() & shapes.keys()):
-            raise HubError(
-                f"tensor `{twice[0]}` is in `{file.path}` of `{repo}` and in another shard",
-                hint="these files are not the shards of one checkpoint; leave this revision out",
-            )
-        tensors |= shapes
-    return tensors

@@ -38,7 +38,7 @@ from qaudit.errors import (
 )
 from qaudit.hub import Hub
 from qaudit.hub.api import GarbledAnswerError, checked
-from qaudit.hub.failures import LOG_IN, DroppedError, Request
+from qaudit.hub.connection import LOG_IN, DroppedError, Request
 from qaudit.hub.metadata import Repository, metadata_of, with_metadata
 from qaudit.hub.names import HubFile, git_id_of
 from qaudit.hub.published import AUDIT, FOLDER

@@ -28,7 +28,7 @@ from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series, tell_apart
 from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
-from qaudit.hub.environment import check_variables
+from qaudit.hub.connection import check_variables
 from qaudit.hub.names import HubFile, Revision, is_commit, repository_of
 from qaudit.hub.weights import choose_weights, folders_with_weights, pinned_settings
 from qaudit.support.keys import nearest

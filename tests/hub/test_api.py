@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
 from qaudit.hub.api import Client
-from qaudit.hub.failures import (
+from qaudit.hub.connection import (
     LONGEST_WAIT_SECONDS,
     TRIES,
     TRIES_UNREACHED,

@@ -26,7 +26,7 @@ from qaudit.checkpoints import stamps
 from qaudit.checkpoints.stamps import content_read, folder_of, text_path
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import fetch as fetch_module
-from qaudit.hub.failures import DroppedError
+from qaudit.hub.connection import DroppedError
 from qaudit.hub.fetch import Fetcher, Snapshot, Transfer
 from qaudit.hub.names import HubFile
 from qaudit.hub.weights import settings_files

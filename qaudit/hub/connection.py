@@ -1,4 +1,7 @@
-"""Failed requests: the error for each refusal, and how long to wait before a retry.
+"""Around each request: the environment's variables, what a failure is called, when to try again.
+
+Variables are read at every call: two clients of one process may have different settings, and a
+variable that is set after a module was loaded counts.
 
 The Hub hides what an account may not see: without a token, a private repository and a missing one
 give the same 401, often without any code. The message then names both. A gated repository, a
@@ -13,16 +16,125 @@ number.
 
 from __future__ import annotations
 
+import os
 import re
+import time
 import unicodedata
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from qaudit.errors import HubError, UnreachableError
+from qaudit.errors import HubError, UnreachableError, UsageError
 from qaudit.hub.names import Kind
+
+if TYPE_CHECKING:  # a local audit checks the variables and needs no connection
+    import httpx2
+
+ENDPOINT = "https://huggingface.co"
+Origin = tuple[str, str, int]
+"""Scheme, host and port: what a token is for."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a client; the token is in no text that is made of them."""
+
+    endpoint: str
+    token: str | None = field(repr=False)
+    offline: bool
+    timeout_seconds: float
+
+
+def check_variables() -> None:
+    """Refuse values that the client's library could not be imported with."""
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        value = os.environ.get(name)
+        if value is not None and not re.fullmatch(r"\s*[1-9]\d{0,4}\s*", value):
+            raise UsageError(
+                f"`{name}` is `{ascii(value)[1:-1][:60]}`, which is not a number of seconds",
+                hint=f"set `{name}` to a whole number from 1 to 99999, or unset it",
+            )
+
+
+def environment_settings() -> Settings:
+    check_variables()
+    offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
+    anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+    return Settings(
+        endpoint=os.environ.get("HF_ENDPOINT") or ENDPOINT,
+        token=None if anonymous else _token(),
+        offline=offline,
+        timeout_seconds=float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 30),
+    )
+
+
+def _token() -> str | None:
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import OIDCError
+
+    try:
+        return get_token()
+    except (OSError, ValueError, OIDCError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        raise HubError(
+            f"the token for the Hub cannot be read: {why.lower()}",
+            hint="log in again with `hf auth login`, or set `HF_TOKEN`",
+        ) from None  # the cause may quote the token
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def origin_of(url: str) -> Origin:
+    """Return scheme, host and port of an address, all empty if it is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return "", "", 0
+    return parts.scheme, (parts.hostname or "").lower(), port
+
+
+def endpoint_origin(endpoint: str) -> Origin:
+    """Return the origin of an address that may be the Hub's; a password in it is refused."""
+    scheme, host, port = origin_of(endpoint)
+    if not host or scheme not in ("http", "https") or "@" in endpoint:
+        shown = endpoint.rpartition("@")[2]
+        raise UsageError(
+            f"`HF_ENDPOINT` is `{ascii(shown)[1:-1][:200]}`, which is not the address of a Hub",
+            hint="set `HF_ENDPOINT` to something like `https://huggingface.co`, or unset it",
+        )
+    return scheme, host, port
+
+
+def session() -> httpx2.Client:
+    """Return the library's session, with the proxies and certificates of the environment."""
+    import httpx2
+    from huggingface_hub import get_session
+
+    try:
+        return get_session()
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+        used = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
+        why = " ".join(str(error).split())[:200] if not isinstance(error, ImportError) else "SOCKS"
+        raise UsageError(
+            f"`{'`, `'.join(used)}` cannot be used as a proxy: {why}",
+            hint="set it to an address like `http://proxy:3128`, or unset it",
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"`SSL_CERT_FILE` or `SSL_CERT_DIR` cannot be read: {error.strerror or error}",
+            hint="set it to a file of certificates that is there, or unset it",
+        ) from error
+
+
+# ------------------------------------------------------------------------------------ failures
 
 LOG_IN = "log in with `hf auth login` or set `HF_TOKEN`"
 RESUME = "run the same command again: it goes on from here"
@@ -34,6 +146,7 @@ LONGEST_WAIT_SECONDS = 360.0
 
 _WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _WAITS_LIMITED_SECONDS = (15.0, 30.0, 60.0, 120.0, 120.0)  # past the end of a window
+_HUB_HEADERS = ("x-repo-commit", "x-linked-etag", "etag", "x-linked-size")
 _RATE_LIMIT = re.compile(r'"\w+"\s*;\s*r\s*=\s*(\d{1,9})\s*;\s*t\s*=\s*(\d{1,9})')
 
 
@@ -259,3 +372,49 @@ def wait_seconds(dropped: DroppedError, failures: int, call: str) -> float:
     waits = _WAITS_LIMITED_SECONDS if dropped.status == 429 else _WAITS_SECONDS
     fraction = zlib.crc32(f"{call} {failures}".encode()) / 2**32
     return waits[min(failures, len(waits)) - 1] * (0.75 + 0.5 * fraction)
+
+
+def dropped_response(response: httpx2.Response) -> DroppedError | None:
+    status = response.status_code
+    if status not in (408, 429) and status < 500:
+        return None
+    wait = requested_wait_seconds(status, response.headers, time.time())
+    return DroppedError(f"it answers {status}", wait, status=status)
+
+
+def dropped_by(error: Exception) -> DroppedError:
+    import httpx2
+
+    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
+        return DroppedError("no connection in time", unreached=True)
+    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+        reason = " ".join(str(error).split()) or "refused"
+        return DroppedError(f"no connection ({reason})", unreached=True)
+    if isinstance(error, httpx2.TimeoutException):
+        return DroppedError("it fell silent")
+    if isinstance(error, httpx2.DecodingError):
+        return DroppedError("it sent a damaged encoding")
+    return DroppedError("the connection broke")
+
+
+def check_offer(request: Request, headers: Mapping[str, str], blob: str | None) -> None:
+    """Refuse bytes of another commit, or of another blob than the one listed."""
+    tag = headers.get("x-linked-etag") or headers.get("etag", "")
+    commit = headers.get("x-repo-commit", "")
+    for what, value, expected in (("commit", commit, request.revision), ("blob", tag, blob)):
+        name = value.removeprefix("W/").strip('"')
+        if expected is not None and name != expected:
+            shown = ascii(name)[1:-1][:64] if name else "nothing"
+            raise HubError(
+                f"the Hub offers another {what} for {request.where}: `{shown}`, not `{expected}`",
+                hint="the server, or a proxy in between, serves other files than it lists",
+            )
+
+
+def hub_headers(response: httpx2.Response, origin: Origin) -> dict[str, str]:
+    """Return what the Hub itself says of a file, also where a redirect led elsewhere."""
+    headers: dict[str, str] = {}
+    for answer in (*response.history, response):
+        if origin_of(str(answer.url)) == origin:
+            headers |= {k: answer.headers[k] for k in _HUB_HEADERS if k in answer.headers}
+    return headers
