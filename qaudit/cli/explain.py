@@ -123,8 +123,7 @@ def _known(policies: Sequence[Policy]) -> Texts:
 
 def _rules(policies: Sequence[Policy]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the rules of policies, with their margin in each."""
-    from qaudit.judge.gate.questions import bound_of
-    from qaudit.types import METRICS
+    from qaudit.types import METRICS, bound_of
 
     margins: dict[tuple[str, str], list[str]] = {}
     for policy in policies:

@@ -89,6 +89,11 @@ class Measurements:
         return tuple(name for name in names if name != FULL_PRECISION)
 
     @cached_property
+    def class_of(self) -> Mapping[str, str]:
+        """The bit class of each scheme."""
+        return {m.scheme: m.bit_class for m in self.measurements}
+
+    @cached_property
     def documents(self) -> int:
         """Number of documents with at least one scored token; the same for all measurements."""
         if not self.measurements:

@@ -61,6 +61,8 @@ from qaudit.types.metrics import (
     Metric,
     MetricRecord,
     Unit,
+    bound_of,
+    in_unit,
 )
 from qaudit.types.policies import (
     SELECTORS,

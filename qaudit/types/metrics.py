@@ -7,6 +7,7 @@ made again by `python -m qaudit.policy.keys` and `python -m qaudit.saved.documen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -382,3 +383,27 @@ _OF_AUDITS: dict[str, Code] = {
 
 _OF_METRICS = {metric.code: Code(metric.title, metric.reason) for metric in METRICS.values()}
 CODES: dict[str, Code] = dict(sorted((_OF_AUDITS | _OF_METRICS).items()))
+
+
+def bound_of(margin: float, unit: Unit) -> str:
+    """Print a margin: `2 %`, `1 nat`, `0.5 nats`."""
+    if unit == "fraction":
+        return f"{100 * margin:g} %"
+    return f"{margin:g} {unit.removesuffix('s') if margin == 1 else unit}"
+
+
+def in_unit(interval: Interval, unit: Unit) -> str:
+    """Print an interval in its unit, with two significant digits of its half-width."""
+    values = (interval.estimate, interval.low, interval.high)
+    if unit == "tokens":
+        estimate, low, high = (f"{value:,.0f}" for value in values)
+        named = f"{estimate} tokens" if math.isfinite(interval.estimate) else "more than is written"
+        return f"{named} [{low}, {high}]"
+    scale, name = (100.0, "%") if unit == "fraction" else (1.0, "nats per token")
+    if not any(values):
+        return f"0 {name}"
+    half, digits = scale * (interval.high - interval.low) / 2, 3
+    if math.isfinite(half) and half > 0:
+        digits = min(6, max(1, 1 - math.floor(math.log10(half))))
+    estimate, low, high = (f"{scale * value:.{digits}f}" for value in values)
+    return f"{estimate} {name} [{low}, {high}]"

@@ -14,7 +14,8 @@ from qaudit.core import statistics
 from qaudit.core.statistics import counts_of
 from qaudit.errors import UsageError
 from qaudit.judge.gate import GateInput, findings_of, gate
-from qaudit.judge.gate.questions import levels_of, of_cell
+from qaudit.judge.gate.checks import levels_of
+from qaudit.judge.gate.questions import of_cell
 from qaudit.types import Fidelity, Ignore, Metric, Policy
 from tests.support.gated import (
     PROTOCOL,

@@ -36,15 +36,8 @@ from qaudit.judge.gate.audits import (
     matches,
     matches_scheme,
 )
-from qaudit.judge.gate.questions import (
-    Question,
-    answer,
-    least_documents,
-    levels_of,
-    mark_known,
-    of_cell,
-    questions,
-)
+from qaudit.judge.gate.checks import answer, least_documents, levels_of, mark_known
+from qaudit.judge.gate.questions import Question, of_cell, questions
 from qaudit.support.keys import first_of
 from qaudit.types import (
     METRICS,
@@ -378,7 +371,7 @@ def _answers(check: Check) -> bool:
 
 
 def _is_measured(audit: GateInput, chosen: ClassVerdict) -> bool:
-    return chosen.subject is not None or chosen.bit_class in audit.class_of.values()
+    return chosen.subject is not None or chosen.bit_class in audit.table.class_of.values()
 
 
 def _of_class(

@@ -121,7 +121,7 @@ class GateInput:
 
     def chosen_among(self, label: str, scheme: str) -> tuple[int, tuple[Cell, ...]]:
         """Return of how many a cell was chosen, and these; of a pick at another scheme, its own."""
-        name = self.class_of.get(scheme)
+        name = self.table.class_of.get(scheme)
         of_class = {choice.bit_class: choice for choice in self.made}
         for key in (name, MAIN, *of_class):
             choice = of_class.get(key or "")
@@ -137,10 +137,6 @@ class GateInput:
     def pick(self) -> Pick | None:
         return pick_of(self.choices)
 
-    @cached_property
-    def class_of(self) -> Mapping[str, str]:
-        return {m.scheme: m.bit_class for m in self.table.measurements}
-
     def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> tuple[Cell, ...]:
         """Return the cells that ship of the rule's classes.
 
@@ -150,7 +146,9 @@ class GateInput:
         for choice in self.made:
             if not covers_class(rule, choice.bit_class, classes):
                 continue
-            of_class = [c for c in self.table.cells if self.class_of[c[1]] == choice.bit_class]
+            of_class = [
+                c for c in self.table.cells if self.table.class_of[c[1]] == choice.bit_class
+            ]
             if (ships := self.ships(choice)) is not None:
                 of_class = [cell_of(ships)]
             cells |= {cell: None for cell in of_class if _is_any(cell[1], rule.schemes)}
@@ -180,7 +178,7 @@ class GateInput:
         quantized = self.table.quantized_schemes
         matching = [name for name in quantized if _is_any(name, globs)]
         if bits:
-            return [name for name in matching if self.class_of[name] in bits]
+            return [name for name in matching if self.table.class_of[name] in bits]
         return [FULL_PRECISION, *matching] if FULL_PRECISION in globs else matching
 
     def not_measured(self, label: str) -> str:

@@ -1,61 +1,31 @@
-"""The questions of a policy, one for every rule, subject and scheme, and the check of each.
+"""The questions of a policy, one for every rule, subject and scheme.
 
 `@ships` is one subject at one scheme of each bit class; any other selector names subjects, each
-under every scheme of its rule. A rule that matches nothing, or what was not measured, is a check
+under every scheme of its rule. A rule that matches nothing, or what was not measured, is a question
 without an answer: it must not count as met.
-
-Three outcomes by the interval: wholly within the margin passes, wholly beyond it fails, and any
-other is inconclusive, with the number of documents that would decide. Fewer documents than the
-policy requires keep a check from passing, and hide no failure. A loss that is not finite is a
-breach.
-
-The end of an interval that has to be within the margin pays for choosing, where what is judged was
-chosen on these documents; the other end, by which a check fails, does not (`Levels`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from qaudit.core import items as paired
-from qaudit.core import statistics
-from qaudit.core.statistics import (
-    Statistic,
-    documents_to_decide,
-    items_to_detect,
-    quantile_interval,
-)
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair
 from qaudit.judge.quantities import (
-    Deciding,
-    deciding,
     disagreements,
-    estimated,
-    interval_of,
     reroutings,
-    settling,
     sure_flips,
     sure_tokens,
 )
-from qaudit.judge.rollouts import QUANTITIES
-from qaudit.judge.strata import largest, worst_stratum
-from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
-from qaudit.judge.tasks import MEAN, marked, tasks_of
+from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import (
     FULL_PRECISION,
     METRICS,
-    Check,
-    Interval,
     MetricRecord,
     Policy,
     PolicyRule,
-    Unit,
 )
 
 SUMS: Mapping[str, Sums] = {
@@ -65,25 +35,24 @@ SUMS: Mapping[str, Sums] = {
     "sure_flips": sure_flips,
     "reroutings": reroutings,
 }
-FEW = 4
-"""Contenders, up to which the one that ships is bounded by its own documents alone."""
-
 _ADD = "add it to `--schemes`"
 _MEASURE = "scan with this scheme, too"
-_MORE_PROMPTS = "write rollouts of more prompts with `qaudit rollouts`"
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
     """One rule about one subject under one scheme.
 
-    `check` says why there is no answer, where there is none. Else the answer is the largest value
+    `absent` says why there is no answer, where there is none. Else the answer is the largest value
     over `columns`, each with the subject that it compares with; items and prompts are counted.
     """
 
     rule: PolicyRule
     table: Measurements
-    check: Check
+    subject: str
+    scheme: str | None
+    absent: str = ""
+    hint: str = ""
     columns: tuple[tuple[str | None, tuple[Cell, ...]], ...] = ()
     unmeasured: tuple[str, ...] = ()  # members without a column
     at_once: int | None = None  # of how many it was chosen; None: it was named
@@ -95,31 +64,31 @@ class Question:
 
     @property
     def own(self) -> tuple[Cell, Cell]:
-        return _with_full((self.check.subject, self.check.scheme or FULL_PRECISION))
+        return with_full((self.subject, self.scheme or FULL_PRECISION))
 
     @property
     def intervals(self) -> int:
-        return 0 if self.check.message else max(1, len(self.columns))
+        return 0 if self.absent else max(1, len(self.columns))
 
 
-def _with_full(cell: Cell) -> tuple[Cell, Cell]:
+def with_full(cell: Cell) -> tuple[Cell, Cell]:
     return cell, (cell[0], FULL_PRECISION)
 
 
 def questions(policy: Policy, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
     """Yield the questions of every rule that is not off."""
-    measured = {*audit.class_of.values()}
+    measured = {*audit.table.class_of.values()}
     for rule in policy.rules:
         if rule.level == "off" or (rule.bits and policy.classes and not measured & {*rule.bits}):
             continue  # of a policy with classes, what was not measured is a check of its own
         seen = set()
         if named := tuple(selector for selector in rule.subjects if selector != SHIPS):
             for question in _of_rule(replace(rule, subjects=named), policy, audit, pair):
-                seen.add((question.check.subject, question.check.scheme))
+                seen.add((question.subject, question.scheme))
                 yield question
         if SHIPS in rule.subjects:
             for question in _of_rule(replace(rule, subjects=(SHIPS,)), policy, audit, pair):
-                if (question.check.subject, question.check.scheme) not in seen:
+                if (question.subject, question.scheme) not in seen:
                     yield question
 
 
@@ -144,7 +113,7 @@ def _of_rule(
         applies = [k for k in labels if record.against != "members" or k in soups]
         cells += [(k, s) for k in applies for s in ([None] if k in audit.skipped else schemes)]
         bits = f" of {' or '.join(rule.bits)} bits" if rule.bits else ""
-        subjects, some, none = _quoted(rule.subjects), _quoted(rule.schemes), "matches nothing: no"
+        subjects, some, none = quoted(rule.subjects), quoted(rule.schemes), "matches nothing: no"
         reasons = {
             (named, f"{none} subject matches {subjects}", "`@all` is every subject"): not labels,
             (named, f"{none} soup is among {subjects}", "add one with `--soup`"): not applies,
@@ -153,19 +122,20 @@ def _of_rule(
         }
     for (label, absent, hint), is_so in reasons.items():
         if is_so:
-            yield _question(rule, audit, (label, None), f"rule `{rule.name}` {absent}", hint)
+            absent = f"rule `{rule.name}` {absent}"
+            yield Question(rule, audit.table, label, None, absent, hint)
             return
     for label, scheme in cells:
         if record.against == "members" and label not in soups:
             continue
         if scheme is None:
             absent = audit.not_measured(label)
-            yield _question(rule, audit, (label, None), absent, "scan it again")
+            yield Question(rule, audit.table, label, None, absent, "scan it again")
         else:
             yield of_cell(rule, audit, pair, (label, scheme))
 
 
-def _quoted(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -181,37 +151,11 @@ def of_cell(rule: PolicyRule, audit: GateInput, pair: Pair | None, cell: Cell) -
     return replace(question, at_once=at_once, rivals=rivals)
 
 
-def _question(
-    rule: PolicyRule,
-    audit: GateInput,
-    cell: tuple[str, str | None],
-    absent: str = "",
-    hint: str = "",
-    **fields: Any,
-) -> Question:
-    check = Check(
-        rule=METRICS[rule.metric].code,
-        name=rule.name,
-        level=rule.level,
-        metric=rule.metric,
-        subject=cell[0],
-        scheme=cell[1],
-        outcome="missing",
-        message=absent,
-        hint=hint,
-        margin=rule.margin,
-        unit=METRICS[rule.metric].unit,
-        line=rule.line,
-        bit_class=audit.class_of.get(cell[1] or ""),
-    )
-    return Question(**{"rule": rule, "table": audit.table, "check": check, **fields})
-
-
 def plain_question(rule: PolicyRule, audit: GateInput, cell: Cell) -> Question:
     """Return the question about a cell of one audit."""
     table, record, (label, scheme) = audit.table, METRICS[rule.metric], cell
-    if absence := _absence(rule, table, _with_full(cell)):
-        return _question(rule, audit, cell, *absence)
+    if absence := _absence(rule, table, with_full(cell)):
+        return Question(rule, table, *cell, *absence)
     if record.against == "members":
         soup = next(s for s in audit.subjects if s.label == label)
         names = {s.first: s.label for s in table.subjects if s.kind == "checkpoint"}
@@ -219,13 +163,13 @@ def plain_question(rule: PolicyRule, audit: GateInput, cell: Cell) -> Question:
         columns = tuple((m, (cell, (m, scheme))) for m in members if table.draws(m, scheme))
         if not columns:
             absent = f"no member of `{label}` was measured under {scheme}"
-            return _question(rule, audit, cell, absent, "measure its members, too")
+            return Question(rule, table, *cell, absent, "measure its members, too")
         missing = tuple(m for m in members if not table.draws(m, scheme))
-        return _question(rule, audit, cell, columns=columns, unmeasured=missing)
+        return Question(rule, table, *cell, columns=columns, unmeasured=missing)
     if record.of_tasks or record.of_rollouts:
-        return _question(rule, audit, cell)
-    own = (cell,) if record.of_fidelity else _with_full(cell)
-    return _question(rule, audit, cell, columns=((None, own),))
+        return Question(rule, table, *cell)
+    own = (cell,) if record.of_fidelity else with_full(cell)
+    return Question(rule, table, *cell, columns=((None, own),))
 
 
 def _absence(
@@ -265,343 +209,17 @@ def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:
 
 
 def _against_baseline(rule: PolicyRule, audit: GateInput, pair: Pair, ours: Cell) -> Question:
-    partner = pair.partner(rule, *ours, audit.class_of.get(ours[1]))
-    absent, hint = _unmeasured(pair.joint, _with_full(ours)), _MEASURE
+    partner = pair.partner(rule, *ours, audit.table.class_of.get(ours[1]))
+    absent, hint = _unmeasured(pair.joint, with_full(ours)), _MEASURE
     if partner is None:
         absent = f"the baseline has nothing to compare `{ours[0]}` with"
         hint = "scan the baseline anew"
     elif not absent and not pair.baseline.table.draws(*partner):
         absent = f"`{partner[0]}` of the baseline was not measured under {partner[1]}"
     if absent or partner is None:
-        return _question(rule, audit, ours, absent, hint, table=pair.joint)
+        return Question(rule, pair.joint, *ours, absent, hint)
     cells: tuple[Cell, ...] = (ours, theirs := pair.cell(partner))
     if METRICS[rule.metric].statistic == "excess_difference":
-        cells = (*_with_full(ours), *_with_full(theirs))
+        cells = (*with_full(ours), *with_full(theirs))
     against = partner[0] if partner[1] == ours[1] else " at ".join(partner)
-    return _question(rule, audit, ours, table=pair.joint, columns=((against, cells),))
-
-
-# ---------------------------------------------------------------------------------- the check
-
-
-class Levels(NamedTuple):
-    """The confidence of the lower and of the upper end of an interval."""
-
-    low: float
-    high: float
-
-
-def levels_of(policy: Policy, question: Question, at_once: int) -> Levels:
-    """Return the confidences of both ends of an interval.
-
-    What was named is judged with all that was named, at both ends. What was chosen pays for
-    choosing at the end that has to be within the margin.
-    """
-    if question.at_once is None:
-        level = statistics.simultaneous(policy.confidence, at_once)
-        return Levels(level, level)
-    paid = statistics.simultaneous(policy.confidence, question.at_once)
-    if question.record.at_least:
-        return Levels(paid, policy.confidence)
-    return Levels(policy.confidence, paid)
-
-
-def _sided(levels: Levels, make: Callable[[float], Interval | None]) -> Interval | None:
-    low, high = (make(level) for level in levels)
-    return None if low is None or high is None else Interval(low.estimate, low.low, high.high)
-
-
-class _Answer(NamedTuple):
-    """An interval, the subject it compares with, and what would decide it."""
-
-    interval: Interval
-    against: str | None
-    deciding: Callable[[], Deciding]
-
-
-def least_documents(policy: Policy) -> int:
-    """Return the number of documents below which no check passes."""
-    return max(policy.minimum_documents, statistics.MINIMUM_DOCUMENTS)
-
-
-def answer(question: Question, policy: Policy, levels: Levels) -> Check:
-    if question.check.message:
-        return question.check
-    check, record, margin = question.check, question.record, question.rule.margin
-    check = replace(check, documents=_documents(question))
-    for cell in question.own:
-        if not all(map(is_finite, question.table.draws(*cell))):
-            message = f"the loss of `{cell[0]}` under {cell[1]} is not finite"
-            hint = "measure it in float32, and look for outliers in its weights"
-            return replace(check, outcome="fail", message=message, hint=hint)
-    result = _answer_of(question, levels)
-    if isinstance(result, str):
-        return replace(check, message=result)
-    outcome: Literal["pass", "fail", "inconclusive", "missing"] = "pass"
-    needed, hint, least = Deciding(""), "", least_documents(policy)
-    passes, fails = record.reaches(result.interval, margin)
-    if fails:
-        outcome, hint = "fail", _advice(question)
-    elif unbounded := _is_unbounded(question, result.interval):
-        outcome, needed = "pass" if check.level == "warn" else "inconclusive", Deciding(unbounded)
-    elif check.documents < least:
-        outcome = "inconclusive"
-        # The policy's number where the interval alone is conclusive.
-        required = Deciding(f"the policy requires {least} documents", least)
-        if record.of_rollouts:
-            required = Deciding(f"the policy requires {least} prompts: {_MORE_PROMPTS}")
-        needed = required if passes else result.deciding()
-        needed = replace(needed, documents=max(needed.documents or 0, required.documents or 0))
-    elif not passes:
-        outcome, needed = "inconclusive", result.deciding()
-    elif question.unmeasured:
-        outcome, hint = "missing", f"measure {_quoted(question.unmeasured)} of its members, too"
-    return replace(
-        check,
-        outcome=outcome,
-        message=_sentence(question, result.interval, result.against),
-        hint=hint or needed.hint,
-        interval=result.interval,
-        against=result.against,
-        needed_documents=needed.documents,
-    )
-
-
-def _documents(question: Question) -> int:
-    """Return how many documents judge, or prompts, or items."""
-    if question.columns:
-        return question.table.documents
-    measured, full = (question.table.find(*cell) for cell in question.own)
-    if question.record.of_rollouts and measured is not None and measured.evidence.rollouts:
-        return len(np.unique(measured.evidence.rollouts.prompt))
-    return sum(len(pair.full_N) for pair in marked(measured, full, MEAN) or ())
-
-
-def _is_unbounded(question: Question, interval: Interval) -> str:
-    """Return that tokens are too few to bound a tail, where nothing beyond the margin was seen."""
-    margin, unit = question.rule.margin, question.record.unit
-    if question.record.quantile is None or math.isfinite(interval.high):
-        return ""
-    seen = f"{interval.estimate:.2g} was seen, the margin is {bound_of(margin, unit)}"
-    return f"too few tokens to bound the rarest; {seen}" if interval.estimate <= margin else ""
-
-
-def _advice(question: Question) -> str:
-    """Return advice on a breach; of a rule that warns, the class may ship all the same."""
-    if question.rule.level == "warn":
-        return f"accept it, or set `level: error` for the rule `{question.rule.name}`"
-    if SHIPS in question.rule.subjects and "qaudit pick" in question.record.hint:
-        return "nothing that was measured does better: add schemes or checkpoints"
-    return question.record.hint
-
-
-def _answer_of(question: Question, levels: Levels) -> _Answer | str:
-    if question.record.of_rollouts:
-        return _of_rollouts(question, levels)
-    if question.record.of_tasks:
-        return _of_tasks(question, levels)
-    if question.rule.strata is not None:
-        return _worst(question, levels)
-    if question.record.quantile is not None:
-        return _tail(question, question.record.quantile, levels)
-    return _mean(question, levels)
-
-
-def _worst(question: Question, levels: Levels) -> _Answer | str:
-    """Return the interval of the worst stratum; those of all strata hold at once."""
-    measure, cell = question.rule.metric, question.own[0]
-    assert measure in ("relative_error", "absolute_change", "kl")
-    low, high = (worst_stratum(question.table, cell, measure, level) for level in levels)
-    if low is None or high is None:
-        return f"no stratum of `{cell[0]}` has a `{measure}` that is finite"
-    hint = f"the worst stratum has {low.documents} documents: evaluate on more of its kind"
-    whole = Interval(low.interval.estimate, low.interval.low, high.interval.high)
-    return _Answer(whole, low.stratum, lambda: Deciding(hint))
-
-
-def _tail(question: Question, share: float, levels: Levels) -> _Answer:
-    """Return the quantile over the tokens, documents being the clusters."""
-    table = question.table
-    fidelity = table.draws(*question.own[0])[0].evidence.fidelity
-    assert fidelity is not None
-    counts = fidelity.kl_counts[table.scored()]
-    whole = _sided(levels, lambda level: quantile_interval(counts, share, level))
-    assert whole is not None
-
-    def needed() -> Deciding:
-        if not math.isfinite(whole.high):
-            return Deciding("too few tokens for the upper bound: evaluate on more documents")
-        spread = statistics.spread_from(whole, table.documents, max(levels))
-        error, margin = spread.standard_error, question.rule.margin
-        count = documents_to_decide(whole, error, table.documents, margin)
-        return deciding(count, table.documents)
-
-    return _Answer(whole, None, needed)
-
-
-def _mean(question: Question, levels: Levels) -> _Answer | str:
-    """Return the largest interval of the columns: all hold at once, so the largest does."""
-    table, record, margin = question.table, question.record, question.rule.margin
-    statistic: Statistic = getattr(statistics, record.statistic)
-    sums = SUMS[record.sums]
-
-    def interval(cells: tuple[Cell, ...]) -> Interval | None:
-        make = partial(interval_of, table, cells, statistic, sums=sums)
-        return _sided(levels, lambda level: make(confidence=level))
-
-    every = [(interval(cells), against, cells) for against, cells in question.columns]
-    results = [(found, against, cells) for found, against, cells in every if found is not None]
-    if not results:
-        return "what it is compared with has a loss that is not finite"
-    whole = largest(found for found, _, _ in results)
-    _, against, _ = max(results, key=lambda each: each[0].estimate)
-    _, _, widest = max(results, key=lambda each: each[0].high)
-    if record.against is None and len(question.rivals) > FEW:
-        whole = _at_least_as_wide(whole, question, interval)
-    return _Answer(whole, against, lambda: settling(table, widest, statistic, margin, whole, sums))
-
-
-def _at_least_as_wide(
-    whole: Interval, question: Question, interval: Callable[[tuple[Cell, ...]], Interval | None]
-) -> Interval:
-    """Let the upper end reach as far as the lower quartile of those of all contenders.
-
-    The pick of many may look quiet by luck.
-    """
-    width = len(question.columns[0][1])
-    found = [interval(_with_full(rival)[:width]) for rival in question.rivals]
-    reaches = sorted(each.high - each.estimate for each in found if each is not None)
-    if not reaches:
-        return whole
-    least = reaches[min((len(question.rivals) - 1) // 4, len(reaches) - 1)]
-    return replace(whole, high=max(whole.high, whole.estimate + least))
-
-
-def _of_rollouts(question: Question, levels: Levels) -> _Answer | str:
-    label, record = question.check.subject, question.record
-    stream, full = (question.table.draws(*cell)[0].evidence.rollouts for cell in question.own)
-    assert stream is not None
-    assert full is not None
-    subject = next(s for s in question.table.subjects if s.label == label)
-    low, high = (QUANTITIES[record.statistic](stream, full, subject, level) for level in levels)
-    if isinstance(low, str) or isinstance(high, str):
-        return f"{record.compared} of `{label}` was not measured: {low}"
-    whole = Interval(low.estimate, low.low, high.high)
-    return _Answer(whole, None, lambda: Deciding(_MORE_PROMPTS))
-
-
-def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
-    """Return the interval of the mean over tasks, or of the worst: those of all hold at once."""
-    measured, full = (question.table.find(*cell) for cell in question.own)
-    rule, label = question.rule, question.check.subject
-    tasks = tuple(tasks_of(measured)) if rule.tasks else (MEAN,)
-    levels = Levels(*(statistics.simultaneous(level, len(tasks)) for level in levels))
-    results: dict[str, tuple[Interval, int]] = {}
-    for task in tasks:
-        pairs = marked(measured, full, task)
-        if pairs is None:
-            return f"no items of tasks were measured on `{label}`"
-        interval = _sided(levels, partial(getattr(paired, question.record.statistic), pairs))
-        if interval is None:
-            return f"`{label}` answers all items of `{task}` in full precision"
-        results[task] = interval, sum(len(pair.full_N) for pair in pairs)
-    worst = max(results, key=lambda task: results[task][0].estimate)
-    whole, items = largest(interval for interval, _ in results.values()), results[worst][1]
-
-    def needed() -> Deciding:
-        count = items_to_detect(whole, items, rule.margin, max(levels))
-        if count is None:
-            return Deciding("more items may not decide it: the estimate is at the margin")
-        imported = any(task.imported for task in tasks_of(measured).values())
-        more = "import more" if imported else "raise `--set task_items=N`"
-        return Deciding(f"needs about {count} items to decide; {items} were measured: {more}")
-
-    return _Answer(whole, worst if rule.tasks else None, needed)
-
-
-# ------------------------------------------------------------------------- against the baseline
-
-
-def mark_known(
-    check: Check, question: Question, pair: Pair, policy: Policy, levels: Levels
-) -> Check:
-    """Mark a breach that the baseline has, too, at the level that the policy gives it.
-
-    It is known where the baseline breaches the same rule at the same margin and the new one is
-    not significantly worse: accepting a breach once is no licence to get worse.
-    """
-    if question.record.needs_baseline or check.scheme is None:
-        return check  # it compares with the baseline already: such a breach is new
-    partner = pair.partner(question.rule, check.subject, check.scheme, check.bit_class)
-    if partner is None:
-        return check
-    before = answer(plain_question(question.rule, pair.baseline, partner), policy, levels)
-    if before.outcome != "fail" or _is_worse(check, before, question, pair, partner, levels.low):
-        return check
-    return replace(
-        check,
-        known=True,
-        level=policy.known if check.level == "error" else check.level,
-        against=check.against or partner[0],
-        message=f"{check.message}; so it was with `{partner[0]}` of the baseline",
-    )
-
-
-def _is_worse(
-    check: Check, before: Check, question: Question, pair: Pair, partner: Cell, confidence: float
-) -> bool:
-    """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
-    if check.interval is None or before.interval is None:
-        return before.interval is not None
-    record = question.record
-    if record.worse is None or question.rule.strata is not None:
-        if record.at_least:
-            return before.interval.low > check.interval.high
-        return check.interval.low > before.interval.high
-    cells: tuple[Cell, ...] = (question.own[0], pair.cell(partner))
-    if record.worse.endswith("_difference"):
-        cells = tuple(each for cell in cells for each in _with_full(cell))
-    statistic: Statistic = getattr(statistics, record.worse)
-    sums = SUMS[record.sums]
-    change = estimated(pair.joint, cells, statistic, confidence=confidence, sums=sums)
-    return change is None or change.interval.low > 0
-
-
-# -------------------------------------------------------------------------------- its sentence
-
-
-def _sentence(question: Question, interval: Interval, against: str | None) -> str:
-    rule, unit = question.rule, question.record.unit
-    text = question.record.sentence.format(
-        scheme=question.check.scheme,
-        subject=question.check.subject,
-        against=against,
-        change=in_unit(interval, unit),
-    )
-    text += f" in `{against}`, the worst stratum" if rule.strata is not None else ""
-    text += f" in `{against}`, the worst task" if rule.tasks is not None else ""
-    return f"{text}, and the margin is {bound_of(rule.margin, unit)}"
-
-
-def bound_of(margin: float, unit: Unit) -> str:
-    """Print a margin: `2 %`, `1 nat`, `0.5 nats`."""
-    if unit == "fraction":
-        return f"{100 * margin:g} %"
-    return f"{margin:g} {unit.removesuffix('s') if margin == 1 else unit}"
-
-
-def in_unit(interval: Interval, unit: Unit) -> str:
-    """Print an interval in its unit, with two significant digits of its half-width."""
-    values = (interval.estimate, interval.low, interval.high)
-    if unit == "tokens":
-        estimate, low, high = (f"{value:,.0f}" for value in values)
-        named = f"{estimate} tokens" if math.isfinite(interval.estimate) else "more than is written"
-        return f"{named} [{low}, {high}]"
-    scale, name = (100.0, "%") if unit == "fraction" else (1.0, "nats per token")
-    if not any(values):
-        return f"0 {name}"
-    half, digits = scale * (interval.high - interval.low) / 2, 3
-    if math.isfinite(half) and half > 0:
-        digits = min(6, max(1, 1 - math.floor(math.log10(half))))
-    estimate, low, high = (f"{scale * value:.{digits}f}" for value in values)
-    return f"{estimate} {name} [{low}, {high}]"
+    return Question(rule, pair.joint, *ours, columns=((against, cells),))

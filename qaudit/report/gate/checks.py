@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 from qaudit.errors import QauditError
 from qaudit.judge.gate import verdict_of
-from qaudit.judge.gate.questions import bound_of, in_unit
 from qaudit.report import document as doc
 from qaudit.report import markdown
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, spread
 from qaudit.report.verdict import answer, next_blocks
-from qaudit.types import Check, CheckStanding, Gate
+from qaudit.types import Check, CheckStanding, Gate, bound_of, in_unit
 
 TITLE, NO_ANSWER = "qaudit gate", "not judged"
 LEFT_OUT = "Left out for length, see `qaudit gate --format json`"
