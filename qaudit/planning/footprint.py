@@ -20,6 +20,8 @@ from qaudit.support.sizes import size, typed_size
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 BATCH_TOKENS = 4096  # tokens in flight through a block
+MAPPED_NBYTES, MAPPED_WHILE_SPILLING = 2**25, 2**22  # blocks that the heap never keeps
+MADE = 4  # numbers an mlp makes of each in its widest linear: gate, activated, up, their product
 UNDER_WAY = 4  # batches of hidden states, copied from a GPU or to it beside what it computes
 RETAINED = 2.2  # what the heap keeps of what stages free, in pieces: 1.3 to 2.2 were measured
 SPILLED = 0.8  # the same of all stages where large blocks are given back: measured 0.6 to 0.7
@@ -74,16 +76,16 @@ class Footprint:
         beside = bool(files) + self._has_reference
         rests = 1 + beside + sum(has_embeddings(file.format) for file in files)
         masks_nbytes = load.item_round_tokens * TREE_TOKENS * itemsize
-        streams = self.streams_nbytes
         stages = self._stages_nbytes()
         return (
             rests * sizes.rest_parameters * itemsize
             + (2 + beside) * sizes.block_parameters * itemsize
-            + min(streams, self.limit_nbytes)
+            + min(self.streams_nbytes, self.limit_nbytes)
             + self.copies_nbytes
             + min(MASKS_NBYTES, masks_nbytes)
             + min(self._inside_nbytes, self.limit_nbytes)
-            + self._kept_nbytes(stages, spills=streams > self.limit_nbytes)
+            + self._left_inside_nbytes
+            + self._kept_nbytes(stages)
         )
 
     @property
@@ -99,11 +101,29 @@ class Footprint:
         """How many models run side by side: the base, files and a reference."""
         return 1 + len(self._files) + self._has_reference
 
-    def _kept_nbytes(self, stages: tuple[int, ...], *, spills: bool) -> int:
+    @property
+    def _spills(self) -> bool:
+        return self.streams_nbytes > self.limit_nbytes
+
+    def _kept_nbytes(self, stages: tuple[int, ...]) -> int:
         """What stages take while the C library keeps what each frees: less once states spill."""
         if self.device != "cpu":
-            return max(stages) if spills else sum(stages)
-        return max(max(stages), round(sum(stages) * (SPILLED if spills else RETAINED)))
+            return max(stages) if self._spills else sum(stages)
+        return max(max(stages), round(sum(stages) * (SPILLED if self._spills else RETAINED)))
+
+    @property
+    def _left_inside_nbytes(self) -> int:
+        """What the heap keeps of what batches made on their way to where they wait.
+
+        What a batch frees is taken by smaller pieces of the next one, which stay; so that the heap
+        grows by all that each makes. Large blocks are no part of the heap.
+        """
+        widest = self.sizes.widest * self.itemsize
+        mapped = MAPPED_WHILE_SPILLING if self._spills else MAPPED_NBYTES
+        is_kept = self.device == "cpu" and BATCH_TOKENS * widest < mapped
+        if not self.load.with_streams or self.returning or not is_kept:
+            return 0
+        return (MADE - 1) * widest * self.load.text.calibration_tokens
 
     def _stages_nbytes(self) -> tuple[int, ...]:
         """Return the memory of each stage: quantizing, the head, a block, learning."""

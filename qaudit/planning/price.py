@@ -17,7 +17,6 @@ from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -39,16 +38,12 @@ from qaudit.support.lazy import torch
 from qaudit.support.sizes import size
 from qaudit.types import FULL_PRECISION, Measurement, Plan, Price, Protocol, Recipe, Subject
 
-if TYPE_CHECKING:
-    from qaudit.core.scheme import Scheme
-    from qaudit.planning.sizes import Sizes
-
-
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of several tasks that go through blocks together
 SPREAD = 4.0  # of a time before anything is measured
 START_SECONDS = (3.0, 20.0)  # to load libraries, to cut text and to write the report
 SERIAL = 1 / 20  # of the work of one core, which other cores do not share
+WITHOUT_UNITS = 2.5  # times as slow are 16 bits without instructions for them: 2.5 to 6 measured
 GPU_TERAFLOPS = (  # of dense products in 16 bits and in float32, by what a name holds
     ("B200", 2250, 80), ("H200", 989, 67), ("H100", 989, 67), ("A100", 312, 19.5),
     ("L40S", 362, 91.6), ("L40", 181, 90.5), ("L4", 121, 30.3), ("A10", 125, 31.2),
@@ -184,6 +179,8 @@ def seconds_range(work: float, device: str, dtype: str) -> tuple[float, float]:
         rate = gpu_rate(gpu_name(), dtype)
     else:
         rate = matmul_rate() / (SERIAL + (1 - SERIAL) / (psutil.cpu_count() or 1))
+        has_units = dtype == "bfloat16" and has_bf16_units()
+        rate /= WITHOUT_UNITS if ITEMSIZE[dtype] == 2 and not has_units else 1
     return work / rate, SPREAD * work / rate
 
 

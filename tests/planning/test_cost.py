@@ -104,6 +104,18 @@ def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(cores, monkeypat
     assert price.seconds_range(2e15, "cpu", "float32") == pytest.approx((2 * low, 2 * high))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "has_units", "times"),
+    [("bfloat16", True, 1), ("bfloat16", False, 2.5), ("float16", True, 2.5)],
+)
+def test_sixteen_bits_take_longer_on_a_processor_without_instructions_for_them(
+    dtype, has_units, times, monkeypatch
+):
+    monkeypatch.setattr(price, "has_bf16_units", lambda: has_units)
+    low, high = price.seconds_range(1e15, "cpu", "float32")
+    assert price.seconds_range(1e15, "cpu", dtype) == pytest.approx((times * low, times * high))
+
+
 def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
     monkeypatch.delattr(price, "matmul_rate")
     (low, high), (wide, _) = (
