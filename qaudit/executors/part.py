@@ -15,10 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from qaudit.engine.tasks import Task, device_name, open_device
 from qaudit.errors import OtherIdentityError, SourceError, UsageError
-from qaudit.executors.folder import parts_of
+from qaudit.executors.folder import parts_of, pinned
+from qaudit.executors.measuring import Measuring
+from qaudit.executors.ready import Account, Ready, make_ready, protocol_of, refuse_bad_device
 from qaudit.executors.records import (
     ATTEMPTS,
     Executor,
@@ -28,19 +32,25 @@ from qaudit.executors.records import (
     record_of,
     states_of,
 )
+from qaudit.hub import Hub, open_hub
 from qaudit.planning.passes import planned_rounds
 from qaudit.planning.pin import refuse_other_libraries
+from qaudit.planning.prepare import Prepared
+from qaudit.report.folder import must_take_files
 from qaudit.saved.documents import DiagnosticRows, UnitDocument
-from qaudit.saved.parts import DIRECTORY, FIRST, FOLDER, UNITS, read_run, unit_path, write_unit
+from qaudit.saved.parts import (
+    DIRECTORY,
+    FIRST,
+    FOLDER,
+    UNITS,
+    one_writer,
+    read_run,
+    unit_path,
+    write_unit,
+)
 from qaudit.saved.results import ResultStore
 from qaudit.settings import RunOptions
-from qaudit.support.lazy import torch
 from qaudit.types import SILENT, Plan, Run, Watch, WorkUnit, units_of
-
-if TYPE_CHECKING:
-    from qaudit.executors.ready import Ready
-    from qaudit.hub import Hub
-    from qaudit.planning.prepare import Prepared
 
 
 class PartExecutor(Executor):
@@ -58,9 +68,6 @@ class PartExecutor(Executor):
         alone: bool = True,
     ) -> None:
         """Measure with what is ready; `alone`: no other process measures units of this plan."""
-        from qaudit.executors.measuring import Measuring
-        from qaudit.executors.ready import Account
-
         super().__init__(run, out, watch)
         _must_be_one_kind(out / FOLDER, ready.machine.device)
         self._ready, self._name, self._alone = ready, name, alone
@@ -81,8 +88,6 @@ class PartExecutor(Executor):
         )
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
-        from qaudit.engine.tasks import Task
-
         if self._alone and number == FIRST:  # weights that searches read, too, are fetched once
             units = units_of(tuple(chain(*planned_rounds(self.run.plan.passes))))
         units = [unit for unit in units if unit.content not in self._tried]
@@ -118,8 +123,6 @@ class PartExecutor(Executor):
         return unit_path(self.run, self._units[label], self.out).with_suffix(".attempts")
 
     def _write(self, outcome: UnitOutcome, began: float) -> None:
-        from qaudit.executors.ready import protocol_of
-
         unit = self._units[outcome.label]
         path = unit_path(self.run, unit, self.out)
         document = UnitDocument(
@@ -143,8 +146,6 @@ class PartExecutor(Executor):
 
 def _must_be_one_kind(folder: Path, device: torch.device) -> None:
     """Refuse a GPU of another kind than the first that measured here: kinds round otherwise."""
-    from qaudit.engine.tasks import device_name
-
     kind, path = device_name(device), folder / f"{device.type}.kind"
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
@@ -160,11 +161,6 @@ def _must_be_one_kind(folder: Path, device: torch.device) -> None:
 
 def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     """Pin a plan and return this process as its only part."""
-    from qaudit.executors.folder import pinned
-    from qaudit.executors.ready import make_ready
-    from qaudit.report.folder import must_take_files
-    from qaudit.saved.parts import one_writer
-
     must_take_files(prepared.out)
     with one_writer(prepared.out):
         prepared.write_plan()
@@ -226,10 +222,6 @@ def units_of_part(
 
 def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> PartExecutor:
     """Check the device and the text before any weight is read."""
-    from qaudit.engine.tasks import open_device
-    from qaudit.executors.ready import make_ready, refuse_bad_device
-    from qaudit.hub import open_hub
-
     plan, pins = run.plan, run.pins
     (out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(pins.threads)

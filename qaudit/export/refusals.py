@@ -18,7 +18,7 @@ from qaudit.model.blocks import Weights
 from qaudit.model.experts import is_fused
 from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import Unfused
-from qaudit.planning.survey import shapes_on_hub
+from qaudit.planning.survey import shapes_of
 from qaudit.support.lazy import torch
 from qaudit.support.sizes import size
 
@@ -65,7 +65,8 @@ def must_be_the_text(choice: ExportChoice, corpus_sha256: str) -> None:
 
 def must_have_names(choice: ExportChoice, hub: Hub, form: Format) -> None:
     try:
-        shapes = shapes_on_hub(hub, choice.subject.first.sources[0])
+        base = choice.subject.first.sources[0]
+        shapes = shapes_of(base, hub.fetcher.settings(base), hub)
     except SourceError:  # tensors have to be read to know their shapes
         return
     with_experts(choice, form, Shapes(shapes))

@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
 from qaudit.checkpoints.series import tell_apart
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.errors import HubError, Interrupted, ModelError, QauditError, UnreachableError
 from qaudit.families import Family
-from qaudit.hub import open_hub
+from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
 from qaudit.planning.survey import must_be_auditable
@@ -26,9 +25,6 @@ from qaudit.recipe.selection import is_default_choice, select
 from qaudit.report.catalog import Catalog
 from qaudit.types import Checkpoint, Recipe, Watch
 from qaudit.whole import read_regular
-
-if TYPE_CHECKING:
-    from qaudit.hub.listing import Listing
 
 MOST_TREES = 32
 """File trees to read without `check`: far from the 500 requests that strangers have."""
@@ -51,12 +47,12 @@ class _CatalogReader:
         self.failures: dict[str, int] = {}
 
     @cached_property
-    def _listing(self) -> Listing:
-        return open_hub(watch=self._watch).listing
+    def _hub(self) -> Hub:
+        return open_hub(watch=self._watch)
 
     def catalog(self) -> Catalog:
         recipe = self._recipe
-        names = find_all(recipe.targets, recipe, lambda: self._listing)
+        names = find_all(recipe.targets, recipe, lambda: self._hub.listing)
         selected = {checkpoint.label for checkpoint in select(recipe, names)}
         parts = list(self._with_files(names, selected))
         checkpoints = tell_apart(part for part, _ in parts)
@@ -87,7 +83,9 @@ class _CatalogReader:
                 parts = with_hashes([checkpoint]) if self._check else (checkpoint,)
             else:
                 unread = checkpoint.label not in wanted or _place(checkpoint) in self._refused
-                parts = with_files(self._listing, [checkpoint], known_only=unread, keep_all=True)
+                parts = with_files(
+                    self._hub.listing, [checkpoint], known_only=unread, keep_all=True
+                )
             for part in parts:
                 yield part, checkpoint.label
 
@@ -101,9 +99,8 @@ class _CatalogReader:
         for checkpoint in last.values():
             if checkpoint.commit is not None and not self._check:
                 continue
-            hub = None if checkpoint.commit is None else open_hub(watch=self._watch)
             try:
-                must_be_auditable(checkpoint, hub)
+                must_be_auditable(checkpoint, None if checkpoint.commit is None else self._hub)
             except ModelError as error:
                 yield f"`{checkpoint.label}` cannot be audited: {error.message}"
             except QauditError:  # damaged, or not reached: another matter
@@ -112,7 +109,7 @@ class _CatalogReader:
     def _fetch_trees(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Read every tree that is not known yet; one that fails leaves the others."""
         places = dict.fromkeys(map(_place, checkpoints))
-        missing = [p for p in places if self._listing.known_files(*p) is None]
+        missing = [p for p in places if self._hub.listing.known_files(*p) is None]
         begin, count = time.monotonic(), 0
         try:
             for place in missing:
@@ -129,7 +126,7 @@ class _CatalogReader:
 
     def _fetch_tree(self, place: tuple[str, str]) -> None:
         try:
-            self._listing.files(*place)
+            self._hub.listing.files(*place)
         except HubError as error:
             self._refused.add(place)
             self.failures[error.message] = self.failures.get(error.message, 0) + 1

@@ -23,21 +23,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qaudit.core.registry import origins, parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.errors import MachineError, OtherIdentityError, UsageError
+from qaudit.hub import Hub
 from qaudit.planning.resolve import resolve, still_there
 from qaudit.recipe.table import recipe_from
 from qaudit.saved.codec import is_inside
 from qaudit.saved.parts import AGAIN, PLAN, read_plan
 from qaudit.types import Checkpoint, Pins, Recipe, Resolved, TextFile, WeightFile
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
-    from qaudit.hub.listing import Listing
-
 
 _CHOOSES = (
     "targets", "checkpoints", "last", "soups", "calibration",
@@ -159,13 +154,13 @@ def pinned_or_resolved(
             same = not update and same_choice(earlier, recipe)
             if same and still_there(recipe, before):
                 if hub is not None:
-                    check_pins(before, hub.listing)
+                    check_pins(before, hub)
                 return pinned(recipe, before)
     now = resolve(recipe, hub)
     return replace(now, notes=(*now.notes, *moved(before, now))) if before else now
 
 
-def check_pins(resolved: Resolved, listing: Listing) -> None:
+def check_pins(resolved: Resolved, hub: Hub) -> None:
     """Hold the hashes of a plan to its commits, where a listing of the commit is on this machine.
 
     Hashes find results and cached weights, so that a hash of another checkpoint would give that
@@ -175,7 +170,7 @@ def check_pins(resolved: Resolved, listing: Listing) -> None:
         if checkpoint.commit is None:
             continue
         settings = () if checkpoint.base else checkpoint.settings  # which are those of the base
-        files = listing.known_files(checkpoint.ref.location, checkpoint.commit)
+        files = hub.listing.known_files(checkpoint.ref.location, checkpoint.commit)
         hashes = {file.identity for file in files or ()}
         for file in (*checkpoint.files, *checkpoint.unread, *settings):
             if hashes and file.sha256 not in hashes:

@@ -64,7 +64,6 @@ from qaudit.planning.price import (
     nbytes_to_keep,
     price_of,
     seconds_range,
-    with_needed_again,
 )
 from qaudit.planning.resolve import PlanInputs, choose, needs_hub, proposed_soups, still_there
 from qaudit.planning.shipped import reading_shipped, with_shipped
@@ -129,13 +128,11 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     on_hub = needs_hub(recipe) or (resolved is not None and holds_the_hub(resolved))
     hub = open_hub(watch=watch) if on_hub else None
     if resolved is not None and hub is not None:
-        check_pins(resolved, hub.listing)
+        check_pins(resolved, hub)
     if resolved is None or options.update:
         path = Path(lock or out / PLAN)
         resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
-    evidence = out / "evidence"
-    plan = with_needed_again(plan, evidence)
     return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
 
 

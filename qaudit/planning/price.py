@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -32,8 +31,6 @@ from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import UsageError
 from qaudit.host import has_bf16_units
 from qaudit.planning.sizes import Sizes, TextSize
-from qaudit.saved.results import slug_of
-from qaudit.support.keys import first_of
 from qaudit.support.lazy import torch
 from qaudit.support.sizes import size
 from qaudit.types import FULL_PRECISION, Measurement, Plan, Price, Protocol, Recipe, Subject
@@ -199,35 +196,6 @@ def diagnoses_of(
 
 def price_of(work: DiagnosticWork, load: Load, sizes: Sizes) -> Price:
     return Price(work.passes * flops(sizes, load), streams=work.passes * work.streams)
-
-
-def with_needed_again(plan: Plan, evidence: Path) -> Plan:
-    """Return the plan with a note where measured subjects must be read again to be diagnosed.
-
-    Only file names are checked: a result for other weights under the same label counts.
-    """
-    requested = parse_diagnostics(plan.recipe.diagnostics)
-    names = [diagnostic.name for diagnostic in requested if diagnostic.reads_weights]
-    if not names or not evidence.is_dir():
-        return plan
-    again = [s.label for s in plan.subjects if _needed_again(s, names, evidence)]
-    if not again:
-        return plan
-    shown = first_of(again)
-    note = f"{shown}: measured already, and their weights are needed again to diagnose them"
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _needed_again(subject: Subject, names: Sequence[str], evidence: Path) -> bool:
-    measured = any(evidence.glob(f"{_glob(subject.label)}--*.npz"))
-    folder = evidence / "diagnostics"
-    return measured and not all(
-        any(folder.glob(f"{_glob(subject.label)}--{name}--*.json")) for name in names
-    )
-
-
-def _glob(label: str) -> str:
-    return escape(slug_of(label))
 
 
 _PER_WEIGHT = 1.25  # a byte for a code; scales and zero points of groups of 16 take a quarter more

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit.checkpoints import folder
 from qaudit.checkpoints.configuration import is_own_code, read_configuration
@@ -53,9 +53,6 @@ from qaudit.types import (
     digest,
     reference_in,
 )
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
 
 
 def needs_hub(recipe: Recipe) -> bool:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.stamps import folder_of, hash_of, weights_of
@@ -34,10 +33,6 @@ from qaudit.saved.results import sha256_of
 from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.keys import nearest
 from qaudit.types import Checkpoint, Pass, Ref, Subject, WeightFile, digest
-
-if TYPE_CHECKING:
-    from qaudit.hub.listing import Listing
-
 
 _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 
@@ -81,10 +76,10 @@ def _local(place: str) -> Checkpoint:
 
 
 def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
-    listing = (hub or open_hub()).listing
+    hub = hub or open_hub()
     if file_format(place):
-        return _file_on_hub(listing, place)
-    found = with_files(listing, find_all([place], None, lambda: listing))
+        return _file_on_hub(hub, place)
+    found = with_files(hub.listing, find_all([place], None, lambda: hub.listing))
     if len(found) != 1 or not found[0].files:
         raise UsageError(
             f"`{place}` holds {len(found)} checkpoints with weights, and a shipped file is one",
@@ -94,11 +89,11 @@ def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
     return found[0]
 
 
-def _file_on_hub(listing: Listing, target: str) -> Checkpoint:
+def _file_on_hub(hub: Hub, target: str) -> Checkpoint:
     ref = parse(target)
     path = ref.subfolder or ""
-    revision = revisions_of(listing, Ref(ref.location, ref.revision, path))[0]
-    files = {file.path: file for file in listing.files(ref.location, revision.commit)}
+    revision = revisions_of(hub.listing, Ref(ref.location, ref.revision, path))[0]
+    files = {file.path: file for file in hub.listing.files(ref.location, revision.commit)}
     if path not in files:
         near = nearest(path, sorted(name for name in files if file_format(name)) or sorted(files))
         raise HubError(f"there is no file `{path or target}` in `{ref.location}`", hint=near)

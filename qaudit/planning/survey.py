@@ -13,12 +13,12 @@ read, there is nothing to plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qaudit import families
 from qaudit.checkpoints.adapters import must_share_tokens, open_checkpoint, read_adapter
@@ -35,15 +35,12 @@ from qaudit.core.scheme import shipped_reference
 from qaudit.errors import SourceError, UsageError
 from qaudit.families.family import Need
 from qaudit.formats.weights import QuantizedFolder, format_of, quantization_of
+from qaudit.hub import Hub
 from qaudit.hub.weights import weights_on_hub
 from qaudit.model.proven import STREAMABLE, left_as_gates, reads_trees
 from qaudit.planning.sizes import Sizes, first_whole, with_beside
 from qaudit.support.sizes import size
 from qaudit.types import Checkpoint, Subject
-
-if TYPE_CHECKING:
-    from qaudit.hub import Hub
-
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
 
@@ -93,27 +90,6 @@ def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
     return error
 
 
-def _sizes_if_quantized(
-    checkpoint: Checkpoint,
-    folder: Path,
-    config: Mapping[str, Any],
-    headers: Callable[[], Mapping[str, TensorInfo]] | None = None,
-) -> Sizes | None:
-    """Return the sizes of a quantized model once it is decoded, or refuse it."""
-    if quantization_of(folder) is None:
-        return None
-    try:
-        weights = QuantizedFolder(folder, infos=headers() if headers else None)
-    except SourceError:
-        if headers is None:
-            raise
-        return Sizes.of_config(config, str(checkpoint.ref))  # a shape is in the tensors themselves
-    shapes = {name: weights.shape(name) for name in weights.names()}
-    if not is_known(config):
-        must_open(folder, shapes)
-    return Sizes.of(shapes, str(checkpoint.ref))
-
-
 def _refuse_merged(subjects: Sequence[Subject]) -> None:
     for subject in (subject for subject in subjects if subject.merge is not None):
         for member, _ in subject.members:
@@ -136,38 +112,20 @@ class _Surveyor:
     def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int, bool]:
         if checkpoint.base is not None and checkpoint.is_adapter:
             return self._look_at_adapter(checkpoint, checkpoint.base)
-        if checkpoint.commit is None or self._hub is None:
-            folder = folder_of(checkpoint)
-            config = read_configuration(folder)
-            self._note_quantized(checkpoint, folder)
-            sizes = _sizes_if_quantized(checkpoint, folder, config) or Sizes.read(
-                own_folder(checkpoint), allow_pickle=self._allow_pickle
-            )
-            must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")
-            self._must_be_allowed(checkpoint, config)
-            if not is_known(config) and quantization_of(folder) is None:
-                weights = WeightFolder(own_folder(checkpoint), allow_pickle=self._allow_pickle)
-                must_open(folder, {name: weights.shape(name) for name in weights.names()})
-            context = longest_context(config, LONGEST_CONTEXT)
-            sizes = with_beside(with_experts(sizes, config), config)
-            return sizes, context, reads_trees(config)
-        folder = self._hub.fetcher.settings(checkpoint, code=self._code)
+        hub = None if checkpoint.commit is None else self._hub
+        folder = hub.fetcher.settings(checkpoint, code=self._code) if hub else folder_of(checkpoint)
         config = read_configuration(folder)
         self._must_be_allowed(checkpoint, config)
+        if quantization_of(folder) is not None:
+            name, bits, _ = format_of(folder)
+            self.references.append(shipped_reference(checkpoint.label, name, bits))
         files = tuple((file.name, file.nbytes) for file in checkpoint.files)
         key = (checkpoint.ref.location, checkpoint.ref.subfolder, files)
-        self._note_quantized(checkpoint, folder)
         if key not in self._known:
-            hub = self._hub
-            missing = hub.fetcher.nbytes_missing(checkpoint)
-            headers = (lambda: _headers(hub, checkpoint)) if missing else None
-            self._known[key] = _sizes_if_quantized(
-                checkpoint, folder, config, headers
-            ) or self._sizes(hub, checkpoint, folder, config)
+            self._known[key] = self._sizes(checkpoint, folder, config, hub)
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
-        context = longest_context(config, LONGEST_CONTEXT)
         sizes = with_beside(with_experts(self._known[key], config), config)
-        return sizes, context, reads_trees(config)
+        return sizes, longest_context(config, LONGEST_CONTEXT), reads_trees(config)
 
     def _look_at_adapter(self, checkpoint: Checkpoint, base: Checkpoint) -> tuple[Sizes, int, bool]:
         """Look at the base; of an adapter, at what fits or does not where the base is here."""
@@ -187,11 +145,6 @@ class _Surveyor:
             read_adapter(own_folder(checkpoint))
         return looked
 
-    def _note_quantized(self, checkpoint: Checkpoint, folder: Path) -> None:
-        if quantization_of(folder) is not None:
-            name, bits, _ = format_of(folder)
-            self.references.append(shipped_reference(checkpoint.label, name, bits))
-
     def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         """Refuse code that only the configuration tells of, unless it may be run."""
         with_code = with_own_code(checkpoint, config)
@@ -200,29 +153,42 @@ class _Surveyor:
             self.notes += allowed_notes([replace(with_code, requires=("remote_code",))])
 
     def _sizes(
-        self, hub: Hub, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]
+        self, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any], hub: Hub | None
     ) -> Sizes:
-        name = str(checkpoint.ref)
-        if not hub.fetcher.nbytes_missing(checkpoint):
-            try:
-                return Sizes.read(folder, allow_pickle=self._allow_pickle)
-            except SourceError:  # damaged: the download detects and repairs it
-                pass
-        if "pickle" in checkpoint.requires:
-            self.notes.append(f"the size of `{name}` is estimated from its configuration")
+        name, is_quantized = str(checkpoint.ref), quantization_of(folder) is not None
+        missing = hub is not None and bool(hub.fetcher.nbytes_missing(checkpoint))
+        pickled = hub is not None and not is_quantized and "pickle" in checkpoint.requires
+        shapes: Mapping[str, tuple[int, ...]] = {}
+        try:
+            if not (missing and pickled):
+                shapes = shapes_of(checkpoint, folder, hub, allow_pickle=self._allow_pickle)
+        except SourceError:
+            if hub is None or is_quantized != missing:
+                raise
+            if not (is_quantized or pickled):  # damaged: the download detects and repairs it
+                shapes = {tensor: info.shape for tensor, info in _headers(hub, checkpoint).items()}
+        if not shapes and hub is not None:  # of a quantized file they are in the tensors themselves
+            if pickled:
+                self.notes.append(f"the size of `{name}` is estimated from its configuration")
             return Sizes.of_config(config, name)
-        by_name = {tensor: info.shape for tensor, info in _headers(hub, checkpoint).items()}
-        if not is_known(read_configuration(folder)):
-            must_open(folder, by_name)
-        return Sizes.of(by_name, name)
+        if not is_known(config):
+            must_open(folder, shapes)
+        return Sizes.of(shapes, name)
 
 
-def shapes_on_hub(hub: Hub, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's tensors, decoded, without its weights."""
-    folder, infos = hub.fetcher.settings(checkpoint), _headers(hub, checkpoint)
-    if quantization_of(folder) is None:
+def shapes_of(
+    checkpoint: Checkpoint, folder: Path, hub: Hub | None, *, allow_pickle: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's tensors, decoded; by headers alone where it is remote."""
+    remote = hub is not None and bool(hub.fetcher.nbytes_missing(checkpoint))
+    infos = _headers(hub, checkpoint) if hub is not None and remote else None
+    if quantization_of(folder) is None and infos is not None:
         return {name: info.shape for name, info in infos.items()}
-    weights = QuantizedFolder(folder, infos=infos)
+    weights = (
+        WeightFolder(own_folder(checkpoint), allow_pickle=allow_pickle)
+        if quantization_of(folder) is None
+        else QuantizedFolder(folder, infos=infos)
+    )
     return {name: weights.shape(name) for name in weights.names()}
 
 

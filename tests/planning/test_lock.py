@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,23 +377,12 @@ def test_an_edit_that_leaves_the_digest_is_refused(written: Path) -> None:
     assert "--set update=true" in refusal.value.hint
 
 
-class Listed:
-    """A listing that knows the files of one commit."""
-
-    def __init__(self, hashes: dict[str, str]) -> None:
-        self.hashes = hashes
-
-    def known_files(self, repo: str, commit: str) -> list[HubFile] | None:
-        if commit not in self.hashes:
-            return None
-        return [HubFile("model.safetensors", 7, 40 * "c", self.hashes[commit])]
-
-
-def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit() -> None:
+@pytest.mark.parametrize(("known", "fits"), [(["step1"], True), ([], True), (["step2"], False)])
+def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit(
+    known: list[str], fits: bool
+) -> None:
     one = replace(checkpoint("step1"), files=(WeightFile("model.safetensors", 7, digest("step1")),))
-    resolved = Resolved(RECIPE, (one,), ())
-    commit = str(one.commit)
-    pin.check_pins(resolved, Listed({commit: digest("step1")}))
-    pin.check_pins(resolved, Listed({}))  # nothing is known: the download checks it
-    with pytest.raises(UsageError, match="no file at commit"):
-        pin.check_pins(resolved, Listed({commit: digest("step2")}))
+    files = [HubFile("model.safetensors", 7, 40 * "c", digest(name)) for name in known]
+    hub: Any = SimpleNamespace(listing=SimpleNamespace(known_files=lambda repo, commit: files))
+    with nullcontext() if fits else pytest.raises(UsageError, match="no file at commit"):
+        pin.check_pins(Resolved(RECIPE, (one,), ()), hub)
