@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -54,37 +55,32 @@ def rows_of(
     paths: dict[str, Path] = {}
     errors: list[QauditError] = []
     for target in targets:
-        with _LeftOut(target, errors):
+        with _left_out(target, errors):
             paths[target] = find(target)
     tables: dict[str, list[Row]] = {}
     for name, (target, path) in zip(_names(paths), paths.items(), strict=True):
-        with _LeftOut(target, errors):
+        with _left_out(target, errors):
             tables[name] = _rows(path)
     rows = [{"audit": name, **row} for name, table in tables.items() for row in table]
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows], errors
 
 
-class _LeftOut:
+@contextmanager
+def _left_out(target: str, errors: list[QauditError]) -> Iterator[None]:
     """Collect the error that ends a `with` body, whatever it is: an audit of others may hold it."""
-
-    def __init__(self, target: str, errors: list[QauditError]) -> None:
-        self.target, self.errors = target, errors
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if not isinstance(error, QauditError):
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            error = AuditError(f"it cannot be judged ({what})", hint="scan again, or restore it")
-        if f"`{self.target}`" not in error.message:
-            error.message = f"`{self.target}`: {error.message}"
-        error.message = f"left out: {error.message}"
-        self.errors.append(error)
-        return True
+    try:
+        yield
+        return
+    except QauditError as known:
+        error = known
+    except Exception as unknown:  # noqa: BLE001 - and the other audits go on
+        what = " ".join(f"{type(unknown).__name__}: {unknown}".split())[:200]
+        error = AuditError(f"it cannot be judged ({what})", hint="scan again, or restore it")
+    if f"`{target}`" not in error.message:
+        error.message = f"`{target}`: {error.message}"
+    error.message = f"left out: {error.message}"
+    errors.append(error)
 
 
 def _rows(path: Path) -> list[Row]:

@@ -20,7 +20,6 @@ from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import RECORD_FILE, Downloads
 from qaudit.downloads.traffic import missing_nbytes
 from qaudit.engine.measure import measure
-from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.folder import cost_of
@@ -125,7 +124,9 @@ class Measuring:
                         self._search(job)
                     # Passes are measured here: a function more would lengthen the way to a scheme.
                     for task, results in zip(job.tasks, job.results, strict=False):
-                        watch = self._observer(job) if task is job.tasks[0] else None
+                        watch = None
+                        if job.is_diagnosed and task is job.tasks[0]:
+                            watch = self.diagnoses.watch(task, self._watch.block)
                         place = self._machine, self._store, self._watch.block
                         job.filed.append(measure(task, *place, watch, results))
                     self._finish(job)
@@ -239,9 +240,6 @@ class Measuring:
         job.event = event
         if (task := job.diagnosed(event)) is not None:
             self.diagnoses.take(task, self._watch.block)
-
-    def _observer(self, job: _Job) -> Observer | None:
-        return self.diagnoses.watch(job.tasks[0], self._watch.block) if job.is_diagnosed else None
 
     def _search(self, job: _Job) -> None:
         machine = replace(self._machine, keeps_weights=())  # of its many trials none is kept

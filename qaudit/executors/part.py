@@ -50,7 +50,7 @@ from qaudit.saved.parts import (
 )
 from qaudit.saved.results import ResultStore
 from qaudit.settings import RunOptions
-from qaudit.types import SILENT, Plan, Run, Watch, WorkUnit, units_of
+from qaudit.types import SILENT, Run, Watch, WorkUnit, units_of
 
 
 class PartExecutor(Executor):
@@ -238,11 +238,7 @@ def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> 
             "the text is not that of the plan: its tokens have another hash",
             hint="give the part the same files, Python and tokenizer, or plan again",
         )
-    budgeted = replace(run, plan=_with_budget(plan, options.disk_budget))
-    return PartExecutor(budgeted, out, ready, hub, watch, name=name, alone=False)
-
-
-def _with_budget(plan: Plan, budget: int | None) -> Plan:
-    if plan.traffic is None:
-        return plan
-    return replace(plan, traffic=replace(plan.traffic, nbytes_disk_budget=budget))
+    if plan.traffic is not None:
+        traffic = replace(plan.traffic, nbytes_disk_budget=options.disk_budget)
+        run = replace(run, plan=replace(plan, traffic=traffic))
+    return PartExecutor(run, out, ready, hub, watch, name=name, alone=False)

@@ -220,7 +220,8 @@ class Slurm(Executor):
         queued = _queued(jobs)
         if submit := [k for k in lacking if k not in queued]:
             script = self._write_script(count)
-            jobs = [*jobs, _submit(script, submit)]
+            answer = _ran("sbatch", "--parsable", f"--array={_ranges(submit)}", str(script))
+            jobs = [*jobs, answer.partition(";")[0]]
             write_whole(job_file, json.dumps({"round": number, "parts": count, "jobs": jobs}))
             self.watch.note(f"submitted parts {_ranges(submit)} of {count} as job {jobs[-1]}")
         if self._detach and lacking:
@@ -267,10 +268,6 @@ def _jobs(path: Path, number: int, count: int) -> list[str]:
         return []
     same = (submitted.get("round"), submitted.get("parts")) == (number, count)
     return [str(job) for job in submitted["jobs"]] if same else []
-
-
-def _submit(script: Path, parts: Sequence[int]) -> str:
-    return _ran("sbatch", "--parsable", f"--array={_ranges(parts)}", str(script)).partition(";")[0]
 
 
 def _queued(jobs: Sequence[str]) -> set[int]:

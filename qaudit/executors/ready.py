@@ -223,7 +223,8 @@ def refuse_bad_device(device: torch.device, dtype: torch.dtype) -> None:
     for kind in dict.fromkeys((torch.float32, dtype)):
         wrong = wrong_products(device, kind)
         if wrong:
-            raise _bad(device, f"{wrong} of {SIZE * SIZE} products in {_name(kind)} are wrong")
+            name = str(kind).removeprefix("torch.")
+            raise _bad(device, f"{wrong} of {SIZE * SIZE} products in {name} are wrong")
     apart = softmax_error(device)
     if not apart < CLOSE:
         raise _bad(device, f"probabilities are off by {apart:.1e} (at most {CLOSE:.0e} is sound)")
@@ -250,10 +251,6 @@ def _product(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-1, 2, (size, size), generator=generator) for _ in range(2))
     return a, b, torch.matmul(a.double(), b.double())
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _bad(device: torch.device, why: str) -> OtherIdentityError:

@@ -16,7 +16,6 @@ from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
 from qaudit.checkpoints.series import tell_apart
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.errors import HubError, Interrupted, ModelError, QauditError, UnreachableError
-from qaudit.families import Family
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
@@ -68,7 +67,11 @@ class _CatalogReader:
             },
             findings=content_findings(checkpoints),
             refusals=tuple(self._refusals([c for c in checkpoints if c.commit is None or c.files])),
-            remarks=tuple(remark for family in _families(names) for remark in family.remarks),
+            remarks=tuple(
+                remark
+                for name, checkpoint in {c.family: c for c in reversed(names) if c.family}.items()
+                for remark in family_of(checkpoint, name).remarks
+            ),
         )
 
     def _with_files(
@@ -113,7 +116,11 @@ class _CatalogReader:
         begin, count = time.monotonic(), 0
         try:
             for place in missing:
-                self._fetch_tree(place)
+                try:
+                    self._hub.listing.files(*place)
+                except HubError as error:
+                    self._refused.add(place)
+                    self.failures[error.message] = self.failures.get(error.message, 0) + 1
                 count += 1
                 left_seconds = (time.monotonic() - begin) / count * (len(missing) - count)
                 self._watch.count("file trees", count, len(missing), left_seconds)
@@ -123,13 +130,6 @@ class _CatalogReader:
         except UnreachableError as error:
             read = _so_far(count, len(missing))
             raise UnreachableError(f"{error.message}; {read}", hint=_RESUME) from error
-
-    def _fetch_tree(self, place: tuple[str, str]) -> None:
-        try:
-            self._hub.listing.files(*place)
-        except HubError as error:
-            self._refused.add(place)
-            self.failures[error.message] = self.failures.get(error.message, 0) + 1
 
 
 def _model(checkpoint: Checkpoint) -> tuple[str, bytes]:
@@ -148,8 +148,3 @@ def _place(checkpoint: Checkpoint) -> tuple[str, str]:
 
 def _so_far(done: int, total: int) -> str:
     return f"{done} of {total} trees were read and are kept"
-
-
-def _families(names: Sequence[Checkpoint]) -> Iterator[Family]:
-    first = {c.family: c for c in reversed(names) if c.family}
-    yield from (family_of(checkpoint, name) for name, checkpoint in first.items())

@@ -57,9 +57,8 @@ class Footprint:
         sizes, load, calibration_tokens = self.sizes, self.load, self.load.text.calibration_tokens
         tokens = (load.streams + 1) * load.round_tokens + (load.calibrated + 1) * calibration_tokens
         nbytes = tokens * (sizes.hidden + sizes.beside) * self.itemsize
-        nbytes += (
-            self._models * (load.round_tokens + calibration_tokens) * sizes.given * self.itemsize
-        )
+        models = 1 + len(self._files) + self._has_reference  # side by side
+        nbytes += models * (load.round_tokens + calibration_tokens) * sizes.given * self.itemsize
         if any(
             scheme.compares_modules or scheme.calibration is Calibration.BOTH_STREAMS
             for scheme in load.schemes
@@ -95,11 +94,6 @@ class Footprint:
     @property
     def _has_reference(self) -> bool:
         return self.load.streams > len(self.load.schemes) + 1
-
-    @property
-    def _models(self) -> int:
-        """How many models run side by side: the base, files and a reference."""
-        return 1 + len(self._files) + self._has_reference
 
     @property
     def _spills(self) -> bool:

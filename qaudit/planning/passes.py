@@ -63,7 +63,7 @@ def passes_of(
             price += _search_price(subject, schemes, pricing)
         passes.append(replace(first, price=price))
         if repeats > 1 and drawn:
-            draw = priced(draw_of(subject, drawn, 1), pricing)
+            draw = priced(Pass(subject, _specs(drawn), full_precision=False, draw=1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
     return tuple(passes)
 
@@ -79,11 +79,6 @@ def with_reference(step: Pass, reference: Subject | None, pricing: Pricing) -> P
     work = flops(pricing.sizes, Load.of((), one_stream))
     price = step.price + _reading(reference) + Price(work, 0, 1)
     return replace(step, reference=reference, price=price)
-
-
-def draw_of(subject: Subject, schemes: Sequence[Scheme], number: int) -> Pass:
-    """Return the pass of a subject on a further draw, under schemes that calibrate."""
-    return Pass(subject, _specs(schemes), full_precision=False, draw=number)
 
 
 def with_draws(recipe: Recipe, schemes: Sequence[Scheme]) -> Recipe:

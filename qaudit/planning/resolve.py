@@ -40,7 +40,7 @@ from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.report.format import listing
 from qaudit.settings import RunOptions
-from qaudit.support.keys import nearest
+from qaudit.support.keys import first_of, nearest
 from qaudit.support.sizes import size
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
 from qaudit.types import (
@@ -49,7 +49,6 @@ from qaudit.types import (
     Ref,
     Resolved,
     Subject,
-    WeightFile,
     digest,
     reference_in,
 )
@@ -93,7 +92,13 @@ def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
         hub = open_hub()
     series = find_all(recipe.targets, recipe, lambda: (hub or open_hub()).listing)
     if not recipe.soups:
-        recipe = replace(recipe, soups=(_all_of(recipe, series),))
+        if len(series) > len(recipe.targets):
+            raise UsageError(
+                f"{len(series)} checkpoints are in {', '.join(recipe.targets)}, "
+                "and its family does not list which of them make the soup",
+                hint="say it with `--soup 'A+B+C'`, `--soup last:4` or `--soup 'GLOB'`",
+            )
+        recipe = replace(recipe, soups=("+".join(checkpoint.label for checkpoint in series),))
     soups = resolve_soups(recipe, _with_files(members_of(recipe.soups, series), hub))
     if soups[0].is_search:
         raise UsageError(
@@ -108,17 +113,6 @@ def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
         if _is_empty(checkpoint):
             raise _without_weights(f"`{checkpoint.label}`, a member,", checkpoint)
     return soups[0]
-
-
-def _all_of(recipe: Recipe, series: Sequence[Checkpoint]) -> str:
-    """Return the mean of the targets, if each of them is one checkpoint."""
-    if len(series) > len(recipe.targets):
-        raise UsageError(
-            f"{len(series)} checkpoints are in {', '.join(recipe.targets)}, "
-            "and its family does not list which of them make the soup",
-            hint="say it with `--soup 'A+B+C'`, `--soup last:4` or `--soup 'GLOB'`",
-        )
-    return "+".join(checkpoint.label for checkpoint in series)
 
 
 def still_there(recipe: Recipe, resolved: Resolved) -> bool:
@@ -242,8 +236,15 @@ def without_unread(resolved: Resolved, hub: Hub | None) -> tuple[Resolved, tuple
     if hub is None or find_spec("torch") is None:  # an installation that only plans
         return resolved, ()
     seen: dict[_Key, frozenset[str]] = {}
-    needed = {c: _needed(c, hub, seen) for c in _checkpoints(resolved)}
-    notes = [_note(checkpoint) for checkpoint in needed.values() if checkpoint.unread]
+    members = (c for subject in resolved.subjects for c, _ in subject.members)
+    every = dict.fromkeys((*resolved.checkpoints, *members))
+    needed = {checkpoint: _needed(checkpoint, hub, seen) for checkpoint in every}
+    notes = [
+        f"not downloaded of `{c.label}`: {first_of([file.name for file in c.unread])} "
+        f"({size(sum(file.nbytes for file in c.unread))}), which nothing reads"
+        for c in needed.values()
+        if c.unread
+    ]
     subjects = tuple(
         replace(s, members=tuple((needed[c], share) for c, share in s.members))
         for s in resolved.subjects
@@ -255,11 +256,6 @@ def without_unread(resolved: Resolved, hub: Hub | None) -> tuple[Resolved, tuple
 def whole(subject: Subject) -> Subject:
     """Return a subject with all files of its members, for what is written with their towers."""
     return replace(subject, members=tuple((c.whole, share) for c, share in subject.members))
-
-
-def _checkpoints(resolved: Resolved) -> list[Checkpoint]:
-    members = (c for subject in resolved.subjects for c, _ in subject.members)
-    return list(dict.fromkeys((*resolved.checkpoints, *members)))
 
 
 def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) -> Checkpoint:
@@ -281,27 +277,18 @@ def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) 
             seen[key] = frozenset(placed.values()) - read if read else frozenset()
     except QauditError:  # what is wrong with it is said where it is opened
         return checkpoint
-    return _split(checkpoint.whole, seen[key])
+    files = checkpoint.whole.files
+    return replace(
+        checkpoint.whole,
+        files=tuple(file for file in files if file.name not in seen[key]),
+        unread=tuple(file for file in files if file.name in seen[key]),
+    )
 
 
 def _may_have_unread(config: Mapping[str, Any]) -> bool:
     """Return whether a model has towers beside its text, or blocks that predict further tokens."""
     towers = any(k.endswith("_config") and k != "quantization_config" for k in config)
     return not is_own_code(config) and (towers or bool(config.get("num_nextn_predict_layers")))
-
-
-def _split(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
-    def chosen(*, unread: bool) -> tuple[WeightFile, ...]:
-        return tuple(file for file in checkpoint.files if (file.name in names) is unread)
-
-    return replace(checkpoint, files=chosen(unread=False), unread=chosen(unread=True))
-
-
-def _note(checkpoint: Checkpoint) -> str:
-    names = ", ".join(f"`{file.name}`" for file in checkpoint.unread[:3])
-    more = f" and {len(checkpoint.unread) - 3} more" if len(checkpoint.unread) > 3 else ""
-    nbytes = size(sum(file.nbytes for file in checkpoint.unread))
-    return f"not downloaded of `{checkpoint.label}`: {names}{more} ({nbytes}), which nothing reads"
 
 
 def proposed_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:

@@ -129,20 +129,11 @@ def all_shipped(
 
     A base that is one itself is the only one where nothing is measured beside it.
     """
-    if not shipped and not schemes:
+    if not shipped:
+        if schemes:
+            return (), ()
         base, scheme = _quantized_alone(subjects, hub)
         return (base,), (scheme,)
-    return tuple(shipped), shipped_schemes(subjects, shipped, hub, schemes)
-
-
-def shipped_schemes(
-    subjects: Sequence[Subject],
-    shipped: Sequence[Checkpoint],
-    hub: Hub | None,
-    schemes: Sequence[Scheme],
-) -> tuple[Shipped, ...]:
-    if not shipped:
-        return ()
     if len(subjects) != 1 or subjects[0].is_search:
         raise UsageError(
             f"shipped files are compared with the one model they were made from, and "
@@ -150,7 +141,8 @@ def shipped_schemes(
             hint="name one checkpoint, or choose it with `--checkpoints`",
         )
     taken = {scheme.short for scheme in schemes}
-    return tuple(_scheme(file, subjects[0].first, hub, taken) for file in shipped)
+    base = subjects[0].first
+    return tuple(shipped), tuple(_scheme(file, base, hub, taken) for file in shipped)
 
 
 def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: set[str]) -> Shipped:

@@ -66,7 +66,9 @@ def survey(
         try:
             models.append(surveyor.look_at(checkpoint))
         except SourceError as error:
-            failures.append(_named(checkpoint, error))
+            if f"`{checkpoint.label}`" not in error.message:
+                error.message = f"`{checkpoint.label}` cannot be read: {error.message}"
+            failures.append(error)
     if not models:
         raise failures[0]
     _refuse_merged(subjects)
@@ -82,12 +84,6 @@ def survey(
 def must_be_auditable(checkpoint: Checkpoint, hub: Hub | None) -> None:
     """Refuse a checkpoint that a plan would refuse, by its configuration and headers."""
     _Surveyor(hub, allow_pickle=True, code=True).look_at(checkpoint)
-
-
-def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
-    if f"`{checkpoint.label}`" not in error.message:
-        error.message = f"`{checkpoint.label}` cannot be read: {error.message}"
-    return error
 
 
 def _refuse_merged(subjects: Sequence[Subject]) -> None:

