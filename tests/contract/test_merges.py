@@ -172,9 +172,13 @@ def test_free_weights_are_used_as_they_are(weights, seed):
         ("weighted:scaled=true", [math.inf, 1.0], "weights that sum to inf"),
         ("mean", [0.5, 0.5], "`mean` takes no weights"),
         ("lawa", [0.5, 0.5], "`lawa` takes no weights"),
+        ("lawa:k=1", [], "k"),
+        ("lawa:every=-1", [], "every"),
+        ("ema:decay=1", [], "decay"),
+        ("slerp:t=2", [], "t"),
     ],
 )
-def test_weights_that_a_merge_cannot_mean_are_refused(text, weights, sentence):
+def test_weights_and_parameters_that_a_merge_cannot_mean_are_refused(text, weights, sentence):
     with pytest.raises(UsageError, match=sentence):
         parse_merge(text).accept(weights)
 
@@ -202,12 +206,6 @@ def test_a_window_takes_the_latest_or_those_so_many_steps_apart():
 def test_a_window_that_is_not_there_is_refused(text, steps, sentence):
     with pytest.raises(UsageError, match=sentence):
         parse_merge(text).shares(steps)
-
-
-@pytest.mark.parametrize("text", ["lawa:k=1", "lawa:every=-1", "ema:decay=1", "slerp:t=2"])
-def test_parameters_out_of_range_are_refused(text):
-    with pytest.raises(UsageError):
-        parse_merge(text)
 
 
 @given(st.floats(0.01, 0.99), st.integers(2, 9))

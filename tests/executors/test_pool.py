@@ -75,23 +75,24 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     assert len(first["greedy"][0]["candidates"]) == 3
 
 
-def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all")] == ["3", "5"]
-    assert len(gpu_workers("1")) == 1
-    with pytest.raises(Exception, match="more GPUs than the 2 that are visible"):
-        gpu_workers("3")
-
-
 @pytest.mark.parametrize(
     ("visible", "names"),
-    [("0,0,1", ["0", "1"]), (" 2, 1", ["2", "1"]), ("1,-1,0", ["1"]), ("GPU-7f,", ["GPU-7f"])],
+    [
+        ("3,5", ["3", "5"]),
+        ("0,0,1", ["0", "1"]),
+        (" 2, 1", ["2", "1"]),
+        ("1,-1,0", ["1"]),
+        ("GPU-7f,", ["GPU-7f"]),
+    ],
 )
 def test_gpus_are_counted_once_and_as_cuda_sees_them(
     monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all")] == names
+    assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("1")] == names[:1]
+    with pytest.raises(Exception, match=f"more GPUs than the {len(names)} that are visible"):
+        gpu_workers(str(len(names) + 1))
 
 
 def test_slices_of_a_gpu_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +131,6 @@ def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(subprocess, "run", absent)
     with pytest.raises(Exception, match="more GPUs than the 0 that are visible"):
         gpu_workers("all")
-
-
-def test_an_executor_that_is_none(tmp_path: Path, qaudit: Run) -> None:
-    done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--set", "executor=moon")
-    assert done.code == 2
-    assert "`executor` is `moon`" in done.err
 
 
 @pytest.mark.parametrize(

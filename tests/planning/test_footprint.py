@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,6 @@ PLANNED = Planned(
     Sizes(0, 0, 0, 0, 0, 0, 0), Load((), TextSize(0, 0, 0), 1), 2, GB, most_items=10_042
 )
 STREAM_NBYTES = 10 * 10**6
-
-
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
-    """Let folders have so much free space, each on a disk of its own."""
-    disks: dict[Path, int] = {}
-    monkeypatch.setattr(module, "hub_cache", lambda: Path("cache"))
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "temporary")
-    monkeypatch.setattr(module, "free_disk_nbytes", lambda folder: disks[folder])
-    monkeypatch.setattr(module, "shares_disk", lambda one, other: one == other)
-    return disks
 
 
 MEASURED = {
@@ -113,45 +103,42 @@ def test_what_waits_beside_hidden_states_is_in_each_stream_and_what_is_given_in_
     assert given - plain == 2 * 5 * 2 * (1_000 + 100)  # of the subject, and of the file
 
 
-def test_what_the_disks_hold_is_not_refused(free: dict[Path, int]) -> None:
-    free |= {Path("out"): 25 * GB, Path("temporary"): 40 * GB}
-    PLANNED.refuse_short_disk(Path("out"), 100 * GB)
+OUT, TEMPORARY = Path("out"), Path("temporary")
+FEWER = "--set task_items=478"
 
 
-def test_weights_that_the_output_disk_does_not_hold_are_refused_with_fewer_items(
-    free: dict[Path, int],
+@pytest.mark.parametrize(
+    ("disks", "downloads", "rounds", "message", "ways"),
+    [
+        ({OUT: 25, TEMPORARY: 40}, 100, 21, "", ()),
+        ({OUT: 24, TEMPORARY: 40}, 0, 21, "up to 25.0 GB of disk in `out` .* 24.0 GB", (FEWER,)),
+        (
+            {OUT: 25, TEMPORARY: 30}, 0, 21, "in `temporary`",
+            ("--set stream_memory=11GB` or with", FEWER, "`TMPDIR`"),
+        ),
+        ({OUT: 25, TEMPORARY: 30}, 0, 1, "in `temporary`", ("stream_memory", "`TMPDIR`")),
+        ({OUT: 70}, 5, 21, "", ()),  # one disk, which downloads come off
+        ({OUT: 70}, 6, 21, "64.0 GB are free", (FEWER,)),
+    ],
+)  # fmt: skip
+def test_what_a_disk_does_not_hold_is_refused_with_what_would_fit(
+    disks: dict[Path, int],
+    downloads: int,
+    rounds: int,
+    message: str,
+    ways: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    free |= {Path("out"): 24 * GB, Path("temporary"): 40 * GB}
-    with pytest.raises(MachineError, match=r"needs up to 25\.0 GB of disk in `out`") as short:
-        PLANNED.refuse_short_disk(Path("out"), 0)
-    assert "24.0 GB are free" in short.value.message
-    assert "--set task_items=478" in short.value.hint
-
-
-def test_hidden_states_that_the_temporary_disk_does_not_hold_are_refused_with_more_memory(
-    free: dict[Path, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free |= {Path("out"): 25 * GB, Path("temporary"): 30 * GB}
-    with pytest.raises(MachineError, match="in `temporary`") as short:
-        PLANNED.refuse_short_disk(Path("out"), 0)
-    assert (
-        "`--set stream_memory=11GB` or with `--set task_items=478` or with `TMPDIR`"
-        in short.value.hint
-    )
-    monkeypatch.setattr(Planned, "rounds", 1)
-    with pytest.raises(MachineError, match="in `temporary`") as short:
-        PLANNED.refuse_short_disk(Path("out"), 0)
-    assert "task_items" not in short.value.hint
-
-
-def test_downloads_come_off_the_disk_that_they_share(
-    free: dict[Path, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free |= {Path("out"): 70 * GB}
-    monkeypatch.setattr(module, "shares_disk", lambda one, other: True)
-    PLANNED.refuse_short_disk(Path("out"), 5 * GB)
-    with pytest.raises(MachineError, match=r"64\.0 GB are free"):
-        PLANNED.refuse_short_disk(Path("out"), 6 * GB)
+    monkeypatch.setattr(module, "hub_cache", lambda: Path("cache"))
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "temporary")
+    monkeypatch.setattr(module, "free_disk_nbytes", lambda folder: disks[folder] * GB)
+    monkeypatch.setattr(module, "shares_disk", lambda a, b: a == b or len(disks) == 1)
+    monkeypatch.setattr(Planned, "rounds", rounds)
+    with pytest.raises(MachineError, match=message) if message else nullcontext() as refused:
+        PLANNED.refuse_short_disk(OUT, downloads * GB)
+    if refused is not None:
+        assert all(way in refused.value.hint for way in ways)
+        assert ("task_items" in refused.value.hint) == (FEWER in ways)
 
 
 _SCAN = """

@@ -275,15 +275,6 @@ def test_what_is_not_permitted_is_refused_before_anything_is_downloaded(
 # ------------------------------------------------------------------------ what does not fit
 
 
-def test_a_series_of_350_gb_fits_on_a_disk_of_60(series: Series) -> None:
-    world = series()
-    plan = make_plan(recipe(), hub=world.opened(), options=RunOptions(disk_budget=60 * GB))
-    traffic = plan.traffic
-    assert traffic is not None
-    assert traffic.nbytes_to_fetch // GB == 350
-    assert 29 * GB < traffic.nbytes_disk_peak <= 60 * GB
-
-
 def test_a_soup_that_the_budget_does_not_hold_is_refused_before_the_first_byte_of_weights(
     series: Series,
 ) -> None:
