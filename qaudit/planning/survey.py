@@ -167,9 +167,11 @@ class _Surveyor:
             if pickled:
                 self.notes.append(f"the size of `{name}` is estimated from its configuration")
             return Sizes.of_config(config, name)
+        sizes = Sizes.of(shapes, name)
         if not is_known(config):
+            must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")  # before it is made
             must_open(folder, shapes)
-        return Sizes.of(shapes, name)
+        return sizes
 
 
 def shapes_of(
