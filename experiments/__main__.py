@@ -139,9 +139,8 @@ def run(
     from experiments.seeds import LabRequest, prices, sum_up
     from experiments.summary import render_summary, summary_to_json
     from experiments.table import SIZES, read_experiment
-    from qaudit.cli.failures import resumable
     from qaudit.cli.progress import Progress
-    from qaudit.cli.terminal import print_result, say
+    from qaudit.cli.terminal import print_result, resumable, say
     from qaudit.errors import UsageError
     from qaudit.report.folder import must_take_files
 

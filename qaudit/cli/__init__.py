@@ -65,8 +65,7 @@ def _stop_at_signals() -> None:
 
 def _end(error: BaseException) -> int:
     try:
-        from qaudit.cli.failures import explained
-        from qaudit.cli.terminal import complain
+        from qaudit.cli.terminal import complain, explained
 
         failure = explained(error)
         complain(failure)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli.failures import resumable
 from qaudit.cli.options import Quiet, Targets, option, with_settings
-from qaudit.cli.terminal import print_result, say
+from qaudit.cli.terminal import print_result, resumable, say
 from qaudit.errors import UsageError
 from qaudit.settings import EXAMPLE_SCHEME, OUTPUT
 

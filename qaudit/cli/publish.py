@@ -1,4 +1,4 @@
-"""`qaudit publish`: open a pull request with a card, the audit and its evidence. No torch here.
+"""`qaudit publish` and `gallery`: an audit on the Hub, and many on one page. No torch here.
 
 The audit is read and its evidence hashed before the first request, so that a damaged one never
 costs any. A README comes from the Hub: it is printed without what moves a cursor.
@@ -11,18 +11,20 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli.options import AuditPlace, Quiet, option
-from qaudit.cli.terminal import print_result
+from qaudit.cli.options import AuditPlace, Quiet, audit_at, option
+from qaudit.cli.terminal import complain, print_result
 from qaudit.errors import UsageError
 from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
     from qaudit.hub.publish import PublishPlan
+
 
 _WRITE = "What to write"
 MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
@@ -175,3 +177,30 @@ def _rows(plan: PublishPlan) -> dict[str, Any]:
         "removed": list(plan.removed),
         "notes": list(plan.notes),
     }
+
+
+def gallery(
+    audits: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="AUDIT...", help="Output folders, or published audits (`org/name@v1`)."
+        ),
+    ],
+    out: Annotated[Path, option(OUTPUT, "The folder of the page.", "--out")],
+) -> int:
+    """Write a page of many audits, and a Parquet table of all their rows.
+
+    Every number is computed again from evidence, and nothing else is shown. An audit that disagrees
+    with its own is left out, and the exit code is that of its error.
+
+    Example: qaudit gallery qaudit-out/demo --out site
+    """
+    from qaudit.gallery import rows_of, write_gallery
+
+    rows, refused = rows_of(audits, audit_at)
+    for error in refused:
+        complain(error)
+    if rows:
+        write_gallery(rows, out)
+        print_result(str(out / "index.html"))
+    return max((error.code for error in refused), default=0)

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.cli.failures import resumable
 from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, names_of, with_settings
-from qaudit.cli.terminal import print_result, say
+from qaudit.cli.terminal import print_result, resumable, say
 from qaudit.errors import MissingParts, UsageError
 from qaudit.settings import (
     Execution,

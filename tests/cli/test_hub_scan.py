@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from qaudit.checkpoints.folder import shipped_series
 from qaudit.hub import open_hub
 from qaudit.planning.pin import read_lock
-from tests.support.cli import QUICK, TEXT, Run, audit_of, refused, settings, weights_in
-from tests.support.filled import filled
+from tests.support.cli import TEXT, Run, audit_of, refused, settings, weights_in
 from tests.support.gguf import write_gguf
 from tests.support.hub import Hub
 from tests.support.models import text
 from tests.support.names import names_of
 from tests.support.quantized import quantized_copy
 
-REPO, DEMO = "lab/series", "lab/demo"
-INGREDIENTS = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))
-DEMO_CHECKPOINTS = ("stage1-step5000", *INGREDIENTS)
+REPO = "lab/series"
 
 
 @pytest.fixture
@@ -53,65 +45,6 @@ def commit_of(hub: Hub, revision: str) -> str:
 
 def asked_of(hub: Hub) -> list[str]:
     return [f"{entry['method']} {entry['path']}" for entry in hub.log]
-
-
-def evidence(folder: Path) -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    found = {}
-    for row in filled(audit_of(folder)["measurements"]):  # type: ignore[attr-defined]
-        with np.load(folder / row["evidence"]) as arrays:
-            found[row["subject"], row["spec"]] = {name: arrays[name] for name in arrays.files}
-    return found
-
-
-# ------------------------------------------------------------------- the same, number for number
-
-
-@pytest.mark.slow
-def test_the_demo_from_the_hub_gives_the_audit_of_its_folder(
-    shipped: Path,
-    online: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    qaudit: Run,
-) -> None:
-    monkeypatch.chdir(online)
-    for name in DEMO_CHECKPOINTS:
-        shutil.copytree(shipped_series() / name, online / "root" / DEMO / name)
-    settings(online / "root" / DEMO, branch_per_revision=True, main=None)
-    asked = ["--set", "family=demo", "--schemes", "gptq-4bit", "--set", "context=64"]
-    asked += ["--calibration", shipped / "calibration.jsonl"]
-    asked += ["--evaluation", shipped / "evaluation.jsonl"]
-    asked += ["--checkpoints", "stage*", "--soup", f"soup=mean({'+'.join(INGREDIENTS)})"]
-    with Hub(online / "root").running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = qaudit("scan", DEMO, *asked, "--out", "from-hub")
-    assert done.code == 0, done.err
-    done = qaudit("scan", online / "root" / DEMO, *asked, "--out", "from-folder")
-    assert done.code == 0, done.err
-
-    theirs, ours = evidence(online / "from-hub"), evidence(online / "from-folder")
-    assert set(theirs) == set(ours)
-    assert {subject for subject, _ in theirs} == {*DEMO_CHECKPOINTS, "soup"}
-    for key, arrays in theirs.items():
-        assert set(arrays) == set(ours[key])
-        for name in arrays.keys() - {"about"}:
-            np.testing.assert_array_equal(arrays[name], ours[key][name], err_msg=f"{key} {name}")
-        assert numbers(json.loads(str(arrays["about"]))) == numbers(
-            json.loads(str(ours[key]["about"]))
-        )
-    a, b = audit_of(online / "from-hub"), audit_of(online / "from-folder")
-    assert [numbers(row) for row in a["measurements"]] == [
-        numbers(row) for row in b["measurements"]
-    ]
-    assert a["comparisons"] == b["comparisons"]
-    assert a["pick"] == b["pick"]
-    placed = [
-        [
-            (s["label"], s["stage"], s["step"], s["tokens_seen"], s["learning_rate"])
-            for s in x["subjects"]
-        ]
-        for x in (a, b)
-    ]
-    assert placed[0] == placed[1]
 
 
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
@@ -197,31 +130,6 @@ def test_without_a_network_what_is_here_is_planned_and_what_is_not_is_named(
     done = scan(REPO)  # planned, and no weights are here
     assert done.code in (3, 4), done.err
     assert "HF_HUB_OFFLINE" in done.err
-    assert asked_of(hub) == []
-
-
-@pytest.mark.slow
-def test_what_the_client_downloaded_is_planned_without_a_network(hub: Hub, online: Path) -> None:
-    def run(offline: str, *command: object) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "HF_HUB_OFFLINE": offline}
-        words = [sys.executable, *map(str, command)]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-
-    names = ("step10", "step200")
-    code = (
-        f"import huggingface_hub as h\nfor r in {names}: h.snapshot_download({REPO!r}, revision=r)"
-    )
-    assert run("0", "-c", code).returncode == 0
-    hub.log.clear()
-    done = run("1", "-m", "qaudit", "scan", REPO, *QUICK, "--dry-run", "--json")
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
-    assert plan["traffic"]["nbytes_to_fetch"] == 0
-    assert {s["label"] for s in plan["subjects"]} == set(names)
-    assert f"the revisions of `{REPO}` are those that were downloaded" in done.stderr
-    done = run("1", "-m", "qaudit", "scan", f"{REPO}@step1000", *QUICK, "--dry-run")
-    assert done.returncode == 4
-    assert f"this machine does not know `step1000` of `{REPO}`" in " ".join(done.stderr.split())
     assert asked_of(hub) == []
 
 

@@ -17,7 +17,6 @@ from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import released, toys
 from tests.support.cli import QUICK, Run, audit_of
-from tests.support.quantized import quantized_copy
 from tests.support.rollouts import written
 
 # Keeps its pass at every block, says so at the entrance of the second, and waits to be killed.
@@ -94,19 +93,6 @@ def goes_on(place: Path, qaudit: Run, firsts: list[int], *arguments: str) -> Non
 @pytest.mark.slow
 def test_a_killed_subject_goes_on_at_its_block(place: Path, qaudit: Run, firsts: list[int]) -> None:
     goes_on(place, qaudit, firsts, "series/step10")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "beside",
-    [("--shipped", "model-GPTQ"), ("series/step10", "--set", "reference=series/step10")],
-    ids=["file", "reference"],
-)
-def test_what_is_beside_a_subject_goes_on_with_it(
-    place: Path, qaudit: Run, firsts: list[int], beside: tuple[str, ...]
-) -> None:
-    quantized_copy(place / "series" / "step200", place / "model-GPTQ", "gptq")
-    goes_on(place, qaudit, firsts, "series/step200", *beside)
 
 
 @pytest.mark.slow

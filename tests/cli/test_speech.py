@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.cli import progress as progress_module
-from qaudit.cli.list import listing
+from qaudit.cli.about import listing
 from qaudit.cli.progress import Pace, Progress, Rates
 from qaudit.cli.terminal import complain, one_line, print_result, say
 from qaudit.errors import UsageError
@@ -418,7 +418,7 @@ def test_what_renderers_let_through_is_not_said(capsys: pytest.CaptureFixture[st
 
 def test_what_nobody_foresaw_is_no_breach(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
-    monkeypatch.setattr("qaudit.cli.failures.say", shown.append)
+    monkeypatch.setattr("qaudit.cli.terminal.say", shown.append)
     monkeypatch.setattr("qaudit.cli.gate._judge", lambda *_: 1 // 0)
     refused(qaudit("gate", "out"), 4, "this is a bug of qaudit", "report it")
     assert "ZeroDivisionError" in str(shown)

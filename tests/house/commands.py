@@ -13,8 +13,7 @@ from typing import Any
 
 import typer.main
 
-from qaudit.cli.app import app
-from qaudit.cli.help import shown_default
+from qaudit.cli.app import app, shown_default
 from qaudit.settings import settings_of
 from tests.house.source import ROOT
 

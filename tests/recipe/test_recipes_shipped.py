@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from qaudit.checkpoints.series import Candidate, Knowledge, in_order
-from qaudit.cli.list import listing
+from qaudit.cli.about import listing
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import RecipeError
 from qaudit.families import Family, all_families, find

@@ -1,0 +1,356 @@
+"""`qaudit list`, `explain` and `doctor`: what there is, what it means, what this machine can do.
+
+Each kind of list loads what it lists alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
+from itertools import groupby
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qaudit.cli.options import AsJson, audit_at, option
+from qaudit.cli.terminal import print_result
+from qaudit.errors import MachineError, UsageError
+from qaudit.settings import OUTPUT, settings_of
+from qaudit.support.keys import first_of, nearest
+from qaudit.version import __version__
+
+if TYPE_CHECKING:
+    from qaudit.engine.doctor import Fact
+    from qaudit.types import AuditRecord, Policy
+
+
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="schemes, sets, settings, formats, merges, diagnostics, families, recipes, "
+            "policies, tasks, lm-eval (all of its tasks) or rules."
+        ),
+    ] = "schemes",
+    as_json: AsJson = False,
+    quiet: Annotated[bool, option(OUTPUT, "Only names, one a line.", "--quiet", "-q")] = False,
+) -> int:
+    """List what is registered, one a line, with its description.
+
+    Example: qaudit list schemes
+    """
+    print_result(listing(kind, as_json=as_json, quiet=quiet))
+    return 0
+
+
+def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
+    """Return the names of one kind, each with the first line of its description."""
+    if kind not in _KINDS:
+        raise UsageError(f"there is no list of `{kind}`", hint=nearest(kind, _KINDS))
+    rows = _KINDS[kind]()
+    if as_json:
+        return json.dumps(rows, indent=1)
+    if quiet:
+        return "\n".join(rows)
+    lines = {name: _of_setting(row) if isinstance(row, dict) else row for name, row in rows.items()}
+    from qaudit.report.terminal import hanging
+
+    width = max(map(len, lines), default=0)
+    if sys.stdout.isatty():
+        return "\n".join(hanging(f"{name:<{width}}  ", text) for name, text in lines.items())
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _schemes() -> dict[str, str]:
+    from qaudit.core.registry import schemes
+
+    texts, broken = _classes("qaudit.core.registry:schemes"), schemes().broken()
+    for name in schemes():
+        if name not in broken:
+            texts[name] = f"{texts[name]} {_parameters(schemes()[name])}".rstrip()
+    return texts
+
+
+def _parameters(plugin: Any) -> str:
+    texts = [
+        f.name if f.default is MISSING else f"{f.name}={str(f.default).lower()}"
+        for f in fields(plugin)
+        if f.name != "kv"  # of every scheme: docs/schemes.md
+    ]
+    return f"[{', '.join(texts)}]" if texts else ""
+
+
+def _classes(registry: str) -> dict[str, str]:
+    registered = resolve_name(registry)()
+    broken = registered.broken()
+    usable = {name: registered[name] for name in registered if name not in broken}
+    return _described(usable, broken)
+
+
+def _diagnostics() -> dict[str, str]:
+    from qaudit.diagnostics.registry import broken, diagnostics
+
+    return _described(diagnostics(), broken())
+
+
+def _described(
+    usable: Mapping[str, type[Any]], broken: Mapping[str, MachineError]
+) -> dict[str, str]:
+    """Return the first lines of docstrings, and why plug-ins of others cannot be used."""
+    texts = {name: (kind.__doc__ or "").partition("\n")[0] for name, kind in usable.items()}
+    return texts | {name: error.message for name, error in broken.items()}
+
+
+def _shipped(name: str) -> Callable[[], dict[str, str]]:
+    return lambda: resolve_name(name)()
+
+
+def _sets() -> dict[str, str]:
+    from qaudit.core.registry import scheme_sets
+
+    return {name: ", ".join(texts) for name, texts in scheme_sets().items()}
+
+
+def _families() -> dict[str, str]:
+    from qaudit.families import all_families
+
+    return {family.family: family.description for family in all_families()}
+
+
+def _settings() -> dict[str, dict[str, str]]:
+    return {
+        name: {
+            "help": entry.setting.help,
+            "type": entry.kind,
+            "default": entry.shown_default,
+            "option": entry.option,
+            "variable": entry.variable,
+        }
+        for name, entry in settings_of().items()
+    }
+
+
+def _of_setting(row: Mapping[str, str]) -> str:
+    option = f"; {row['option']}" if row["option"] else ""
+    return f"{row['help']} [{row['type']}; default: {row['default']}{option}]"
+
+
+def _formats() -> dict[str, str]:
+    from qaudit.formats.packing import FileFormat
+    from qaudit.formats.registry import formats, further_readers, readers
+    from qaudit.report import diff, folder, gate
+
+    texts, built_in = _classes("qaudit.formats.registry:formats"), formats().built_in
+    files = [name for name, form in built_in.items() if issubclass(form, FileFormat)]
+    uses: dict[str, tuple[str, ...]] = {
+        "export": tuple(formats()),
+        "scan --shipped": (*readers(), *further_readers(), *files),
+        "report": tuple(folder.FORMATS),
+        "gate": tuple(gate.FORMATS),
+        "diff": tuple(diff.FORMATS),
+    }
+    names = dict.fromkeys(name for group in uses.values() for name in group)
+    used = {name: [use for use, group in uses.items() if name in group] for name in names}
+    return {name: f"{texts.get(name, '')} [{', '.join(used[name])}]".strip() for name in names}
+
+
+def _rules() -> dict[str, str]:
+    from qaudit.types import CODES
+
+    return {code: rule.title for code, rule in CODES.items()}
+
+
+_KINDS: dict[str, Callable[[], Mapping[str, str | dict[str, str]]]] = {
+    "schemes": _schemes,
+    "sets": _sets,
+    "settings": _settings,
+    "formats": _formats,
+    "merges": lambda: _classes("qaudit.core.registry:merges"),
+    "diagnostics": _diagnostics,
+    "families": _families,
+    "recipes": _shipped("qaudit.recipe.table:shipped_recipes"),
+    "policies": _shipped("qaudit.policy:descriptions"),
+    "tasks": _shipped("qaudit.items.names:descriptions"),
+    "lm-eval": _shipped("qaudit.items.harness:all_tasks"),
+    "rules": _rules,
+}
+
+
+Texts = dict[str, tuple[str, ...]]
+_WHERE = "Where its names are from"
+NOTE = "QA003"
+
+
+def explain(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="A finding's code, a rule of a policy, a metric, a scheme, or words of a note.",
+        ),
+    ],
+    audit: Annotated[
+        str | None,
+        option(_WHERE, "An audit: its notes, and the rules of its policy.", show_default="none"),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        option(_WHERE, "A policy whose rules are explained.", show_default="those that ship"),
+    ] = None,
+) -> int:
+    """Say what a code, a rule, a metric, a scheme or a note means, and what to do.
+
+    Example: qaudit explain four-bit-tail QA029
+    """
+    from qaudit.report.terminal import filled
+    from qaudit.saved.audits import read_audit
+
+    saved = read_audit(audit_at(audit)) if audit is not None else None
+    texts = _known(_policies(policy, saved, audit))
+    paragraphs = ["\n\n".join(map(filled, _explained(name, texts, saved))) for name in names]
+    print_result("\n\n".join(paragraphs) + "\n")
+    return 0
+
+
+def _policies(
+    policy: str | None, saved: AuditRecord | None, audit: str | None
+) -> tuple[Policy, ...]:
+    from qaudit.policy import PRESETS, policy_inside, policy_named, preset
+
+    if policy is not None:
+        return (policy_named(policy),)
+    shipped = tuple(map(preset, PRESETS))
+    if saved is None or audit is None or saved.plan.recipe.policy in PRESETS:
+        return shipped
+    place = Path(audit) if Path(audit).is_dir() else Path(audit).parent
+    return (policy_inside(saved.plan.recipe.policy, place), *shipped)
+
+
+def _explained(name: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...]:
+    key = name if name in texts else name.upper()
+    if key in texts:
+        return texts[key]
+    described = _scheme(name) or _note(name, texts, saved)
+    if described is None:
+        raise UsageError(f"nothing is called `{name}`", hint=_hint(name, texts, saved))
+    return described
+
+
+def _hint(name: str, texts: Texts, saved: AuditRecord | None) -> str:
+    from qaudit.core.registry import short_forms, unknown
+
+    if saved is None and " " in name:
+        return "a note is explained with the audit that has it: `--audit FOLDER`"
+    instead = "`qaudit list rules` has the codes, `qaudit list schemes` the schemes"
+    hint = unknown("name", name, [*map(str.lower, texts), *short_forms()], ()).hint
+    return instead if hint.startswith("there are:") else hint
+
+
+def _note(words: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...] | None:
+    """Return the notes of an audit that have some words, what they are beside, and the rule."""
+    if saved is None:
+        return None
+    places: dict[str, list[str]] = {}
+    for row in saved.measurements:
+        for note in row.notes:
+            places.setdefault(note, []).append(f"{row.subject} at {row.scheme}")
+    for note in saved.plan.notes:
+        places.setdefault(note, []).append("the plan")
+    matching = [note for note in places if words.casefold() in note.casefold()]
+    if not matching:
+        return None
+    return (*(f"{note}: a note about {first_of(places[note])}." for note in matching), *texts[NOTE])
+
+
+def _known(policies: Sequence[Policy]) -> Texts:
+    from qaudit.types import CODES, METRICS
+
+    texts: Texts = {
+        code: (f"{code}: {entry.title}.", entry.help)
+        for code, entry in CODES.items()
+        if entry.title
+    }
+    for metric, record in METRICS.items():
+        texts[metric] = (
+            f"{metric} ({record.code}): {record.title}.",
+            record.reason,
+            f"What to do: {record.hint}." if record.hint else "",
+        )
+    for name, lines in _policy_rules(policies):
+        texts[name] = (*texts.get(name, ()), *lines)
+    return {name: tuple(filter(None, lines)) for name, lines in texts.items()}
+
+
+def _policy_rules(policies: Sequence[Policy]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the rules of policies, with their margin in each."""
+    from qaudit.types import METRICS, bound_of
+
+    margins: dict[tuple[str, str], list[str]] = {}
+    for policy in policies:
+        for rule in policy.rules:
+            bound = bound_of(rule.margin, METRICS[rule.metric].unit)
+            of_policy = margins.setdefault((rule.name, rule.metric), [])
+            of_policy.append(f"{bound} in `{policy.name}` ({rule.level})")
+    for (name, metric), bounds in margins.items():
+        record = METRICS[metric]
+        yield (
+            name,
+            (
+                f"{name} is a rule about `{metric}`, with a margin of {', '.join(bounds)}.",
+                f"It fails where {record.title} ({record.code}). {record.reason}",
+                f"What to do: {record.hint}." if record.hint else "",
+            ),
+        )
+
+
+def _scheme(name: str) -> tuple[str, ...] | None:
+    from qaudit.core.registry import parse_scheme
+    from qaudit.errors import SchemeError
+
+    try:
+        scheme = parse_scheme(name)
+    except SchemeError:
+        return None
+    return (f"{scheme.short} is `{scheme.spec}`.", (type(scheme).__doc__ or "").partition("\n")[0])
+
+
+_MARKS = {"ok": " ", "without": "-", "fault": "!"}
+
+
+def doctor(as_json: AsJson = False) -> int:
+    """Check device, memory, libraries, Hub and cache, and print what to install for what.
+
+    Exits with 4 when something is broken that scans need.
+
+    Example: qaudit doctor
+    """
+    from qaudit.engine.doctor import examine
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what libraries print when they load
+        facts = examine()
+    if as_json:
+        rows = {"qaudit": __version__, "facts": [asdict(fact) for fact in facts]}
+        print_result(json.dumps(rows, indent=1))
+    else:
+        print_result(_facts_text(facts))
+    return 4 if any(fact.state == "fault" for fact in facts) else 0
+
+
+def _facts_text(facts: Sequence[Fact]) -> str:
+    from qaudit.report.terminal import hanging
+
+    width = max(len(fact.name) for fact in facts)
+    lines = [f"qaudit {__version__}"]
+    for about, group in groupby(facts, key=lambda fact: fact.about):
+        lines += ["", about]
+        for fact in group:
+            head = f"{_MARKS[fact.state]} {fact.name:<{width}}  "
+            lines.append(hanging(head, fact.value))
+            lines += [hanging(" " * len(head), fact.hint)] if fact.hint else []
+    return "\n".join(lines)
