@@ -26,12 +26,7 @@ from experiments.summary import (
     summary_to_json,
 )
 from experiments.table import Contrast, ExperimentSummary, read_experiment, shipped_experiments
-from qaudit.report.document import (
-    TableBlock,
-    columns,
-    name_cell,
-    row,
-)
+from qaudit.report.document import Cells, name_cell, table
 from qaudit.report.format import NOT_MEASURED, count, plural
 from qaudit.report.markdown import render_blocks
 from qaudit.saved.codec import decode
@@ -122,7 +117,7 @@ def correction(found: Mapping[str, ExperimentSummary | None]) -> str:
 
 def overview(found: dict[str, ExperimentSummary | None]) -> str:
     """Return every claim with how many of its contrasts stand how."""
-    rows = []
+    rows: list[Cells] = []
     holding = Counter((name, contrast.claim) for name, contrast in Corrected.of(found).discovered())
     for name, summary in found.items():
         experiment = read_experiment(name)
@@ -132,10 +127,9 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
             counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
             numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
             hold = str(holding[name, claim.name]) if summary else NOT_MEASURED
-            rows.append(row(claim.says, name_cell(name), str(asked), *numbers[:5], hold))
+            rows.append((claim.says, name_cell(name), str(asked), *numbers[:5], hold))
     counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide", "hold at 5 %")
-    names = columns("claim", "experiment", *counted)
-    return render_blocks([TableBlock(names, tuple(rows))])
+    return render_blocks([table(("claim", "experiment", *counted), rows)])
 
 
 def _counts(summary: ExperimentSummary, claim: str) -> Counter[str]:

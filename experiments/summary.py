@@ -86,8 +86,7 @@ def table(summary: ExperimentSummary, claim: Claim) -> doc.TableBlock:
     """Return the contrasts of a claim, one row for each scheme."""
     seeds = [f"seed {seed}" for seed in summary.seeds]
     rows = [_row(summary, r) for r in summary.results if r.contrast.claim == claim.name]
-    names = doc.columns("contrast", "scheme", "expected", *seeds, "over seeds", "")
-    return doc.TableBlock(names, tuple(rows))
+    return doc.table(("contrast", "scheme", "expected", *seeds, "over seeds", ""), rows)
 
 
 def _row(summary: ExperimentSummary, result: ContrastResult) -> doc.TableRow:

@@ -176,34 +176,29 @@ _NUMBERS = {"loss": "loss", "added_loss": "added loss, %", "kl": "KL", "agreemen
 def _table(rows: Sequence[Row], name: str = "") -> doc.TableBlock:
     measured = [key for key in _NUMBERS if any(row[key] is not None for row in rows)]
     heads = ("audit", "subject", "scheme", "bits", "verdict", *(_NUMBERS[key] for key in measured))
-    return doc.TableBlock(
-        doc.columns(*heads, "documents", "policy"),
-        tuple(
-            doc.row(
-                doc.name_cell(row["audit"]),
-                doc.name_cell(row["subject"]),
-                row["scheme"],
-                doc.cell(
-                    or_dash(row["bits_per_weight"], "{:.2f}".format), value=row["bits_per_weight"]
-                ),
-                doc.cell(doc.strong(doc.status_in_words(row["verdict"]).upper()))
-                if row["verdict"]
-                else "-",
-                *(_number(row, key) for key in measured),
-                doc.cell(str(row["documents"]), value=float(row["documents"])),
-                row["policy"],
-                chosen=row["verdict"] == "ship",
-            )
-            for row in rows
-        ),
-        name=name,
+    cells = (
+        doc.row(
+            doc.name_cell(row["audit"]),
+            doc.name_cell(row["subject"]),
+            row["scheme"],
+            doc.cell(
+                or_dash(row["bits_per_weight"], "{:.2f}".format), value=row["bits_per_weight"]
+            ),
+            doc.cell(doc.strong(doc.status_in_words(row["verdict"]).upper()))
+            if row["verdict"]
+            else "-",
+            *(_number(row, key) for key in measured),
+            doc.cell(str(row["documents"]), value=float(row["documents"])),
+            row["policy"],
+            chosen=row["verdict"] == "ship",
+        )
+        for row in rows
     )
+    return doc.table((*heads, "documents", "policy"), cells, name=name)
 
 
 def _number(row: Row, key: str) -> doc.Cell:
-    value = row[key]
-    if value is None:
+    if row[key] is None:
         return doc.cell("-")
     show = {"loss": loss, "kl": spread}.get(key, percent)
-    interval = Interval(value, row[f"{key}_low"], row[f"{key}_high"])
-    return doc.interval_cell(show(interval), value=value)
+    return doc.interval_cell(Interval(row[key], row[f"{key}_low"], row[f"{key}_high"]), show)

@@ -219,7 +219,7 @@ def _screen(verdict: Verdict) -> tuple[str, doc.TableBlock]:
     from qaudit.report.screen import table
     from qaudit.report.verdict import answer
 
-    return answer(verdict).replace("`", ""), table(verdict)
+    return answer(verdict).replace("`", ""), table(verdict.classes)
 
 
 def _of_gate(gate: Gate) -> str:

@@ -222,7 +222,7 @@ def pick(
     verdict = decide(saved, policy or audit.plan.recipe.policy, str(wanted), classes_named(bits))
     best = pick_of(verdict.classes)
     audit = replace(audit, verdict=verdict, pick=best)
-    print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
+    print_result(pick_to_json(audit, best) if as_json else render_pick(audit))
     gated = any(decision.level == "error" for decision in verdict.classes)
     ships = gated and verdict.status == "ship" and wanted.kind != "kl"  # the same as for `gate`
     judged = [decision for decision in verdict.classes if decision.status != "unjudged"]

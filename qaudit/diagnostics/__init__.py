@@ -8,7 +8,7 @@ never name a diagnostic:
 - `judge(table, tables) -> (tables, findings)`, from measurements and rows, where it is requested.
 - `summarize(rows, before) -> rows`, from the rows of all subjects (`weights`).
 - `section(view) -> Section`, for card and page; equal titles are one section.
-- `FIGURE`, a `DiagnosticFigure`, and `OVERLAY`, marks on the figure along the series.
+- `FIGURE`, a `DiagnosticFigure`.
 
 `NAME_measure` beside it has `MEASURE`, a `Measure` (`case.py`), and alone imports torch. A
 diagnostic that is computed from measurements has none (`positions`).

@@ -72,11 +72,9 @@ def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
 
 
 def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
-    names = doc.columns(
-        "subject", "trace", "trace, on these documents", "largest eigenvalue", "smallest"
-    )
-    rows = tuple(
-        doc.row(
+    names = ("subject", "trace", "trace, on these documents", "largest eigenvalue", "smallest")
+    rows = (
+        (
             doc.name_cell(label),
             interval_text(model.trace_elsewhere),
             interval_text(model.trace),
@@ -86,7 +84,7 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
         for label, model in models.items()
     )
     notes = dict.fromkeys(note for model in models.values() for note in model.notes)
-    return (doc.TableBlock(names, rows), *([doc.bullets(*notes)] if notes else []))
+    return (doc.table(names, rows), *([doc.bullets(*notes)] if notes else []))
 
 
 def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
@@ -95,8 +93,8 @@ def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]
         return ()
     last = view.last.label if view.last and view.last.label in with_roles else with_roles[-1]
     whole = models[last].trace.estimate
-    rows = tuple(
-        doc.row(
+    rows = (
+        (
             doc.name_cell(role.name),
             interval_text(role.trace),
             f"{100 * role.trace.estimate / whole:.0f}" if whole > 0 else NOT_MEASURED,
@@ -104,8 +102,8 @@ def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]
         )
         for role in roles_of(view, last)
     )
-    names = doc.columns("role", "trace, over probes", "share, %", "per million parameters")
-    return (doc.fold(f"By role, {last}", doc.TableBlock(names, rows)),)
+    names = ("role", "trace, over probes", "share, %", "per million parameters")
+    return (doc.fold(f"By role, {last}", doc.table(names, rows)),)
 
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:

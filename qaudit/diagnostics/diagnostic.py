@@ -39,14 +39,6 @@ class DiagnosticFigure:
     draw: Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class Overlay:
-    """Marks on the figure along the series, of a view and its axis, and what they mean."""
-
-    draw: Callable[[Any, Any, Any], None]
-    explained: Callable[[Any, Any], list[str]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Diagnostic:
     """Base of every diagnostic."""

@@ -13,15 +13,8 @@ interval, and it has not stopped before a checkpoint that a later one beats.
 QA030 and QA031 compare all checkpoints of one run at once, under every scheme. They hold for these
 documents and these schemes; neither predicts a longer run or a decay still to come.
 
-The section `Phases`: where the course of a run changes.
-
-Only the longest run is shown; the others are in `audit.json`. What cannot be decided is listed
-with its reason.
-
-Where the course of an error changes: a strip for each scheme beneath its lines.
-
-As wide as the change point's interval, with a tick at the estimate; a strip at the top shows where
-full-precision loss stops improving.
+The section `Phases` says where the course of the longest run changes; the others are in
+`audit.json`. What cannot be decided is listed with its reason.
 """
 
 from __future__ import annotations
@@ -30,7 +23,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -38,13 +31,10 @@ from qaudit.core import statistics
 from qaudit.core.changepoint import MINIMUM_POINTS, find_break, trajectory
 from qaudit.core.course import Places
 from qaudit.core.course import courses as runs_in
-from qaudit.diagnostics.diagnostic import Overlay
 from qaudit.judge.quantities import columns_of, interval_of
 from qaudit.judge.table import Measurements
 from qaudit.report import document as doc
-from qaudit.report.chart import FAINT, POINT, looks
-from qaudit.report.format import NOT_FINITE, count, listing, plural
-from qaudit.report.series import Axis
+from qaudit.report.format import NOT_FINITE, count, listing, percent, plural, spread
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
@@ -57,10 +47,6 @@ from qaudit.types import (
     Span,
     Where,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 MOST = 32
 """Of a longer run so many checkpoints are compared in pairs, spread evenly, its ends among them."""
@@ -181,45 +167,29 @@ def _why_none(run: PhaseRun, later: list[list[Interval]]) -> str:
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics with the table `phases`, and the findings QA030 to QA032."""
-    courses = phases_of(table)
-    return replace(diagnostics, phases=courses), phase_findings(table, courses)
-
-
-def phases_of(table: Measurements) -> tuple[Course, ...]:
-    runs = [(run, places) for run, places in _measured_runs(table) if len(run) > 1]
-    searched = max(1, sum(len(run) >= MINIMUM_POINTS for run, _ in runs))
-    return tuple(_course(table, run, places, searched) for run, places in runs)
-
-
-def phase_findings(table: Measurements, courses: tuple[Course, ...]) -> tuple[Finding, ...]:
-    runs = {run[0].label: (run, places) for run, places in _measured_runs(table)}
-    return tuple(
-        finding
-        for course in courses
-        for finding in findings_of(PhaseRun(table, *runs[course.checkpoints[0]]), course)
-    )
-
-
-def _measured_runs(table: Measurements) -> list[tuple[list[Checkpoint], Places]]:
     single = [s.first for s in table.subjects if s.kind == "checkpoint"]
-    return runs_in([c for c in single if table.find(c.label, FULL_PRECISION) is not None])
+    runs = [
+        PhaseRun(table, checkpoints, places)
+        for checkpoints, places in runs_in(
+            [c for c in single if table.find(c.label, FULL_PRECISION)]
+        )
+        if len(checkpoints) > 1
+    ]
+    searched = max(1, sum(len(run.labels) >= MINIMUM_POINTS for run in runs))
+    courses = tuple(_course(run, searched) for run in runs)
+    found = (f for pair in zip(runs, courses, strict=True) for f in findings_of(*pair))
+    return replace(diagnostics, phases=courses), tuple(found)
 
 
-def _course(
-    table: Measurements,
-    checkpoints: list[Checkpoint],
-    places: Places,
-    searched: int,
-) -> Course:
-    run = PhaseRun(table, checkpoints, places)
+def _course(run: PhaseRun, searched: int) -> Course:
     decay, decay_reason = decay_of(run)
     loss_end, loss_end_reason = loss_end_of(run)
     return Course(
         run=f"{run.labels[0]} to {run.labels[-1]}",
-        unit=places.unit,
+        unit=run.places.unit,
         checkpoints=run.labels,
-        positions=places.positions,
-        confidence=table.confidence,
+        positions=run.places.positions,
+        confidence=run.table.confidence,
         decay=decay,
         decay_reason=decay_reason,
         loss_end=loss_end,
@@ -293,9 +263,6 @@ def _where(at: Interval, span: Span | None) -> Where | None:
     return "before" if at.high < span.low else "after" if at.low > span.high else "around"
 
 
-_UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
-
-
 def findings_of(run: PhaseRun, course: Course) -> Iterator[Finding]:
     if not run.is_solid:
         return
@@ -320,7 +287,7 @@ def _ship_before(run: PhaseRun) -> Iterator[Finding]:
         before, end = run.labels[best], run.labels[last]
         message = (
             f"at {scheme} `{before}` is better than `{end}`: from there on the quantized loss rose "
-            f"by {_nats(rise)} nats per token, while full precision {_moved(full)}"
+            f"by {spread(rise)} nats per token, while full precision {_moved(full)}"
         )
         hint = f"ship `{before}`, or a soup, where this scheme is what ships"
         yield Finding("QA030", "warn", end, scheme, message, hint, rise, margin=0.0)
@@ -339,7 +306,7 @@ def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
             continue
         message = (
             f"from `{label}` on full-precision loss improves by less than {100 * BARELY:g} %, "
-            f"while the added loss at {scheme} grew by {_points(growth)} percentage points"
+            f"while the added loss at {scheme} grew by {percent(growth)} percentage points"
         )
         hint = (
             "train no further for this scheme; a decay of the learning rate that is still to come "
@@ -353,70 +320,55 @@ def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Findi
     if change.verdict != "change":
         return
     cell = run.labels[-1], change.scheme
-    place = _place_in_words(course, change)
-    message = f"the added loss at {change.scheme} changes its course: {place}"
+    message = f"the added loss at {change.scheme} changes its course: {_place(course, change)}"
     hint = "a fast smooth rise fits such a course as well: see `docs/diagnostics.md`"
     yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
-
-def _place_in_words(course: Course, change: ChangeRow) -> str:
-    at, unit = change.at, _UNITS[course.unit]
-    assert at is not None
-    names = {"turn": "it turns", "jump": "it jumps", "either": "it turns or jumps"}
-    ends = f"[{at.low:,.0f}, {at.high:,.0f}]"
-    text = f"{names[change.kind or 'either']} at {at.estimate:,.0f} {ends} {unit}"
-    if change.decay is not None:
-        text += f", {change.decay} the start of the learning rate's decay"
-    if change.loss_end is not None:
-        text += f", {change.loss_end} the end of the full-precision loss's improvement"
-    return text
-
-
-def _moved(full: Interval) -> str:
-    if full.high < 0:
-        return f"gained {_nats(Interval(-full.estimate, -full.high, -full.low))}"
-    if full.low > 0:
-        return f"rose by {_nats(full)} itself"
-    return f"has no detectable change ({_nats(full)})"
-
-
-def _nats(change: Interval) -> str:
-    return f"{change.estimate:.4f} [{change.low:.4f}, {change.high:.4f}]"
-
-
-def _points(change: Interval) -> str:
-    return f"{100 * change.estimate:.2f} [{100 * change.low:.2f}, {100 * change.high:.2f}]"
-
-
-TITLE = "Phases"
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
 _WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}
 
 
+def _place(course: Course, change: ChangeRow) -> str:
+    """Return what kind of change it is, where, and whether it is beside other events."""
+    at = change.at
+    assert at is not None
+    low, middle, high = (
+        count(round(value)) if math.isfinite(value) else NOT_FINITE
+        for value in (at.low, at.estimate, at.high)
+    )
+    place = f"{middle} [{low}, {high}]"
+    place = (
+        f"checkpoint {place}" if course.unit == "checkpoints in order" else f"{place} {course.unit}"
+    )
+    text = f"{_KINDS[change.kind or 'either']} at {place}"
+    if change.decay is not None:
+        text += f", {_WHERE[change.decay]} the start of the learning rate's decay"
+    if change.loss_end is not None:
+        text += f", {_WHERE[change.loss_end]} the end of the loss's improvement"
+    return text
+
+
+def _moved(full: Interval) -> str:
+    if full.high < 0:
+        return f"gained {spread(Interval(-full.estimate, -full.high, -full.low))}"
+    if full.low > 0:
+        return f"rose by {spread(full)} itself"
+    return f"has no detectable change ({spread(full)})"
+
+
+TITLE = "Phases"
+
+
 def section(view: View) -> doc.Section:
-    course = main_course(view)
-    if course is None:
-        return doc.Section(TITLE, (), 5)
-    further_courses = len(view.audit.diagnostics.phases) - 1
-    more = (
-        [doc.paragraph(f"{plural(further_courses, 'more run')} in `audit.json`.")]
-        if further_courses
-        else []
-    )
-    return doc.Section(TITLE, (doc.bullets(*_sentences(course)), *more), 5)
-
-
-def main_course(view: View) -> Course | None:
-    """Return the longest run, the first of equals."""
     courses = view.audit.diagnostics.phases
-    return max(courses, key=lambda course: len(course.checkpoints), default=None)
-
-
-def changed(course: Course) -> tuple[ChangeRow, ...]:
-    return tuple(
-        row for row in course.changes if row.verdict == "change" and row.scheme != FULL_PRECISION
-    )
+    longest = max(courses, key=lambda course: len(course.checkpoints), default=None)
+    if longest is None:
+        return doc.Section(TITLE, (), 5)
+    blocks: list[doc.Block] = [doc.bullets(*_sentences(longest))]
+    if further := len(courses) - 1:
+        blocks.append(doc.paragraph(f"{plural(further, 'more run')} in `audit.json`."))
+    return doc.Section(TITLE, tuple(blocks), 5)
 
 
 def _sentences(course: Course) -> Iterator[str]:
@@ -427,8 +379,12 @@ def _sentences(course: Course) -> Iterator[str]:
     yield _span(
         "Full-precision loss stops improving", course.loss_end, course.loss_end_reason, "When "
     )
-    yield from (_change(course, row) for row in changed(course))
-    yield from _rest([row for row in course.changes if row.scheme != FULL_PRECISION])
+    rows = [row for row in course.changes if row.scheme != FULL_PRECISION]
+    for row in rows:
+        if row.verdict == "change":
+            place = _place(course, row)
+            yield f"The added loss under {row.scheme} has a change point, {place}."
+    yield from _rest(rows)
 
 
 def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
@@ -438,19 +394,6 @@ def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> 
     if span.low == span.high:
         return f"{what} at `{span.low_label}`."
     return f"{what} between `{span.low_label}` and `{span.high_label}`."
-
-
-def _change(course: Course, row: ChangeRow) -> str:
-    assert row.at is not None
-    text = (
-        f"The added loss under {row.scheme} has a change point, "
-        f"{_KINDS[row.kind or 'either']}, at {_place(row.at, course.unit)}"
-    )
-    if row.decay is not None:
-        text += f", {_WHERE[row.decay]} the start of the learning rate's decay"
-    if row.loss_end is not None:
-        text += f", {_WHERE[row.loss_end]} the end of the loss's improvement"
-    return text + "."
 
 
 def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
@@ -470,52 +413,3 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
     for reason, schemes in reasons.items():
         under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
         yield f"Change points were not searched{under}: {reason}."
-
-
-def _place(at: Interval, unit: str) -> str:
-    low, middle, high = (
-        count(round(value)) if math.isfinite(value) else NOT_FINITE
-        for value in (at.low, at.estimate, at.high)
-    )
-    named = "checkpoint" if unit == "checkpoints in order" else unit
-    text = f"{middle} [{low}, {high}]"
-    return f"{named} {text}" if named == "checkpoint" else f"{text} {named}"
-
-
-def _draw_strips(view: View, axes: Axes, where: Axis) -> None:
-    """Draw the strips of the main course, if its checkpoints have the places of the figure."""
-    course = _placed(view, where)
-    if course is None:
-        return
-    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "zorder": 3}
-    style["solid_capstyle"] = "butt"
-    for k, row in enumerate(changed(course)):
-        assert row.at is not None
-        colour, y = looks(view.schemes)[row.scheme]["color"], 0.015 + 0.02 * k
-        ends = [row.at.low, row.at.high]
-        axes.plot(ends, [y, y], color=colour, lw=4 * POINT, alpha=0.6, **style)
-        axes.plot([row.at.estimate] * 2, [y - 0.012, y + 0.012], color=colour, **style)
-    if course.loss_end is not None:
-        ends = [course.loss_end.low, course.loss_end.high]
-        axes.plot(ends, [0.99, 0.99], color=FAINT, lw=4 * POINT, **style)
-
-
-def _explained(view: View, where: Axis) -> list[str]:
-    """Return the meaning of the strips, as far as there are any."""
-    course = _placed(view, where)
-    if course is None:
-        return []
-    below = ["strips below: change points"] if changed(course) else []
-    above = "strip above: full-precision loss stops improving"
-    return [*below, above] if course.loss_end is not None else below
-
-
-def _placed(view: View, where: Axis) -> Course | None:
-    course = main_course(view)
-    if course is None or where.name != course.unit:
-        return None
-    places = zip(course.checkpoints, course.positions, strict=True)
-    return course if all(where.positions.get(label) == x for label, x in places) else None
-
-
-OVERLAY = Overlay(_draw_strips, _explained)

@@ -83,7 +83,7 @@ def is_requested(name: str) -> bool:
 
 
 def parts(part: str) -> Iterator[Any]:
-    """Yield one part of every diagnostic that has it: `section`, `FIGURE` or `OVERLAY`."""
+    """Yield one part of every diagnostic that has it: `section` or `FIGURE`."""
     for name in names():
         if (value := getattr(module(name), part, None)) is not None:
             yield value

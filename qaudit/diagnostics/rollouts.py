@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.diagnostics.strata import Binned, interval_of, of_bin, shipped
+from qaudit.diagnostics.strata import Binned, interval_of, of_bin
 from qaudit.judge.rollouts import (
     REASONING,
     TURN,
@@ -216,21 +216,19 @@ def _score(
 
 
 TITLE = "Rollouts"
-COLUMNS = doc.columns(
+COLUMNS = (
     "subject", "scheme", "KL of a sequence, nats", "tokens to divergence", "never diverges, %",
     "end of turn, %", "end of reasoning, %",
 )  # fmt: skip
-PARTS = doc.columns("part", "tokens", "KL, nats", "end of turn, %", "end of reasoning, %")
-SCORES = doc.columns("subject", "scheme", "expected score", "change", "effective samples")
+PARTS = ("part", "tokens", "KL, nats", "end of turn, %", "end of reasoning, %")
+SCORES = ("subject", "scheme", "expected score", "change", "effective samples")
 
 
 def section(view: View) -> doc.Section:
     rows = {(row.subject, row.scheme): row for row in view.audit.diagnostics.rollouts}
-    cells = [
-        (subject, name) for subject, scheme in shipped(view) for name in (FULL_PRECISION, scheme)
-    ]
-    table = tuple(_table_row(rows[cell]) for cell in dict.fromkeys(cells) if cell in rows)
-    if not table:
+    cells = [(subject, name) for subject, scheme in view.ships for name in (FULL_PRECISION, scheme)]
+    shown = [rows[cell] for cell in dict.fromkeys(cells) if cell in rows]
+    if not shown:
         return doc.Section(TITLE, (), 6)
     first = next(iter(rows.values()))
     about = (
@@ -238,18 +236,16 @@ def section(view: View) -> doc.Section:
         "intervals are over prompts. Tokens to divergence: the median along greedy rollouts; "
         "ends: how much more probable than in full precision."
     )
-    shown_rows = [rows[cell] for cell in dict.fromkeys(cells) if cell in rows]
-    scores = _scores(shown_rows)
-    parts = [_part_blocks(cell, view.audit.diagnostics) for cell in shipped(view)]
-    blocks = (doc.paragraph(about), doc.TableBlock(COLUMNS, table), *scores)
+    parts = [_part_blocks(cell, view.audit.diagnostics) for cell in view.ships]
+    blocks = (doc.paragraph(about), doc.table(COLUMNS, map(_table_row, shown)), *_scores(shown))
     return doc.Section(TITLE, (*blocks, *(fold for fold in parts if fold is not None)), 6)
 
 
 def _part_blocks(cell: tuple[str, str], diagnostics: Diagnostics) -> doc.Block | None:
     rows: list[tuple[str, RoleRow | PositionRow]] = [(r.role, r) for r in diagnostics.rollout_roles]
     rows += [(f"tokens {r.first:,} to {r.last:,}", r) for r in diagnostics.rollout_positions]
-    table = tuple(
-        doc.row(
+    table = [
+        (
             name,
             f"{row.tokens:,}",
             interval_of(row.kl, spread),
@@ -258,9 +254,9 @@ def _part_blocks(cell: tuple[str, str], diagnostics: Diagnostics) -> doc.Block |
         )
         for name, row in rows
         if (row.subject, row.scheme) == cell
-    )
+    ]
     title = f"{cell[0]} at {cell[1]}, by role and by place in the answer"
-    return doc.fold(title, doc.TableBlock(PARTS, table)) if table else None
+    return doc.fold(title, doc.table(PARTS, table)) if table else None
 
 
 def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
@@ -273,8 +269,8 @@ def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
         "weighted by how likely a scheme is to write it; nothing is generated again."
     )
     reasons = dict.fromkeys(f"{r.scheme}: {r.unweighed}." for r in marked if r.unweighed)
-    table = tuple(
-        doc.row(
+    table = (
+        (
             doc.name_cell(row.subject),
             row.scheme,
             interval_of(row.expected_score, spread),
@@ -283,11 +279,11 @@ def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
         )
         for row in marked
     )
-    return (doc.paragraph(about, *reasons), doc.TableBlock(SCORES, table))
+    return (doc.paragraph(about, *reasons), doc.table(SCORES, table))
 
 
-def _table_row(row: RolloutRow) -> doc.TableRow:
-    return doc.row(
+def _table_row(row: RolloutRow) -> doc.Cells:
+    return (
         doc.name_cell(row.subject),
         row.scheme,
         interval_of(row.sequence_kl, spread),

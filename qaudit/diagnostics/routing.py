@@ -60,8 +60,8 @@ def _rows(table: Measurements, cell: Cell) -> list[RoutingRow]:
     ]
 
 
-COLUMNS = doc.columns("scheme", "same experts, %", "moved mass, %", "least in block")
-LAYERS = doc.columns("block", "same experts, %", "moved mass, %")
+COLUMNS = ("scheme", "same experts, %", "moved mass, %", "least in block")
+LAYERS = ("block", "same experts, %", "moved mass, %")
 LEGEND = (
     "Routers are left as they are, and read what quantized blocks return. Same experts: at how "
     "many tokens a layer chooses the set of experts that it chooses in full precision, a mean over "
@@ -75,14 +75,14 @@ def section(view: View) -> doc.Section:
     if subject is None or not rows:
         return doc.Section("Routing", (), 4)
     schemes = list(dict.fromkeys(row.scheme for row in rows))
-    table = doc.TableBlock(COLUMNS, tuple(_row(view, subject, s, rows) for s in schemes))
+    table = doc.table(COLUMNS, (_row(view, subject, s, rows) for s in schemes))
     main = view.main.scheme if view.main and view.main.scheme in schemes else schemes[0]
-    layers = tuple(
-        doc.row(str(row.block), percent(row.agreement), percent(row.moved))
+    layers = (
+        (str(row.block), percent(row.agreement), percent(row.moved))
         for row in rows
         if row.scheme == main
     )
-    fold = doc.fold(f"{subject} at {main}, layer by layer", doc.TableBlock(LAYERS, layers))
+    fold = doc.fold(f"{subject} at {main}, layer by layer", doc.table(LAYERS, layers))
     return doc.Section(
         "Routing", (doc.paragraph(LEGEND), table, *picture(view, "routing"), fold), 4
     )
@@ -96,11 +96,11 @@ def shown_subject(view: View) -> str | None:
     return subjects[-1] if subjects else None
 
 
-def _row(view: View, subject: str, scheme: str, rows: list[RoutingRow]) -> doc.TableRow:
+def _row(view: View, subject: str, scheme: str, rows: list[RoutingRow]) -> doc.Cells:
     score = view.score(subject, scheme)
     layers = [row for row in rows if row.scheme == scheme]
     least = min(layers, key=lambda row: row.agreement.estimate)
-    return doc.row(
+    return (
         scheme,
         or_dash(score.routing_agreement if score else None, percent),
         or_dash(score.routing_moved if score else None, percent),

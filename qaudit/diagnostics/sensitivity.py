@@ -161,7 +161,7 @@ def _most(row: SensitivityRow) -> Iterator[Finding]:
     yield Finding("QA035", "info", row.subject, row.scheme, message, hint, share, outcome="pass")
 
 
-COLUMNS = doc.columns("role", "adds, nats per token", "share, %")
+COLUMNS = ("role", "adds, nats per token", "share, %")
 
 
 def section(view: View) -> doc.Section:
@@ -180,15 +180,8 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
         f"What each role of `{label}` adds to the loss when it alone is quantized at "
         f"{alone[0].scheme}, and its share of the sum over all roles."
     )
-    cells = tuple(
-        doc.row(
-            doc.name_cell(row.name),
-            or_dash(row.absolute_change, spread),
-            or_dash(row.share, percent),
-        )
+    cells = (
+        (doc.name_cell(row.name), or_dash(row.absolute_change, spread), or_dash(row.share, percent))
         for row in alone
     )
-    return [
-        doc.paragraph(legend),
-        doc.TableBlock(COLUMNS, cells),
-    ]
+    return [doc.paragraph(legend), doc.table(COLUMNS, cells)]

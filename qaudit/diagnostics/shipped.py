@@ -16,23 +16,8 @@ from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.diagnostics.diagnostic import DiagnosticFigure
 from qaudit.judge.quantities import estimated, mean_of
 from qaudit.judge.table import Measurements, divergences
+from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, Chart
-from qaudit.report.document import (
-    Block,
-    Inline,
-    Section,
-    TableBlock,
-    TableRow,
-    bullets,
-    cell,
-    code,
-    columns,
-    interval_cell,
-    name_cell,
-    paragraph,
-    prose,
-    words,
-)
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, size, spread
 from qaudit.report.plots import interval_across, rows_of
 from qaudit.report.views import View
@@ -142,9 +127,7 @@ def _broken(file: Measurement, note: str) -> Finding:
     return Finding("QA043", "warn", file.subject, file.scheme, message, hint)
 
 
-COLUMNS = columns(
-    "file", "format", "size", "KL, nats", "added loss, nats", "agreement, %", "dominated by"
-)
+COLUMNS = ("file", "format", "size", "KL, nats", "added loss, nats", "agreement, %", "dominated by")
 LEGEND = (
     "Files in the order of their KL divergence to the base. A file is dominated by one, or by a "
     "scheme, that takes no more bytes and diverges less, paired by document and in all pairs at "
@@ -152,43 +135,33 @@ LEGEND = (
 )
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     rows = view.audit.diagnostics.shipped
-    damaged = _damaged(view)
-    blocks: list[Block] = []
-    if rows:
-        table = TableBlock(COLUMNS, tuple(_table_row(view, row) for row in rows), name="shipped")
-        blocks += [paragraph(LEGEND), table]
-    blocks += [bullets(*damaged)] if damaged else []
-    return Section("Shipped files", tuple(blocks), 3)
-
-
-def _damaged(view: View) -> list[Inline]:
     labels = {shipped.label for shipped in view.audit.plan.shipped}
-    seen = [
-        (row.scheme, note) for row in view.audit.diagnostics.shipped for note in row.looks_broken
-    ]
-    seen += [
-        (skipped.scheme, f"was not read: {skipped.reason}")
+    damaged = [f"`{row.scheme}` {note}." for row in rows for note in row.looks_broken]
+    damaged += [
+        f"`{skipped.scheme}` was not read: {skipped.reason}."
         for skipped in view.audit.skipped
         if skipped.scheme in labels
     ]
-    return [(*code(name), *words(" "), *prose(note), *words(".")) for name, note in seen]
+    blocks: list[doc.Block] = []
+    if rows:
+        table = doc.table(COLUMNS, (_cells(view, row) for row in rows), name="shipped")
+        blocks += [doc.paragraph(LEGEND), table]
+    blocks += [doc.bullets(*damaged)] if damaged else []
+    return doc.Section("Shipped files", tuple(blocks), 3)
 
 
-def _table_row(view: View, one: ShippedRow) -> TableRow:
+def _cells(view: View, one: ShippedRow) -> doc.Cells:
     score = view.score(one.subject, one.scheme)
-    bits = or_dash(one.bits, str)
-    return TableRow(
-        (
-            name_cell(one.scheme),
-            cell(f"{one.format or NOT_MEASURED}, {bits}-bit"),
-            cell(or_dash(one.nbytes, size)),
-            interval_cell(or_dash(one.kl, spread)),
-            interval_cell(or_dash(score.absolute_change if score else None, spread)),
-            interval_cell(or_dash(score.top1_agreement if score else None, percent)),
-            cell(listing(list(one.dominated_by)) if one.dominated_by else "-"),
-        )
+    return (
+        doc.name_cell(one.scheme),
+        f"{one.format or NOT_MEASURED}, {or_dash(one.bits, str)}-bit",
+        or_dash(one.nbytes, size),
+        doc.interval_cell(one.kl, spread),
+        doc.interval_cell(score.absolute_change if score else None, spread),
+        doc.interval_cell(score.top1_agreement if score else None, percent),
+        listing(list(one.dominated_by)) if one.dominated_by else "-",
     )
 
 

@@ -109,23 +109,11 @@ _NUMBERS = ("documents", "loss, nats", "added, %", "KL, nats")
 
 
 def section(view: View) -> doc.Section:
-    diagnostics, cells = view.audit.diagnostics, shipped(view)
+    diagnostics, cells = view.audit.diagnostics, view.ships
     blocks = [block for cell in cells for block in _strata(cell, diagnostics.strata)]
     for cell in cells:
         blocks += _roles(cell, diagnostics.roles) + _positions(cell, diagnostics.positions)
     return doc.Section(TITLE, tuple(blocks), 5)
-
-
-def shipped(view: View) -> list[tuple[str, str]]:
-    """Return the subject and scheme of each bit class of the verdict, or those of the pick."""
-    verdict, pick = view.audit.verdict, view.audit.pick
-    classes = verdict.classes if verdict is not None else ()
-    cells = [
-        (decision.subject, decision.scheme)
-        for decision in classes
-        if decision.subject and decision.scheme
-    ]
-    return list(dict.fromkeys(cells)) or ([(pick.subject, pick.scheme)] if pick else [])
 
 
 def _strata(cell: tuple[str, str], rows: Sequence[StratumRow]) -> list[doc.Block]:
@@ -165,15 +153,16 @@ def _folded(
     rows: Sequence[tuple[str | doc.Cell, StratumRow | PositionRow | RoleRow]],
 ) -> list[doc.Block]:
     cells = (
-        doc.row(name, f"{row.documents:,}", *numbers(row.ce, row.relative_error, row.kl))
+        (
+            name,
+            f"{row.documents:,}",
+            interval_of(row.ce, spread),
+            interval_of(row.relative_error, percent),
+            interval_of(row.kl, spread),
+        )
         for name, row in rows
     )
-    return [doc.fold(title, doc.TableBlock(doc.columns(what, *_NUMBERS), tuple(cells)))]
-
-
-def numbers(ce: Interval, error: Interval | None, kl: Interval | None) -> list[str]:
-    """Print a loss, its added loss and a divergence."""
-    return [interval_of(ce, spread), interval_of(error, percent), interval_of(kl, spread)]
+    return [doc.fold(title, doc.table((what, *_NUMBERS), cells))]
 
 
 def interval_of(interval: Interval | None, show: Callable[..., str]) -> str:

@@ -5,7 +5,7 @@ Tensors and other subjects are in `audit.json`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,14 +68,16 @@ def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Bl
     if not roles:
         return []
     schemes = dict.fromkeys(name for role in roles for name in role.perturbation)
-    pick = view.audit.pick.scheme if view.audit.pick else ""
-    scheme = pick if pick in schemes else next(iter(schemes), None)
+    main = view.main.scheme if view.main else ""
+    scheme = main if main in schemes else next(iter(schemes), None)
     names = ["role", "excess kurtosis", "range / deviation"]
     names += [] if scheme is None else [f"moved by {scheme}, %"]
-    cells = tuple(doc.row(doc.name_cell(role.name), *_numbers(role, scheme)) for role in roles)
+    cells: Iterable[doc.Cells] = (
+        (doc.name_cell(role.name), *_numbers(role, scheme)) for role in roles
+    )
     blocks: list[doc.Block] = [
         doc.paragraph(f"The weights of `{label}`, by role."),
-        doc.TableBlock(doc.columns(*names), cells),
+        doc.table(names, cells),
     ]
     score = view.score(label, scheme) if scheme else None
     if score is not None and score.output_error is not None:

@@ -19,7 +19,6 @@ from qaudit.report.document import (
     Block,
     Cell,
     CodeBlock,
-    Column,
     List,
     Section,
     TableBlock,
@@ -28,8 +27,8 @@ from qaudit.report.document import (
     code,
     name_cell,
     paragraph,
-    row,
     status_in_words,
+    table,
     words,
 )
 from qaudit.report.format import percent, spread
@@ -113,19 +112,14 @@ def _measured(choice: ExportChoice) -> list[Block]:
     if not rows:
         return [paragraph("No audit measured these weights.")]
     first = judged(rows[0], choice.ships) if choice.ships else rows[0]
-    table = TableBlock(
-        (Column("measured"), Column("value", "right")),
-        (
-            row("loss, nats per token", spread(first.ce)),
-            row(
-                "added loss",
-                percent(first.relative_error, unit=" %") if first.relative_error else "-",
-            ),
-            row("KL divergence, nats per token", spread(first.kl) if first.kl else "-"),
-            row("documents", str(first.documents)),
-        ),
-    )
-    blocks: list[Block] = [table]
+    added = percent(first.relative_error, unit=" %") if first.relative_error else "-"
+    numbers = {
+        "loss, nats per token": spread(first.ce),
+        "added loss": added,
+        "KL divergence, nats per token": spread(first.kl) if first.kl else "-",
+        "documents": str(first.documents),
+    }
+    blocks: list[Block] = [table(("measured", "value"), numbers.items())]
     if choice.ships is not None:
         ships = choice.ships
         status = status_in_words(ships.status)
@@ -138,10 +132,8 @@ def _measured(choice: ExportChoice) -> list[Block]:
 
 
 def _runtimes(form: Format) -> Block:
-    return TableBlock(
-        (Column("runtime"), Column("version"), Column("note")),
-        tuple(row(one.name, one.lowest, one.remark or "-") for one in form.runtimes),
-    )
+    rows = ((one.name, one.lowest, one.remark or "-") for one in form.runtimes)
+    return table(("runtime", "version", "note"), rows)
 
 
 def _proof(record: ExportRecord) -> Block:
@@ -207,13 +199,11 @@ def soup_card(soup: Subject, hub: Hub | None = None) -> str:
 
 
 def _members(soup: Subject) -> TableBlock:
-    return TableBlock(
-        (Column("", "right"), Column("member"), Column("weight")),
-        tuple(
-            row(str(number), _member(checkpoint), share_text(share))
-            for number, (checkpoint, share) in enumerate(soup.members, 1)
-        ),
+    rows = (
+        (str(number), _member(checkpoint), share_text(share))
+        for number, (checkpoint, share) in enumerate(soup.members, 1)
     )
+    return table(("", "member", "weight"), rows)
 
 
 def share_text(share: float) -> str:

@@ -356,7 +356,7 @@ def description_of(folder: Folder) -> str:
     sha256 = hashlib.sha256(folder.files[AUDIT]).hexdigest()
     blocks: list[doc.Block] = [
         doc.paragraph(headline(view)),
-        *([table(view.verdict)] if view.verdict else ()),
+        *([table(view.classes)] if view.classes else ()),
         doc.paragraph(
             f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
             f"Written by qaudit {folder.audit.qaudit}.",

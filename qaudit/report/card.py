@@ -8,7 +8,6 @@ page has everything, each section folded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from qaudit.diagnostics.registry import parts
 from qaudit.report import document as doc
@@ -76,9 +75,8 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     """Render what a README holds of a card that is beside it in a folder: at most 20 lines."""
     view = View(audit)
     blocks: list[doc.Block] = []
-    if view.verdict:
-        shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES], others=())
-        blocks.append(table(shown))
+    if view.classes:
+        blocks.append(table(view.classes[:MOST_CLASSES]))
     pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
     links = [doc.TextRun(name, href=f"{folder}/{file}") for name, file in pages]
     joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
@@ -180,12 +178,7 @@ def _diagnostics_sections(view: View) -> list[doc.Section]:
 
 def _without_diagnostic(view: View) -> tuple[doc.Block, ...]:
     items = [
-        (
-            *doc.code(skipped.subject),
-            *doc.words(f" went without {skipped.diagnostic}: "),
-            *doc.prose(skipped.reason),
-            *doc.words("."),
-        )
+        f"`{skipped.subject}` went without {skipped.diagnostic}: {skipped.reason}."
         for skipped in view.audit.diagnostics.skipped
     ]
     return (doc.bullets(*items),) if items else ()

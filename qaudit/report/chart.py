@@ -325,7 +325,7 @@ _ATTRIBUTE = re.compile(
     r"id|class|d|x|y|width|height|viewBox|href|role|transform|clip-path|opacity|text-anchor|"
     r"(fill|stroke|font|data)(-[a-z]+)?"
 )
-_SHARED = frozenset(("fill", "stroke", "stroke-width"))  # by all marks of a group
+_SHARED = ("fill", "stroke", "stroke-width")  # by all marks of a group
 
 
 def dark(svg: str) -> str:
@@ -432,8 +432,8 @@ def _make_series(
         mark.set("class", "mark")
         title = ElementTree.SubElement(mark, f"{{{NAMESPACE}}}title")
         title.text = "\n".join(map(printable, tip.split("\n")))
-    for name in _SHARED & set(marks[0].attrib) if tips else ():
-        if len({mark.get(name) for mark in marks}) == 1:
+    for name in _SHARED if tips else ():
+        if name in marks[0].attrib and len({mark.get(name) for mark in marks}) == 1:
             element.set(name, marks[0].attrib[name])
             for mark in marks:
                 del mark.attrib[name]

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 
 from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
-from qaudit.report.format import listing, or_dash, percent, plural, renderer_of, spread
+from qaudit.report.format import listing, percent, plural, renderer_of, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading, TaskDelta
 from qaudit.version import __version__
@@ -140,18 +140,17 @@ def _table(
     differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
     if not differing:
         return []
-    change = doc.Column(f"b - a, {unit}", "right")
-    columns = (*doc.columns("subject", "scheme", "reading"), change)
+    columns = ("subject", "scheme", "reading", f"b - a, {unit}")
     listed = (
-        doc.row(
+        (
             doc.name_cell(delta.subject),
             doc.name_cell(delta.scheme),
             _WORDS[reading],
-            _cell(interval, show),
+            doc.interval_cell(interval, show),
         )
         for delta, interval, reading in differing[:MOST_ROWS]
     )
-    return _section(title, doc.TableBlock(columns, tuple(listed), caption=title), len(differing))
+    return _section(title, doc.table(columns, listed, caption=title), len(differing))
 
 
 def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
@@ -159,24 +158,20 @@ def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
     differing.sort(key=lambda each: (list(_WORDS).index(each.reading), -each.drop.estimate))
     if not differing:
         return []
-    columns = (
-        *doc.columns("subject", "scheme", "task", "reading"),
-        doc.Column("a - b, points", "right"),
-        doc.Column("items", "right"),
-    )
+    columns = ("subject", "scheme", "task", "reading", "a - b, points", "items")
     rows = (
-        doc.row(
+        (
             doc.name_cell(delta.subject),
             doc.name_cell(delta.scheme),
             doc.name_cell(delta.task),
             _WORDS[delta.reading],
-            _cell(delta.drop, percent),
-            str(delta.items) if delta.paired else f"{delta.items}, not paired",
+            doc.interval_cell(delta.drop, percent),
+            doc.cell(str(delta.items) + ", not paired" * (not delta.paired), value=delta.items),
         )
         for delta in differing[:MOST_ROWS]
     )
     title = "Accuracy on tasks"
-    return _section(title, doc.TableBlock(columns, tuple(rows), caption=title), len(differing))
+    return _section(title, doc.table(columns, rows, caption=title), len(differing))
 
 
 def _section(title: str, table: doc.TableBlock, count: int) -> list[doc.Block]:
@@ -188,12 +183,6 @@ def _section(title: str, table: doc.TableBlock, count: int) -> list[doc.Block]:
 def _size(interval: Interval | None) -> float:
     unknown = interval is None or math.isnan(interval.estimate)
     return math.inf if unknown or interval is None else interval.estimate
-
-
-def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> doc.Cell:
-    return doc.interval_cell(
-        or_dash(interval, show), value=None if interval is None else interval.estimate
-    )
 
 
 def to_json(difference: Difference) -> str:

@@ -5,7 +5,7 @@
         headline=prose("Ship `soup` at gptq-4bit."),
         blocks=(
             paragraph("64 documents, `soup` among 8 subjects."),
-            Section("Added loss", (Table(columns("subject"), (row(name_cell("soup")),)),)),
+            Section("Added loss", (table(("subject", "loss"), [(name_cell("soup"), "2.71")]),)),
         ),
     )
 
@@ -16,10 +16,12 @@ wherever a plain `str` is accepted, what is between backticks is code.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from qaudit.types import Status
+from qaudit.report.format import or_dash
+from qaudit.types import Interval, Status
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,12 @@ class Cell:
     small: str = ""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column; a terminal shows its short name, if it has one."""
-
-    name: str
-    align: Literal["left", "right"] = "left"
-    short: str = ""
+Cells = Sequence[str | Cell]
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row; of a long table the page folds `minor` rows, other surfaces leave them out.
-
-    The page highlights a `chosen` row.
-    """
+    """A row; the page folds `minor` rows of a long table, and highlights a `chosen` one."""
 
     cells: tuple[Cell, ...]
     minor: bool = False
@@ -111,30 +104,28 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table; its first column names its rows. `selected` says which rows are not minor."""
+    """A table; its first column names its rows."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     caption: str = ""
-    selected: str = ""
     name: str = ""
 
     @property
-    def selection(self) -> str:
-        """Which rows are shown where minor ones are not; empty where all are."""
-        count = sum(not row.minor for row in self.rows)
-        if count == len(self.rows):
-            return ""
-        return f"{count} of {len(self.rows)} rows are shown: {self.selected}".removesuffix(": ")
+    def are_numbers(self) -> list[bool]:
+        """Which columns have values, and are aligned on their right; never the first."""
+        return [
+            k > 0 and any(row.cells[k].value is not None for row in self.rows)
+            for k in range(len(self.columns))
+        ]
 
 
 @dataclass(frozen=True)
 class FoldBlock:
-    """Blocks behind a summary, closed unless `is_open`."""
+    """Blocks behind a summary."""
 
     summary: str
     blocks: tuple[Block, ...]
-    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,7 +202,6 @@ def bullets(*items: str | Inline) -> List:
 
 
 def fold(summary: str, *blocks: Block) -> FoldBlock:
-    """Return closed blocks."""
     return FoldBlock(summary, blocks)
 
 
@@ -220,10 +210,11 @@ def cell(text: str | Inline, *, value: float | None = None, small: str = "") -> 
     return Cell(words(text) if isinstance(text, str) else text, value, small)
 
 
-def interval_cell(text: str, *, value: float | None = None) -> Cell:
+def interval_cell(interval: Interval | None, show: Callable[[Interval], str]) -> Cell:
     """Return a cell with a number and, in small, the interval behind it: `1.2 [0.9, 1.5]`."""
-    number, bracket, bounds = text.partition(" [")
-    return cell(number, value=value, small=f"[{bounds}" if bracket else "")
+    number, bracket, ends = or_dash(interval, show).partition(" [")
+    value = interval.estimate if interval and math.isfinite(interval.estimate) else None
+    return cell(number, value=value, small=f"[{ends}" if bracket else "")
 
 
 def name_cell(name: str, *, value: float | None = None) -> Cell:
@@ -232,15 +223,17 @@ def name_cell(name: str, *, value: float | None = None) -> Cell:
 
 def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> TableRow:
     """Return a row; a string is a cell that is shown as it is."""
-    return TableRow(
-        tuple(cell(content) if isinstance(content, str) else content for content in cells),
-        minor,
-        chosen,
-    )
+    return TableRow(tuple(cell(c) if isinstance(c, str) else c for c in cells), minor, chosen)
 
 
-def columns(*names: str) -> tuple[Column, ...]:
-    return tuple(map(Column, names))
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Cells | TableRow],
+    caption: str = "",
+    name: str = "",
+) -> TableBlock:
+    made = (each if isinstance(each, TableRow) else row(*each) for each in rows)
+    return TableBlock(tuple(columns), tuple(made), caption, name)
 
 
 def plain_text(runs: Inline) -> str:

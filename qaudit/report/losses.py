@@ -29,45 +29,25 @@ ADDED_LEGEND = (
     "What quantization adds to the loss, in % of it, on all documents, each with its own interval; "
     f"`{NOT_MEASURED}` not measured, `0` no change at all."
 )
-ROWS_IN_WORDS = (
-    "what the verdict names, the best of each column, ends of stages, and others evenly along "
-    "the series"
-)
 
 
 def errors_section(view: View) -> tuple[doc.Block, ...]:
-    return (
-        (doc.paragraph(ADDED_LEGEND, *_all_at_once(view)), _added_table(view))
-        if view.subjects
-        else ()
-    )
-
-
-def _added_table(view: View) -> doc.TableBlock:
+    if not view.subjects:
+        return ()
     schemes = (FULL_PRECISION, *view.schemes)
     shown = {subject.label for subject in shown_rows(view)}
-    rows = tuple(
-        doc.TableRow(
-            (
-                doc.name_cell(subject.label, value=k),
-                *(_added_cell(view, subject.label, scheme) for scheme in schemes),
-            ),
+    rows = (
+        doc.row(
+            doc.name_cell(subject.label, value=k),
+            *(_added_cell(view, subject.label, scheme) for scheme in schemes),
             minor=subject.label not in shown,
             chosen=view.main is not None and subject.label == view.main.subject,
         )
         for k, subject in enumerate(view.subjects)
     )
-    return doc.TableBlock(
-        (
-            doc.Column("subject"),
-            doc.Column("loss, full precision", short=FULL_PRECISION),
-            *doc.columns(*view.schemes),
-        ),
-        rows,
-        ADDED_CAPTION,
-        selected=ROWS_IN_WORDS,
-        name="errors",
-    )
+    names = ("subject", "loss, full precision", *view.schemes)
+    table = doc.table(names, rows, ADDED_CAPTION, "errors")
+    return doc.paragraph(ADDED_LEGEND, *_all_at_once(view)), table
 
 
 def _added_cell(view: View, subject: str, scheme: str) -> doc.Cell:
@@ -79,10 +59,7 @@ def _added_cell(view: View, subject: str, scheme: str) -> doc.Cell:
         return doc.cell(loss(score.ce), value=score.ce.estimate)
     if score.relative_error is None:
         return doc.cell(f"loss {loss(score.ce)}")
-    value = score.relative_error.estimate
-    return doc.interval_cell(
-        percent(score.relative_error), value=value if math.isfinite(value) else None
-    )
+    return doc.interval_cell(score.relative_error, percent)
 
 
 def _all_at_once(view: View) -> list[str]:
@@ -111,14 +88,16 @@ def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
         return view.subjects
     wanted = list(dict.fromkeys(_wanted(view)))[:most]
     further = [s.label for s in view.checkpoints if s.label not in set(wanted)]
-    shown = {*wanted, *_evenly(further, most - len(wanted))}
+    room = min(most - len(wanted), len(further))
+    evenly = (further[int((k + 0.5) * len(further) / room)] for k in range(room))
+    shown = {*wanted, *evenly}
     return tuple(s for s in view.subjects if s.label in shown)
 
 
 def _wanted(view: View) -> Iterator[str]:
     """Yield the labels of rows that a decision depends on, most important first."""
     labels = [s.label for s in view.subjects]
-    for decision in view.verdict.classes if view.verdict else ():
+    for decision in view.classes:
         yield from (s for s in (decision.subject, decision.runner_up) if s in labels)
     yield from (s.label for s in (view.last, view.stage_end) if s is not None)
     for scheme in (*view.schemes, FULL_PRECISION):
@@ -131,15 +110,9 @@ def _wanted(view: View) -> Iterator[str]:
         yield view.checkpoints[0].label
 
 
-def _evenly(labels: list[str], count: int) -> list[str]:
-    if count >= len(labels):
-        return labels
-    return [labels[int((k + 0.5) * len(labels) / count)] for k in range(count)]
-
-
-SCHEME_COLUMNS = doc.columns(
-    "subject", "loss, nats", "added, nats", "added, %", "perplexity", "bits per byte", "seed"
-)
+SCHEME_COLUMNS = (
+    "subject", "loss, nats", "added, nats", "added, %", "perplexity", "bits per byte", "seed",
+)  # fmt: skip
 
 
 def schemes_section(view: View) -> tuple[doc.Block, ...]:
@@ -161,18 +134,27 @@ def mixture_section(view: View) -> tuple[doc.Block, ...]:
         scheme = parse_scheme(row.spec)
         title = scheme.title if isinstance(scheme, Mixture) else title
     sentence = f"{title}, of `{row.subject}`: {row.bits_per_weight:.2f} bits per weight."
-    names = list(row.mixture)[:MOST_LINEARS]
-    rows = tuple(doc.row(*map(doc.name_cell, (name, row.mixture[name]))) for name in names)
-    table = doc.TableBlock(doc.columns("linear", "bits, a digit for each block"), rows)
-    shown = doc.fold("The table", table)
-    return (doc.paragraph(sentence), *picture(view, "mixture"), shown)
+    rows = list(row.mixture.items())[:MOST_LINEARS]
+    cells = (tuple(map(doc.name_cell, pair)) for pair in rows)
+    table = doc.table(("linear", "bits, a digit for each block"), cells)
+    return doc.paragraph(sentence), *picture(view, "mixture"), doc.fold("The table", table)
 
 
 def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:
-    names = SCHEME_COLUMNS if view.draws > 1 else SCHEME_COLUMNS[:-1]
-    blocks: list[doc.Block] = [
-        doc.TableBlock(names, tuple(_scheme_row(row, len(names)) for row in rows))
-    ]
+    width = len(SCHEME_COLUMNS) - (view.draws == 1)
+    cells = (
+        (
+            doc.name_cell(row.subject),
+            spread(row.ce),
+            or_dash(row.absolute_change, spread),
+            or_dash(row.relative_error, percent),
+            f"{row.perplexity:.4g}",
+            or_dash(row.bits_per_byte, "{:.4f}".format),
+            str(row.calibration_seed),
+        )[:width]
+        for row in rows
+    )
+    blocks: list[doc.Block] = [doc.table(SCHEME_COLUMNS[:width], cells)]
     if scheme != FULL_PRECISION:
         blocks.insert(0, doc.paragraph("In full:", doc.code(rows[0].spec)))
     notes = dict.fromkeys(note for row in rows for note in row.notes)
@@ -196,20 +178,7 @@ def _whole(rows: Sequence[MeasurementRow]) -> str:
     return f", {_range(bits)} per parameter with embeddings and head ({size(max(nbytes))})"
 
 
-def _scheme_row(row: MeasurementRow, width: int) -> doc.TableRow:
-    change, error = row.absolute_change, row.relative_error
-    texts = [
-        spread(row.ce),
-        or_dash(change, spread),
-        or_dash(error, percent),
-        f"{row.perplexity:.4g}",
-        or_dash(row.bits_per_byte, "{:.4f}".format),
-        str(row.calibration_seed),
-    ]
-    return doc.TableRow((doc.name_cell(row.subject), *map(doc.cell, texts))[:width])
-
-
-KL_COLUMNS = doc.columns(
+KL_COLUMNS = (
     "scheme", "KL", "90 %", "99 %", "99.9 %", "largest", "agreement, %",
     "sure flips, %", "KL by confidence", "RMS change of p, %",
 )  # fmt: skip
@@ -226,70 +195,54 @@ KL_LEGEND = (
 
 
 def fidelity_section(view: View) -> tuple[doc.Block, ...]:
-    rows = [score for subject in view.subjects for score in _scores_with_kl(view, subject)]
-    if not rows or view.main is None:
+    scores = [view.score(s.label, scheme) for s in view.subjects for scheme in view.schemes]
+    if view.main is None or not any(score and score.kl for score in scores):
         return ()
-    ships = [score for score in rows if score.subject == view.main.subject]
+    ships = [s for s in scores if s and s.kl and s.subject == view.main.subject]
     blocks: list[doc.Block] = [doc.paragraph(KL_LEGEND)]
     if ships:
+        rows = (_kl_row(score, chosen=score.scheme == view.main.scheme) for score in ships)
         blocks.append(doc.paragraph(f"`{view.main.subject}` under every scheme:"))
-        blocks.append(
-            doc.TableBlock(KL_COLUMNS, tuple(_kl_row(view, score) for score in ships), name="tails")
-        )
+        blocks.append(doc.table(KL_COLUMNS, rows, name="tails"))
     near = [row.scheme for row in ships if row.kl and row.kl.estimate < NEAR_BASELINE]
     if near:
         blocks.append(doc.paragraph(f"{listing(near)}:", NOT_A_RANK))
     if floor := divergence_floor(view):
         blocks.append(doc.paragraph(floor))
     if len(view.subjects) > 1:
-        blocks.append(
-            doc.fold(f"KL divergence of all {len(view.subjects)} subjects", _kl_matrix(view))
-        )
+        title = f"KL divergence of all {len(view.subjects)} subjects"
+        blocks.append(doc.fold(title, _kl_matrix(view)))
     return tuple(blocks)
 
 
-def _scores_with_kl(view: View, subject: Subject) -> list[MeasurementRow]:
-    scores = [view.score(subject.label, scheme) for scheme in view.schemes]
-    return [score for score in scores if score is not None and score.kl is not None]
-
-
-def _kl_row(view: View, score: MeasurementRow) -> doc.TableRow:
-    assert view.main is not None
-    divergences = (score.kl_p90, score.kl_p99, score.kl_p999)
-    assert score.kl is not None
-    cells = (
-        doc.cell(score.scheme),
-        doc.interval_cell(spread(score.kl)),
-        *(doc.interval_cell(or_dash(divergence, spread)) for divergence in divergences),
-        doc.cell(or_dash(score.kl_max, "{:.3g}".format)),
-        doc.interval_cell(or_dash(score.top1_agreement, percent)),
-        doc.interval_cell(or_dash(score.sure_flips, percent)),
-        doc.cell(_by_confidence(score)),
-        doc.interval_cell(or_dash(score.rms_dp, percent)),
+def _kl_row(score: MeasurementRow, *, chosen: bool) -> doc.TableRow:
+    by_confidence = ("-" if kl is None else f"{kl:.2g}" for kl in score.confidence_kl)
+    tails = (score.kl, score.kl_p90, score.kl_p99, score.kl_p999)
+    return doc.row(
+        score.scheme,
+        *(doc.interval_cell(tail, spread) for tail in tails),
+        or_dash(score.kl_max, "{:.3g}".format),
+        doc.interval_cell(score.top1_agreement, percent),
+        doc.interval_cell(score.sure_flips, percent),
+        " / ".join(by_confidence) or "-",
+        doc.interval_cell(score.rms_dp, percent),
+        chosen=chosen,
     )
-    return doc.TableRow(cells, chosen=score.scheme == view.main.scheme)
-
-
-def _by_confidence(score: MeasurementRow) -> str:
-    values = ("-" if kl is None else f"{kl:.2g}" for kl in score.confidence_kl)
-    return " / ".join(values) or "-"
 
 
 def _kl_matrix(view: View) -> doc.TableBlock:
     def kl(label: str, scheme: str) -> doc.Cell:
         score = view.score(label, scheme)
-        return doc.interval_cell(or_dash(score.kl if score else None, spread))
+        return doc.interval_cell(score.kl if score else None, spread)
 
-    rows = tuple(
-        doc.TableRow(
-            (doc.name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes))
-        )
+    rows = (
+        (doc.name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes))
         for subject in view.subjects
     )
-    return doc.TableBlock(doc.columns("subject", *view.schemes), rows)
+    return doc.table(("subject", *view.schemes), rows)
 
 
-REFERENCE_COLUMNS = doc.columns(
+REFERENCE_COLUMNS = (
     "subject", "scheme", "KL to its own full precision", "KL to the reference",
     "agreement with the reference, %", "drop on tasks against the reference, points", "flips, %",
 )  # fmt: skip
@@ -299,23 +252,21 @@ def reference_section(view: View) -> tuple[doc.Block, ...]:
     reference = reference_in(view.audit.plan.subjects, view.audit.plan.recipe.reference)
     if reference is None:
         return ()
-    last_task = {(row.subject, row.scheme): row for row in view.audit.tasks}  # the mean, or only
+    tasks = {(row.subject, row.scheme): row for row in view.audit.tasks}  # the mean, or only
     rows = []
     for subject in view.subjects:
         for scheme in (FULL_PRECISION, *view.schemes):
-            score, task = view.score(subject.label, scheme), last_task.get((subject.label, scheme))
+            score, task = view.score(subject.label, scheme), tasks.get((subject.label, scheme))
             if score is None or score.reference_kl is None:
                 continue
             cells = (
-                doc.name_cell(subject.label),
-                doc.cell(scheme),
-                doc.interval_cell(or_dash(score.kl, spread)),
-                doc.interval_cell(or_dash(score.reference_kl, spread)),
-                doc.interval_cell(or_dash(score.reference_top1_agreement, percent)),
-                doc.interval_cell(or_dash(task.reference_drop if task else None, percent)),
-                doc.cell(or_dash(task.reference_flips if task else None, "{:.1%}".format)),
+                doc.interval_cell(score.kl, spread),
+                doc.interval_cell(score.reference_kl, spread),
+                doc.interval_cell(score.reference_top1_agreement, percent),
+                doc.interval_cell(task.reference_drop if task else None, percent),
+                or_dash(task.reference_flips if task else None, "{:.1%}".format),
             )
-            rows.append(doc.TableRow(cells))
+            rows.append((doc.name_cell(subject.label), scheme, *cells))
     if not rows:
         return ()
     legend = (
@@ -323,4 +274,4 @@ def reference_section(view: View) -> tuple[doc.Block, ...]:
         "subject are compared with it on the same documents, answers on the same items; its own "
         "schemes are compared with itself."
     )
-    return doc.paragraph(legend), doc.TableBlock(REFERENCE_COLUMNS, tuple(rows), name="reference")
+    return doc.paragraph(legend), doc.table(REFERENCE_COLUMNS, rows, name="reference")

@@ -96,8 +96,7 @@ class _Renderer:
                 inner = list(self.blocks(block.blocks, level + 1))
                 yield from [f"{'#' * level} {_escaped(block.title)}", *inner] if inner else []
             case doc.FoldBlock():
-                opening = "<details open>" if block.is_open else "<details>"
-                yield f"{opening}<summary>{_html(block.summary)}</summary>"
+                yield f"<details><summary>{_html(block.summary)}</summary>"
                 yield from self.blocks(block.blocks, level)
                 yield "</details>"
             case doc.Paragraph():
@@ -111,7 +110,7 @@ class _Renderer:
             case doc.Figure():
                 yield self.figure(block)
             case doc.TableBlock():
-                yield from (_legend(block), _table(block))
+                yield _table(block)
 
     def figure(self, figure: doc.Figure) -> str:
         """Link a picture, for pages in the dark another one; or show its lines."""
@@ -126,15 +125,11 @@ class _Renderer:
         )
 
 
-def _legend(table: doc.TableBlock) -> str:
-    return f"{_escaped(table.selection)}." if table.selection else ""
-
-
 def _table(table: doc.TableBlock) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
-    rules = "|".join("--:" if column.align == "right" else ":--" for column in table.columns)
-    head = " | ".join(_escaped(column.name) for column in table.columns)
-    rows = [" | ".join(map(_cell, row.cells)) for row in table.rows if not row.minor]
+    rules = "|".join("--:" if is_right else ":--" for is_right in table.are_numbers)
+    head = " | ".join(map(_escaped, table.columns))
+    rows = [" | ".join(map(_cell, row.cells)) for row in table.rows]
     return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
 
 

@@ -164,7 +164,7 @@ def render_suggestion(suggestion: Suggestion) -> str:
         return terminal.render(doc.Page("", doc.prose(reason), ()))
     shown = suggestion.prospects[:SHOWN]
     rows = (
-        doc.row(
+        (
             doc.name_cell(each.label + " *" * each.beyond),
             count(round(each.position)),
             percent(each.error),
@@ -180,7 +180,7 @@ def render_suggestion(suggestion: Suggestion) -> str:
         f"{suggestion.best_loss:.4f} nats:"
     )
     more = len(suggestion.prospects) - len(shown)
-    blocks: list[doc.Block] = [doc.TableBlock(doc.columns(*HEADER), tuple(rows))]
+    blocks: list[doc.Block] = [doc.table(HEADER, rows)]
     blocks += [doc.paragraph(f"{more} more promise less.")] if more > 0 else []
     if any(each.beyond for each in shown):
         blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qaudit.diagnostics.registry import parts
 from qaudit.report.chart import (
     COLOURS,
     FAINT,
@@ -82,7 +81,7 @@ def accuracy(view: View) -> Chart:
 def _margins(view: View) -> dict[float, str]:
     """Return the margins of added loss, in percent, each with the classes of bits that have it."""
     classes: dict[float, list[str]] = {}
-    for decision in view.verdict.classes if view.verdict else ():
+    for decision in view.classes:
         of_loss = decision.unit == "fraction" and decision.metric in (None, "relative_error")
         if decision.margin and of_loss:
             classes.setdefault(100 * decision.margin, []).append(decision.bit_class)
@@ -98,10 +97,7 @@ def _along(
 ) -> Chart:
     where, has_rates = axis(view), knows_rates(view)
     bottom = 34 + max(300.0, NAME_HEIGHT * len(view.schemes))
-    overlays = tuple(parts("OVERLAY")) if margins or error_of == view.error else ()
-    notes = [_key(view, sampled), *(n for o in overlays for n in o.explained(view, where))]
-    note = "; ".join(notes)
-    chart = Chart(title, f"{note[:1].upper()}{note[1:]}.", bottom + (128 if has_rates else 52))
+    chart = Chart(title, _key(view, sampled), bottom + (128 if has_rates else 52))
     left = LEFT + 100 * bool(margins)  # beside the numbers is what is allowed
     axes = chart.axes(left, RIGHT, 34, bottom, unit)
     places = {s.label: where.positions[s.label] for s in view.checkpoints}
@@ -120,8 +116,6 @@ def _along(
     for k, (scheme, look) in enumerate(looks(view.schemes).items()):
         at = {label: (places[label], e) for (label, s), e in errors.items() if s == scheme}
         _scheme(view, chart, axes, where, (str(k), scheme, look), at)
-    for overlay in overlays:
-        overlay.draw(view, axes, where)
     last = [*reversed(view.soups), *reversed(trunk(view))]
     ends = {
         scheme: next(errors[s.label, scheme].estimate for s in last if (s.label, scheme) in errors)
@@ -307,7 +301,7 @@ def _rates(view: View, chart: Chart, where: Axis, above: Axes, bottom: float) ->
 def _key(view: View, sampled: str) -> str:
     """Return the meaning of bands, hollow marks, stars and shades, as far as they occur."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    words = [f"bands: {level} intervals over {sampled}s"]
+    words = [f"Bands: {level} intervals over {sampled}s"]
     if len(trunk(view)) < len(view.checkpoints):
         words.append("hollow: other ingredients")
     if len(runs(view, axis(view))) > 1:
@@ -316,7 +310,7 @@ def _key(view: View, sampled: str) -> str:
         words.append("star: soup" if len(view.soups) == 1 else "stars: soups")
     if any(phase.name == "falls" for phase in phases(view, axis(view))):
         words.append("shaded: the learning rate falls")
-    return "; ".join(words)
+    return f"{'; '.join(words)}."
 
 
 # ------------------------------------------------------------------ quantized

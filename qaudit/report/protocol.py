@@ -27,15 +27,11 @@ def notes_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def skipped_section(view: View) -> tuple[doc.Block, ...]:
-    items = [
-        (
-            *doc.code(s.subject),
-            *doc.words(f" under {s.scheme}" if s.scheme else ""),
-            *doc.words(": "),
-            *doc.prose(s.reason),
-        )
+    skipped = (
+        (f"{s.subject}` under {s.scheme}" if s.scheme else f"{s.subject}`", s.reason)
         for s in view.audit.skipped
-    ]
+    )
+    items = [f"`{what}: {reason}" for what, reason in skipped]
     return (doc.bullets(*items),) if items else ()
 
 
@@ -52,8 +48,8 @@ def protocol_section(view: View) -> tuple[doc.Block, ...]:
         ("qaudit", audit.qaudit),
         *_flat(audit.environment),
     ]
-    known = tuple(doc.row(key, _text(value)) for key, value in rows if value is not None)
-    return (doc.TableBlock(doc.columns("", ""), known),)
+    known = ((key, _text(value)) for key, value in rows if value is not None)
+    return (doc.table(("", ""), known),)
 
 
 def _flat(environment: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from qaudit.report import document as doc
 from qaudit.report.format import listing, plural, shortened, size
@@ -38,36 +38,36 @@ def measured(view: View) -> str:
 
 def screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
     """Return the table, what it leaves out, and the next command; `folder` has the audit."""
-    verdict = view.verdict
+    verdict = view.audit.verdict
     if verdict is None or not verdict.classes:
         nothing = "No quantized loss was measured: no verdict."
         return (doc.paragraph(nothing),) if view.audit.measurements else ()
     place = folder or default_folder(view.audit)
     sentences = [*_reasons(verdict), *_beside(view), *_warnings(view, verdict)]
     return (
-        table(verdict),
+        table(verdict.classes),
         *([doc.lines(*sentences)] if sentences else []),
         *_commands(view, verdict, place),
     )
 
 
-def table(verdict: Verdict) -> doc.TableBlock:
+def table(classes: Sequence[ClassVerdict]) -> doc.TableBlock:
     """Return one row for each bit class: what ships, what it adds, its margin and its status."""
-    columns = doc.columns("", "ships", "bits", "size", "adds to loss", "margin", "")
-    return doc.TableBlock(columns, tuple(map(_row, verdict.classes)), name="ships")
-
-
-def _row(one: ClassVerdict) -> doc.TableRow:
-    bits = "" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}"
-    texts = (
-        _ships(one),
-        bits,
-        "" if one.nbytes is None else size(one.nbytes),
-        _adds(one),
-        _margin(one),
-        _status(one),
+    rows = (
+        (
+            label(one),
+            _ships(one),
+            "" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}",
+            "" if one.nbytes is None else size(one.nbytes),
+            _adds(one),
+            f"{100 * one.margin:g} %" if one.margin is not None and _bounds_loss(one) else "-",
+            _status(one),
+        )
+        for one in classes
     )
-    return doc.TableRow((doc.cell(label(one)), *map(doc.cell, texts)))
+    return doc.table(
+        ("", "ships", "bits", "size", "adds to loss", "margin", ""), rows, name="ships"
+    )
 
 
 def _ships(one: ClassVerdict) -> str:
@@ -78,23 +78,20 @@ def _ships(one: ClassVerdict) -> str:
 
 
 def _status(one: ClassVerdict) -> str:
-    text = "NOT JUDGED" if one.status == "unjudged" else one.status.upper()
+    text = doc.status_in_words(one.status).upper()
     return f"{text} (warns)" if one.level == "warn" and one.status != "ship" else text
 
 
-def _margin(one: ClassVerdict) -> str:
-    if one.margin is None or one.metric not in (None, "relative_error"):
-        return "-"
-    return f"{100 * one.margin:g} %"
+def _bounds_loss(one: ClassVerdict) -> bool:
+    return one.metric in (None, "relative_error")
 
 
 def _adds(one: ClassVerdict) -> str:
     """Print an added loss; its ends are on the side of the margin where they are."""
     if one.relative_error is None:
         return "-"
-    bounds_loss = one.margin is not None and one.metric in (None, "relative_error")
-    margin = 100 * one.margin if bounds_loss and one.margin is not None else None
-    return added(one.relative_error, margin)
+    margin = one.margin if _bounds_loss(one) else None
+    return added(one.relative_error, None if margin is None else 100 * margin)
 
 
 def added(error: Interval, margin: float | None = None) -> str:
@@ -139,8 +136,8 @@ def _beside(view: View) -> Iterator[str]:
         if ships is not None and end is not None and math.isfinite(end.ce.estimate):
             apart = ships.ce.estimate - end.ce.estimate
             more = "lower" if apart < 0 else "higher"
-            name = "The soup's" if main.subject == "soup" else f"The loss of `{main.subject}`"
-            name += " loss" if main.subject == "soup" else ""
+            is_soup = main.subject == "soup"
+            name = "The soup's loss" if is_soup else f"The loss of `{main.subject}`"
             yield (
                 f"{name} at {label(main)} is {abs(apart):.2g} nats {more} than the last "
                 "checkpoint's."

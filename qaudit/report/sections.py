@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, points
 from qaudit.report.series import picture
-from qaudit.report.views import ABOUT_A_POLICY, View, is_ignored
-from qaudit.types import CODES, FULL_PRECISION, ClassVerdict, Finding, Interval, Noise, TaskRow
+from qaudit.report.views import ABOUT_A_POLICY, View
+from qaudit.types import CODES, FULL_PRECISION, Finding, Interval, TaskRow
 
 SHOWN = 3  # of one rule, before they are counted
 SHOWN_OF_POLICY = 12
@@ -21,16 +21,19 @@ SHOWN_OF_POLICY = 12
 
 def policy_section(view: View) -> tuple[doc.Block, ...]:
     """List what a policy objects to, breaches first; checks that pass are only counted."""
-    objections = [f for f in view.audit.findings if f.rule in ABOUT_A_POLICY]
-    objections = [f for f in objections if f.outcome != "pass" and not is_ignored(f)]
     levels = ("error", "warn", "info")
+    objections = [f for f in _objections(view) if f.level != "info"]
     objections.sort(key=lambda f: (f.outcome != "fail", levels.index(f.level)))
     return _list(_items(objections, SHOWN_OF_POLICY))
 
 
 def ignores_section(view: View) -> tuple[doc.Block, ...]:
     """List the breaches that are ignored, with a reason."""
-    return _list([_item(f) for f in view.audit.findings if is_ignored(f)])
+    return _list([_item(f) for f in _objections(view) if f.level == "info"])
+
+
+def _objections(view: View) -> list[Finding]:
+    return [f for f in view.audit.findings if f.rule in ABOUT_A_POLICY and f.outcome != "pass"]
 
 
 def findings_section(view: View) -> tuple[doc.Block, ...]:
@@ -40,14 +43,16 @@ def findings_section(view: View) -> tuple[doc.Block, ...]:
         settled = finding.outcome == "pass" and finding.margin
         if finding.rule not in {"QA003", *ABOUT_A_POLICY} and not settled:
             by_rule.setdefault(finding.rule, []).append(finding)
-    return _list([item for findings in by_rule.values() for item in _worst(findings)])
+    items: list[doc.Inline] = []
+    for findings in by_rule.values():
+        findings.sort(key=lambda f: -abs(f.interval.estimate) if f.interval else 0.0)
+        items += _items(findings, SHOWN)
+    return _list(items)
 
 
 def codes(view: View) -> tuple[doc.Block, ...]:
     rules = sorted({f.rule for f in view.audit.findings if f.rule in CODES})
-    items = [
-        (*doc.code(rule), *doc.words(f" {CODES[rule].title}. {CODES[rule].help}")) for rule in rules
-    ]
+    items = [f"`{rule}` {CODES[rule].title}. {CODES[rule].help}" for rule in rules]
     return (doc.fold("What the codes mean", doc.bullets(*items)),) if items else ()
 
 
@@ -55,149 +60,101 @@ def _list(items: Sequence[doc.Inline]) -> tuple[doc.Block, ...]:
     return (doc.List(tuple(items)),) if items else ()
 
 
-def _worst(findings: list[Finding]) -> list[doc.Inline]:
-    return _items(
-        sorted(findings, key=lambda f: -abs(f.interval.estimate) if f.interval else 0.0), SHOWN
-    )
-
-
 def _items(findings: Sequence[Finding], most: int) -> list[doc.Inline]:
     items = [_item(finding) for finding in findings[:most]]
-    more = len(findings) - most
-    if more > 0:
-        items.append(
-            (*doc.strong(findings[0].rule), *doc.prose(f" and {more} more in `audit.json`."))
-        )
+    if (more := len(findings) - most) > 0:
+        rule = doc.strong(findings[0].rule)
+        items.append((*rule, *doc.prose(f" and {more} more in `audit.json`.")))
     return items
 
 
 def _item(finding: Finding) -> doc.Inline:
     hint = (*doc.words(" "), *doc.emphasis(f"{finding.hint}.")) if finding.hint else ()
-    return (
-        *doc.strong(doc.words(finding.rule)),
-        *doc.words(" "),
-        *doc.prose(f"{finding.message}."),
-        *hint,
-    )
+    rule = doc.strong(doc.words(finding.rule))
+    return (*rule, *doc.words(" "), *doc.prose(f"{finding.message}."), *hint)
 
 
-COLUMNS = doc.columns(
-    "subject", "scheme", "draws", "added loss, %", "documents", "one draw", "arithmetic"
-)
+COLUMNS = ("subject", "scheme", "draws", "added loss, %", "documents", "one draw", "arithmetic")
 
 
 def noise_section(view: View) -> tuple[doc.Block, ...]:
     if not view.audit.measurements:
         return ()
-    rows = [row for row in view.audit.diagnostics.noise if row.subject in _shown(view)]
+    labels = {one.runner_up for one in view.classes} | set(view.of_interest)
+    rows: list[doc.Cells] = [
+        (
+            doc.name_cell(noise.subject),
+            noise.scheme,
+            str(noise.draws),
+            or_dash(noise.interval, percent),
+            *(or_dash(part, points) for part in (noise.documents, noise.draw, noise.numerical)),
+        )
+        for noise in view.audit.diagnostics.noise
+        if noise.subject in labels and noise.scheme != FULL_PRECISION
+    ]
     blocks: list[doc.Block] = [doc.bullets(*_sources(view))]
-    quantized = [row for row in rows if row.scheme != FULL_PRECISION]
-    if quantized:
-        blocks.append(doc.paragraph(_budget(view)))
-        blocks.append(doc.TableBlock(COLUMNS, tuple(map(_noise_row, quantized))))
+    if rows:
+        budget = (
+            "What makes added losses uncertain, in percentage points: the standard error over "
+            f"{view.unit}s, the standard deviation over calibration draws, and the change by "
+            "arithmetic alone."
+        )
+        blocks += [doc.paragraph(budget), doc.table(COLUMNS, rows)]
     return tuple(blocks)
 
 
-def _shown(view: View) -> set[str]:
-    """Return the last checkpoint and what decides."""
-    classes = view.audit.verdict.classes if view.audit.verdict else ()
-    labels = {
-        label for decision in classes for label in (decision.subject, decision.runner_up) if label
-    }
-    return labels | ({view.last.label} if view.last else set())
-
-
-def _noise_row(noise: Noise) -> doc.TableRow:
-    cells = [
-        doc.name_cell(noise.subject),
-        *map(
-            doc.cell,
-            (
-                noise.scheme,
-                str(noise.draws),
-                or_dash(noise.interval, percent),
-                or_dash(noise.documents, points),
-                or_dash(noise.draw, points),
-                or_dash(noise.numerical, points),
-            ),
-        ),
-    ]
-    return doc.TableRow(tuple(cells))
-
-
-def _sources(view: View) -> list[str]:
-    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    return [
-        f"Documents: intervals are at {level}, paired on the same "
-        f"{plural(view.documents, view.unit)}.",
-        *_power(view),
-        *_another_calibration(view),
-        *_arithmetic(view),
-    ]
-
-
-def _power(view: View) -> Iterator[str]:
-    for decision in view.verdict.classes if view.verdict else ():
-        yield from _documents_needed(view, decision)
-    smallest = view.audit.plan.detectable_relative_error
-    if smallest is not None:
+def _sources(view: View) -> Iterator[str]:
+    yield (
+        f"Documents: intervals are at {100 * view.audit.plan.recipe.confidence:g} %, paired on the "
+        f"same {plural(view.documents, view.unit)}."
+    )
+    yield from (text for cell in view.ships if (text := _documents_needed(view, *cell)))
+    if (smallest := view.audit.plan.detectable_relative_error) is not None:
         yield (
             f"In four of five cases these documents detect an added loss of "
             f"{100 * smallest:.2g} %; half of it needs about four times as many documents."
         )
-
-
-def _documents_needed(view: View, decision: ClassVerdict) -> Iterator[str]:
-    """Yield how many documents make the intervals of what ships narrow, of each measure."""
-    score = (
-        view.score(decision.subject, decision.scheme)
-        if decision.subject and decision.scheme
-        else None
-    )
-    if score is None:
-        return
-    needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
-    parts = [f"{count:,} for its {name}" for name, count in needed.items() if count is not None]
-    if parts:
-        yield (
-            f"Documents that narrow the interval of `{decision.subject}` at {decision.scheme} to "
-            f"10 % either way: {listing(parts)}; {score.documents:,} were measured."
-        )
-
-
-def _another_calibration(view: View) -> Iterator[str]:
     yield "Calibration: in no interval. Another calibration would write another file."
-    classes = view.verdict.classes if view.verdict else ()
-    cells = dict.fromkeys((decision.subject, decision.scheme) for decision in classes)
-    rows = {(row.subject, row.scheme): row for row in view.audit.diagnostics.noise}
-    for row in (rows[cell] for cell in cells if cell in rows):
-        if row.draw is not None:
+    for row in view.audit.diagnostics.noise:
+        if row.draw is not None and (row.subject, row.scheme) in view.ships:
             yield (
                 f"It would move the added loss of `{row.subject}` at {row.scheme} by "
                 f"{points(row.draw)} points (the standard deviation of {row.draws} draws)."
             )
+    yield _arithmetic(view)
 
 
-def _arithmetic(view: View) -> Iterator[str]:
-    """Yield how far arithmetic alone moves losses, which no interval covers."""
-    moved = list(_moved(view, "numerical"))
+def _documents_needed(view: View, subject: str, scheme: str) -> str:
+    """Return how many documents make the intervals of what ships narrow, of each measure."""
+    score = view.score(subject, scheme)
+    if score is None:
+        return ""
+    needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
+    parts = [f"{count:,} for its {name}" for name, count in needed.items() if count is not None]
+    if not parts:
+        return ""
+    return (
+        f"Documents that narrow the interval of `{subject}` at {scheme} to 10 % either way: "
+        f"{listing(parts)}; {score.documents:,} were measured."
+    )
+
+
+def _arithmetic(view: View) -> str:
+    """Return how far arithmetic alone moves losses, which no interval covers."""
+    moved = []
+    for scheme, parts in _by_scheme(view, "numerical").items():
+        name = "full precision" if scheme == FULL_PRECISION else scheme
+        mean = math.hypot(*parts) / math.sqrt(len(parts))
+        moved.append(
+            f"{name} {points(max(parts))} and {points(mean)} ({plural(len(parts), 'subject')})"
+        )
     if not moved:
-        yield f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
-        return
-    yield (
+        return f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
+    return (
         "Arithmetic: in no interval. What enters each block moved as far as rounding in one block "
         "moves it, and other batches, changed the added loss, in percentage points (the most, "
         f"and the root mean square): {listing(moved)}."
     )
-
-
-def _moved(view: View, name: str) -> Iterator[str]:
-    for scheme, parts in _by_scheme(view, name).items():
-        called = "full precision" if scheme == FULL_PRECISION else scheme
-        yield (
-            f"{called} {points(max(parts))} and {points(_root_mean_square(parts))} "
-            f"({plural(len(parts), 'subject')})"
-        )
 
 
 def divergence_floor(view: View) -> str:
@@ -226,31 +183,15 @@ def _by_scheme(view: View, name: str) -> dict[str, list[float]]:
     return parts
 
 
-def _root_mean_square(parts: Sequence[float]) -> float:
-    return math.hypot(*parts) / math.sqrt(len(parts))
-
-
-def _budget(view: View) -> str:
-    return (
-        "What makes added losses uncertain, in percentage points: the standard error over "
-        f"{view.unit}s, the standard deviation over calibration draws, and the change by "
-        "arithmetic alone."
-    )
-
-
-MEAN = "mean"
-_SHIPS_COLUMNS = doc.columns(
+_SHIPS_COLUMNS = (
     "task", "full precision, %", "quantized, %", "drop, points", "drop / (1 - accuracy), %",
     "flips, %", "right to wrong", "wrong to right", "p", "margins, times", "items",
 )  # fmt: skip
-_SCORE_COLUMNS = doc.columns(
-    "subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items"
-)
-_ACCURACY_COLUMNS = doc.columns(
-    "subject", "scheme", "task", "full precision, %", "quantized, %", "drop, points", "items"
-)
+_SCORE_COLUMNS = ("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
+_ACCURACY_COLUMNS = (
+    "subject", "scheme", "task", "full precision, %", "quantized, %", "drop, points", "items",
+)  # fmt: skip
 _MOST_CELLS = 6
-_IMPORTED = "imported"
 _ABOUT = (
     "Drops are paired: the same items under both. A flip is an answer that went from right to "
     "wrong or back; p is McNemar's test. Margins are the median factor by which the lead of full "
@@ -259,31 +200,94 @@ _ABOUT = (
 
 
 def tasks_section(view: View) -> tuple[doc.Block, ...]:
-    rows = view.audit.tasks
-    if not rows:
+    """Return a table for what ships of each class, and one row for everything else."""
+    by_cell = _by_cell(view)
+    if not by_cell:
         return ()
-    by_cell: dict[tuple[str, str], list[TaskRow]] = {}
-    for row in rows:
-        by_cell.setdefault((row.subject, row.scheme), []).append(row)
     tables = [
-        block
-        for subject, scheme in _shipping(view, by_cell)
-        if (
-            block := _task_table(
-                by_cell[subject, scheme], by_cell.get((subject, FULL_PRECISION), [])
-            )
+        doc.fold(
+            f"{subject} at {scheme}, {or_dash(compared[-1].drop, percent)} points lost",
+            doc.table(_SHIPS_COLUMNS, (_task_row(row, full) for row in compared)),
         )
+        for subject, scheme, full in _shipping(view, by_cell)
+        if (compared := [row for row in by_cell[subject, scheme] if row.drop is not None])
     ]
-    whole = [some[-1] for some in by_cell.values()]  # the mean, or the only task
-    every = doc.TableBlock(_SCORE_COLUMNS, tuple(map(_whole_row, whole)))
-    about = (doc.paragraph(_ABOUT),) if tables else ()
+    whole = [rows[-1] for rows in by_cell.values()]  # the mean, or the only task
+    every = (
+        (
+            doc.name_cell(row.subject),
+            row.scheme,
+            _task_name(row),
+            percent(row.accuracy),
+            or_dash(row.accuracy_drop, percent),
+            str(row.items),
+        )
+        for row in whole
+    )
     return (
         *tables,
-        *about,
-        *_imported(rows),
+        *([doc.paragraph(_ABOUT)] if tables else []),
+        *_imported(view.audit.tasks),
         *picture(view, "accuracy"),
-        doc.fold(f"{plural(len(whole), 'score')}, of every subject", every),
+        doc.fold(
+            f"{plural(len(whole), 'score')}, of every subject", doc.table(_SCORE_COLUMNS, every)
+        ),
     )
+
+
+def accuracies_section(view: View) -> tuple[doc.Block, ...]:
+    """Return the accuracies of what ships, for a terminal."""
+    by_cell = _by_cell(view)
+    cells = _shipping(view, by_cell) or [(*cell, {}) for cell in by_cell]
+    rows = [
+        (doc.name_cell(subject), scheme, *_accuracies(row, full)[:4], str(row.items))
+        for subject, scheme, full in cells[:_MOST_CELLS]
+        for row in by_cell[subject, scheme]
+    ]
+    return (doc.table(_ACCURACY_COLUMNS, rows),) if rows else ()
+
+
+def _by_cell(view: View) -> dict[tuple[str, str], list[TaskRow]]:
+    by_cell: dict[tuple[str, str], list[TaskRow]] = {}
+    for row in view.audit.tasks:
+        by_cell.setdefault((row.subject, row.scheme), []).append(row)
+    return by_cell
+
+
+def _shipping(
+    view: View, by_cell: dict[tuple[str, str], list[TaskRow]]
+) -> list[tuple[str, str, dict[str, Interval]]]:
+    """Return the cells that ship, if tasks were scored, and each task in full precision."""
+    return [
+        (subject, scheme, {r.task: r.accuracy for r in by_cell.get((subject, FULL_PRECISION), [])})
+        for subject, scheme in view.ships
+        if (subject, scheme) in by_cell and scheme != FULL_PRECISION
+    ]
+
+
+def _accuracies(row: TaskRow, full: dict[str, Interval]) -> tuple[str | doc.Cell, ...]:
+    intervals = (full.get(row.task), row.accuracy, row.drop, row.accuracy_drop)
+    return _task_name(row), *(doc.interval_cell(interval, percent) for interval in intervals)
+
+
+def _task_row(row: TaskRow, full: dict[str, Interval]) -> tuple[str | doc.Cell, ...]:
+    name, *accuracies = _accuracies(row, full)
+    return (
+        doc.name_cell(str(name)),
+        *accuracies,
+        or_dash(row.flips, lambda part: f"{100 * part:.1f}"),
+        or_dash(row.right_to_wrong, str),
+        or_dash(row.wrong_to_right, str),
+        or_dash(row.p_value, "{:.2g}".format),
+        doc.interval_cell(
+            row.margin_factor, lambda i: f"{i.estimate:.2f} [{i.low:.2f}, {i.high:.2f}]"
+        ),
+        str(row.items),
+    )
+
+
+def _task_name(row: TaskRow) -> str:
+    return f"{row.task}, imported" if row.imported else row.task
 
 
 def _imported(rows: Sequence[TaskRow]) -> tuple[doc.Block, ...]:
@@ -297,87 +301,3 @@ def _imported(rows: Sequence[TaskRow]) -> tuple[doc.Block, ...]:
             "qaudit did not see; items are paired by a hash of each item and its prompt."
         ),
     )
-
-
-def _task_name(row: TaskRow) -> str:
-    return f"{row.task}, {_IMPORTED}" if row.imported else row.task
-
-
-def accuracies_section(view: View) -> tuple[doc.Block, ...]:
-    by_cell: dict[tuple[str, str], list[TaskRow]] = {}
-    for row in view.audit.tasks:
-        by_cell.setdefault((row.subject, row.scheme), []).append(row)
-    cells = _shipping(view, by_cell) or list(by_cell)
-    rows = []
-    for subject, scheme in cells[:_MOST_CELLS]:
-        full = {row.task: row.accuracy for row in by_cell.get((subject, FULL_PRECISION), [])}
-        for row in by_cell[subject, scheme]:
-            percents = (_percent(part) for part in (full.get(row.task), row.accuracy, row.drop))
-            texts = (row.scheme, _task_name(row))
-            rows.append(doc.row(doc.name_cell(subject), *texts, *percents, str(row.items)))
-    return (doc.TableBlock(_ACCURACY_COLUMNS, tuple(rows)),) if rows else ()
-
-
-def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:
-    """Return the cells that ship, or the pick, if tasks were scored."""
-    cells = [
-        (decision.subject, decision.scheme)
-        for decision in (view.verdict.classes if view.verdict else ())
-    ]
-    if not cells and view.audit.pick is not None:
-        cells = [(view.audit.pick.subject, view.audit.pick.scheme)]
-    return [
-        (str(subject), str(scheme))
-        for subject, scheme in dict.fromkeys(cells)
-        if (subject, scheme) in known and scheme != FULL_PRECISION
-    ]
-
-
-def _task_table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block | None:
-    before = {row.task: row.accuracy for row in full}
-    compared = [row for row in rows if row.drop is not None]
-    if not compared:
-        return None
-    last = compared[-1]
-    drop = "" if last.drop is None else f", {percent(last.drop)} points lost"
-    what = f"{last.subject} at {last.scheme}{drop}"
-    return doc.fold(
-        what,
-        doc.TableBlock(
-            _SHIPS_COLUMNS, tuple(_task_row(row, before.get(row.task)) for row in compared)
-        ),
-    )
-
-
-def _task_row(row: TaskRow, before: Interval | None) -> doc.TableRow:
-    return doc.row(
-        doc.name_cell(_task_name(row)),
-        *(_percent(part) for part in (before, row.accuracy, row.drop, row.accuracy_drop)),
-        or_dash(row.flips, lambda part: f"{100 * part:.1f}"),
-        or_dash(row.right_to_wrong, str),
-        or_dash(row.wrong_to_right, str),
-        or_dash(row.p_value, "{:.2g}".format),
-        doc.interval_cell(or_dash(row.margin_factor, _factor)),
-        str(row.items),
-    )
-
-
-def _whole_row(row: TaskRow) -> doc.TableRow:
-    texts = (
-        row.scheme,
-        _task_name(row),
-        percent(row.accuracy),
-        or_dash(row.accuracy_drop, percent),
-    )
-    return doc.TableRow(
-        (doc.name_cell(row.subject), *map(doc.cell, texts), doc.cell(str(row.items)))
-    )
-
-
-def _percent(interval: Interval | None) -> doc.Cell:
-    value = interval.estimate if interval else None
-    return doc.interval_cell(or_dash(interval, percent), value=value)
-
-
-def _factor(interval: Interval) -> str:
-    return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

@@ -252,7 +252,7 @@ def _direction(verdicts: Sequence[str]) -> str:
 
 MOST_SOUPS = 3
 MOST_NAMED = 12
-SOUP_COLUMNS = doc.columns("against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
+SOUP_COLUMNS = ("against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
 SOUP_LEGEND = (
     "Soup minus ingredient: negative favours the soup. `loss` is that of the quantized models, "
     "which decides what to ship; `lost` is what quantization added to it."
@@ -294,25 +294,21 @@ def _soup_in_full(view: View, soup: Subject) -> tuple[doc.Block, ...]:
 def _soups_in_short(view: View, soups: list[Subject]) -> tuple[doc.Block, ...]:
     """Give every other soup a row: against its best ingredient, at the scheme of the pick."""
     scheme = view.audit.pick.scheme if view.audit.pick else view.schemes[0]
-    rows = tuple(
-        doc.TableRow((doc.name_cell(soup.label), *_soup_cells(row)))
+    rows = [
+        (doc.name_cell(soup.label), *_soup_cells(row))
         for soup in soups
         for row in view.against(soup)
         if row.is_best and row.scheme == scheme
-    )
+    ]
     title = f"{plural(len(rows), 'more soup')}, at {scheme} against the best ingredient"
-    return (
-        (doc.fold(title, doc.TableBlock((*doc.columns("soup"), *SOUP_COLUMNS), rows)),)
-        if rows
-        else ()
-    )
+    return (doc.fold(title, doc.table(("soup", *SOUP_COLUMNS), rows)),) if rows else ()
 
 
 def _made_of(view: View, soup: Subject) -> list[doc.Inline]:
-    made = (*doc.code(soup.label), *doc.words(f" is the {soup.merge or ''} of "))
     search = searches_of(view.audit).get(soup.label)
-    recipe = (*made, *_ingredients(soup), *doc.words("."))
-    return [recipe] if search is None else [recipe, doc.inline(_search_sentence(search))]
+    made = (*doc.prose(f"`{soup.label}` is the {soup.merge or ''} of "), *_ingredients(soup))
+    recipe = (*made, *doc.words("."))
+    return [recipe] if search is None else [recipe, doc.prose(_search_sentence(search))]
 
 
 def _ingredients(soup: Subject) -> doc.Inline:
@@ -330,19 +326,16 @@ def _ingredients(soup: Subject) -> doc.Inline:
 
 
 def _soup_table(rows: Sequence[SoupRow]) -> doc.TableBlock:
-    return doc.TableBlock(
-        (*doc.columns("scheme"), *SOUP_COLUMNS),
-        tuple(doc.TableRow((doc.cell(row.scheme), *_soup_cells(row))) for row in rows),
-    )
+    return doc.table(("scheme", *SOUP_COLUMNS), ((row.scheme, *_soup_cells(row)) for row in rows))
 
 
-def _soup_cells(row: SoupRow) -> tuple[doc.Cell, ...]:
+def _soup_cells(row: SoupRow) -> doc.Cells:
     return (
         doc.name_cell(row.opponent),
-        doc.cell(spread(row.outright.interval)),
-        doc.cell(spread(row.difference.interval)),
-        doc.cell(or_dash(row.relative.interval if row.relative else None, percent)),
-        doc.cell(soup_reading(row)),
+        spread(row.outright.interval),
+        spread(row.difference.interval),
+        or_dash(row.relative.interval if row.relative else None, percent),
+        soup_reading(row),
     )
 
 

@@ -76,37 +76,25 @@ def _lines(lines: Sequence[str], width: int) -> str:
 
 
 def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
-    """Yield a legend, and as many columns side by side as there is room for; then the others."""
-    rows = [row.cells for row in table.rows if not row.minor]
-    if not rows:
+    """Yield as many columns side by side as there is room for; then the others."""
+    if not table.rows:
         return
-    names, *rest = zip(*rows, strict=True)
+    names, *rest = zip(*(row.cells for row in table.rows), strict=True)
     first = _names(names, max(24, 3 * width // 10))
     room = width - 2 - max(map(width_of, first))
-    heads = [shortened(printable(column.short or column.name), room) for column in table.columns]
-    right = [column.align == "right" for column in table.columns[1:]]
-    right = [
-        is_right or any(cell.value is not None for cell in cells)
-        for is_right, cells in zip(right, rest, strict=True)
-    ]
+    heads = [shortened(printable(name), room) for name in table.columns]
+    has_small = any(cell.small for row in table.rows for cell in row.cells)
     for with_small, gap in ((True, 2), (True, 1), (False, 2), (False, 1)):
         texts = [first, *(_texts(column, room, with_small=with_small) for column in rest)]
         columns = [
             _Column(_heading(head, cells), cells, is_right)
-            for head, cells, is_right in zip(heads, texts, [False, *right], strict=True)
+            for head, cells, is_right in zip(heads, texts, table.are_numbers, strict=True)
         ]
         if sum(column.width + gap for column in columns) - gap <= width:
             break
-    has_small = any(cell.small for row in rows for cell in row)
-    yield from _legend(table, width, without_small=has_small and not with_small)
+    if has_small and not with_small:
+        yield filled(f"Intervals do not fit into {width} columns.", width)
     yield from _side_by_side(columns, width, " " * gap)
-
-
-def _legend(table: doc.TableBlock, width: int, *, without_small: bool) -> Iterator[str]:
-    sentences = [table.selection] if table.selection else []
-    sentences += [f"Intervals do not fit into {width} columns"] if without_small else []
-    if sentences:
-        yield filled(f"{'; '.join(sentences)}.", width)
 
 
 @dataclass(frozen=True)

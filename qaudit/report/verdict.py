@@ -18,7 +18,7 @@ from typing import Any
 from qaudit.core.registry import NO_SCHEME
 from qaudit.report import document as doc
 from qaudit.report import terminal
-from qaudit.report.format import listing, loss, or_dash, percent, plural, size, spread
+from qaudit.report.format import listing, loss, or_dash, percent, size, spread
 from qaudit.report.protocol import rescan
 from qaudit.report.series import picture
 from qaudit.report.views import View
@@ -49,30 +49,25 @@ SHOWN = 3  # of what may be as good, before it is counted
 def headline(view: View) -> str:
     if not view.audit.measurements:
         return "Nothing was measured."
-    return answer(view.verdict) if view.verdict else "No quantized loss was measured: no verdict."
+    verdict = view.audit.verdict
+    return answer(verdict) if verdict else "No quantized loss was measured: no verdict."
 
 
 def answer(verdict: Verdict) -> str:
-    by_status = {status: _of(verdict, status) for status in STATUSES}
-    parts = [_classes(status, classes) for status, classes in by_status.items() if classes]
+    parts = []
+    for status in STATUSES:
+        classes = [decision for decision in verdict.classes if decision.status == status]
+        if classes and status == "ship":
+            parts.append(f"ship {listing(list(map(what, classes)))}")
+        elif classes:
+            bits = listing(list(map(label, classes)))
+            parts.append(f"hold {bits}" if status == "hold" else f"{bits} {status}")
     details = f": {'; '.join(parts)}" if parts else ""
     levels = {decision.level for decision in verdict.classes} - {"off"}
-    status = verdict.status.upper()
+    status_text = verdict.status.upper()
     if verdict.status == "ship" and levels == {"warn"}:  # SHIP, and everything beyond its margin
-        status = "WARNINGS ONLY"
-    return f"{status} by the policy `{verdict.policy}`{details}."
-
-
-def _of(verdict: Verdict, status: Status) -> list[ClassVerdict]:
-    return [decision for decision in verdict.classes if decision.status == status]
-
-
-def _classes(status: Status, classes: Sequence[ClassVerdict]) -> str:
-    """Name what ships; of other classes their number of bits."""
-    if status == "ship":
-        return f"ship {listing([what(decision) for decision in classes])}"
-    bits = listing([label(decision) for decision in classes])
-    return f"hold {bits}" if status == "hold" else f"{bits} {status}"
+        status_text = "WARNINGS ONLY"
+    return f"{status_text} by the policy `{verdict.policy}`{details}."
 
 
 def label(one: ClassVerdict) -> str:
@@ -88,27 +83,10 @@ def what(one: ClassVerdict) -> str:
     return f"`{one.subject}` at {one.scheme}"
 
 
-def next_blocks(step: NextStep | None) -> Iterator[doc.Block]:
-    """Yield the command that decides, and whether the text has as many documents."""
-    if step is None:
-        return
-    bits = listing([f"{name} bits" if name.isdecimal() else name for name in step.bits])
-    sentences = [f"This decides {bits} in four of five cases:"]
-    if step.available is not None and step.available < step.documents:
-        sentences.insert(
-            0,
-            f"The text at hand has {plural(step.available, 'document')}: name a longer one with "
-            "`--evaluation`.",
-        )
-    yield doc.paragraph(*sentences)
-    yield doc.CodeBlock(step.command, "sh")
-
-
 def evidence(view: View) -> tuple[doc.Section, ...]:
-    classes = view.verdict.classes if view.verdict else ()
     return tuple(
         doc.Section(label(decision), (doc.bullets(*_evidence(view, decision)),))
-        for decision in classes
+        for decision in view.classes
         if decision.subject
     )
 
@@ -242,21 +220,18 @@ class Point(Row):
 
 
 def points(view: View) -> tuple[Point, ...]:
-    best_points = []
-    for scheme in (*view.schemes, FULL_PRECISION):
-        best = view.best(scheme)
-        score = view.score(best, scheme) if best else None
-        if best and score:
-            best_points.append(
-                Point(
-                    best,
-                    scheme,
-                    score.bits_per_weight,
-                    score.ce,
-                    bits_per_parameter=score.bits_per_parameter,
-                    nbytes=score.nbytes,
-                )
-            )
+    best_points = [
+        Point(
+            best,
+            scheme,
+            score.bits_per_weight,
+            score.ce,
+            bits_per_parameter=score.bits_per_parameter,
+            nbytes=score.nbytes,
+        )
+        for scheme in (*view.schemes, FULL_PRECISION)
+        if (best := view.best(scheme)) and (score := view.score(best, scheme))
+    ]
     best_points.sort(key=lambda point: (point.bits_per_weight, point.ce.estimate))
     marked, lowest = [], float("inf")
     for point in best_points:
@@ -271,7 +246,7 @@ def pareto_table(view: View) -> doc.TableBlock:
         "scheme", "bits per weight", "bits per parameter", "size", "best subject", "loss", "front",
     )  # fmt: skip
     rows = (
-        doc.row(
+        (
             point.scheme,
             f"{point.bits_per_weight:.2f}",
             or_dash(point.bits_per_parameter, "{:.2f}".format),
@@ -282,7 +257,7 @@ def pareto_table(view: View) -> doc.TableBlock:
         )
         for point in points(view)
     )
-    return doc.TableBlock(doc.columns(*names), tuple(rows))
+    return doc.table(names, rows)
 
 
 def pareto_section(view: View) -> tuple[doc.Block, ...]:
@@ -302,17 +277,14 @@ def pareto_section(view: View) -> tuple[doc.Block, ...]:
     return (doc.paragraph(sentence), *picture(view, "pareto"), table)
 
 
-def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
-    view = View(audit if audit.pick == pick else replace(audit, pick=pick, verdict=None))
-    if view.verdict is None:
+def render_pick(audit: AuditRecord) -> str:
+    """Render the verdict with its evidence, for a terminal."""
+    view = View(audit)
+    if audit.verdict is None or audit.pick is None:
         nothing = doc.prose("Nothing is picked: no measurement meets the objective.")
         return terminal.render(doc.Page("", nothing, (pareto_table(view),)))
-    blocks: list[doc.Block] = [*evidence(view), pareto_table(view)]
-    if audit.pick != pick:  # by another objective than that of the verdict
-        return terminal.render(
-            doc.Page("", doc.prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
-        )
-    return terminal.render(doc.Page("", doc.prose(headline(view)), tuple(blocks)))
+    blocks: tuple[doc.Block, ...] = (*evidence(view), pareto_table(view))
+    return terminal.render(doc.Page("", doc.prose(answer(audit.verdict)), blocks))
 
 
 def render_pareto(audit: AuditRecord) -> str:

@@ -15,19 +15,15 @@ from qaudit.types import (
     AuditRecord,
     ClassVerdict,
     Comparison,
-    Finding,
     Interval,
     MeasurementRow,
     Subject,
-    Verdict,
 )
 
-_OF_METRICS = frozenset(record.code for record in METRICS.values())
-ABOUT_A_POLICY = _OF_METRICS | {"QA025", "QA026", "QA027", "QA040"}
+ABOUT_A_POLICY = frozenset(
+    (*(record.code for record in METRICS.values()), "QA025", "QA026", "QA027", "QA040")
+)
 """Checks of numbers against margins, of how much was measured, and of the policy itself."""
-
-NEEDS = "`qaudit gate`: this version of the audit has no verdict"
-"""What decides for an audit that was saved before there were verdicts."""
 
 
 @dataclass(frozen=True)
@@ -76,44 +72,24 @@ class View:
         names = dict.fromkeys(score.scheme for score in self.audit.measurements)
         return tuple(name for name in names if name != FULL_PRECISION)
 
+    @property
+    def classes(self) -> tuple[ClassVerdict, ...]:
+        """The classes of the verdict; none without one."""
+        return self.audit.verdict.classes if self.audit.verdict else ()
+
     @cached_property
-    def verdict(self) -> Verdict | None:
-        """The verdict; of an audit without one, its pick, undecided."""
-        audit, pick = self.audit, self.audit.pick
-        if audit.verdict is not None or pick is None:
-            return audit.verdict
-        score = self.score(pick.subject, pick.scheme)
-        decision = ClassVerdict(
-            bit_class=pick.scheme,
-            level="off",
-            status="undecided",
-            subject=pick.subject,
-            scheme=pick.scheme,
-            objective=pick.objective,
-            ce=score.ce if score else None,
-            relative_error=score.relative_error if score else None,
-            runner_up=pick.runner_up,
-            runner_up_scheme=pick.scheme if pick.runner_up else None,
-            lead=None if pick.reference else pick.interval,
-            contenders=tuple(f"{label} at {pick.scheme}" for label in pick.contenders),
-            changes=pick.changes,
-            needs=(NEEDS,),
-        )
-        recipe = audit.plan.recipe
-        return Verdict(recipe.policy, pick.objective, recipe.confidence, (decision,), "undecided")
+    def ships(self) -> tuple[tuple[str, str], ...]:
+        """The subject and the scheme of every class that has them, each pair once."""
+        pairs = ((one.subject, one.scheme) for one in self.classes)
+        return tuple(dict.fromkeys((a, b) for a, b in pairs if a and b))
 
     @cached_property
     def main(self) -> ClassVerdict | None:
         """The class that decides: of those that the policy demands the one with its status."""
         levels = ("error", "warn", "off")
-        status = self.verdict.status if self.verdict else None
-        classes = [
-            decision
-            for decision in (self.verdict.classes if self.verdict else ())
-            if decision.subject
-        ]
+        status = self.audit.verdict.status if self.audit.verdict else None
         return min(
-            classes,
+            (decision for decision in self.classes if decision.subject),
             key=lambda decision: (
                 levels.index(decision.level),
                 decision.status != status,
@@ -125,10 +101,8 @@ class View:
     @cached_property
     def of_interest(self) -> tuple[str, ...]:
         """Labels of what the verdict names and the last checkpoint, each once."""
-        classes = self.verdict.classes if self.verdict else ()
-        picks = [decision.subject for decision in classes if decision.subject is not None]
         last = [self.last.label] if self.last else []
-        return tuple(dict.fromkeys([*picks, *last]))
+        return tuple(dict.fromkeys([*(subject for subject, _ in self.ships), *last]))
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
@@ -156,11 +130,8 @@ class View:
     def stage_end(self) -> Subject | None:
         if self.last is None:
             return None
-        before = [
-            s
-            for s in self.checkpoints
-            if s.first.stage is not None and s.first.stage != self.last.first.stage
-        ]
+        stages = ((s, s.first.stage) for s in self.checkpoints)
+        before = [s for s, stage in stages if stage not in (None, self.last.first.stage)]
         return before[-1] if before else None
 
     @cached_property
@@ -213,26 +184,12 @@ class View:
         return min(losses)[1] if losses else None
 
 
-def is_ignored(finding: Finding) -> bool:
-    """Return whether a check did not pass and is ignored, with a reason."""
-    bad = finding.rule in ABOUT_A_POLICY and finding.outcome != "pass"
-    return bad and finding.level == "info"
-
-
 def judged(score: MeasurementRow, decision: ClassVerdict) -> MeasurementRow:
     """Return a row with the verdict's own numbers, if it is of what that names."""
-    if (score.subject, score.scheme) != (
-        decision.subject,
-        decision.scheme,
-    ) or decision.documents is None:
+    cell = decision.subject, decision.scheme
+    if decision.ce is None or decision.documents is None or cell != (score.subject, score.scheme):
         return score
-    assert decision.ce is not None
-    return replace(
-        score,
-        ce=decision.ce,
-        relative_error=decision.relative_error,
-        kl=decision.kl,
-        documents=decision.documents,
-        # Agreement is no part of a verdict: `-` where other documents judge.
-        top1_agreement=score.top1_agreement,
-    )
+    numbers = {
+        name: getattr(decision, name) for name in ("ce", "relative_error", "kl", "documents")
+    }
+    return replace(score, **numbers)

@@ -9,17 +9,8 @@ import numpy as np
 import pytest
 
 from qaudit.report.card import LIMIT_NBYTES, render, render_terminal
-from qaudit.report.document import (
-    Inline,
-    TableBlock,
-    TableRow,
-    code,
-    columns,
-    name_cell,
-    paragraph,
-    prose,
-    words,
-)
+from qaudit.report.document import Inline, code, name_cell, paragraph, prose, words
+from qaudit.report.document import table as table_of
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
 from qaudit.report.markdown import BEGIN, END, render_blocks
 from qaudit.report.protocol import PERMISSIONS, command
@@ -225,7 +216,7 @@ def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None
 
 def test_the_documents_that_narrow_each_measure_are_named() -> None:
     audit = sample.audit()
-    verdict = View(audit).verdict
+    verdict = audit.verdict
     assert verdict is not None
     one = next(one for one in verdict.classes if one.subject)
     rows = tuple(
@@ -310,7 +301,7 @@ def test_names_and_sentences_are_escaped(runs: Inline, text: str) -> None:
     ],
 )
 def test_no_name_ends_a_cell_of_a_table(name: str, text: str) -> None:
-    shown = render_blocks([TableBlock(columns("subject"), (TableRow((name_cell(name),)),))])
+    shown = render_blocks([table_of(["subject"], [(name_cell(name),)])])
     assert shown.splitlines()[-1] == f"| {text} |"
 
 

@@ -12,7 +12,7 @@ from qaudit.report.card import render, render_block, render_page, render_termina
 from qaudit.report.markdown import BEGIN, put_block
 from qaudit.report.screen import added, measured
 from qaudit.report.verdict import answer, label
-from qaudit.report.views import NEEDS, View
+from qaudit.report.views import View
 from qaudit.types import Finding, Interval
 from tests.support import sample
 from tests.support.cards import SOUP, WHY, screen, section, titles, whole
@@ -124,18 +124,9 @@ def test_every_surface_has_the_same_headline_and_statuses() -> None:
         assert all(word in flat for word in ("SHIP", "UNDECIDED", "HOLD"))
 
 
-def test_an_audit_without_a_verdict_shows_its_pick_undecided() -> None:
-    audit = sample.audit()
-    assert audit.verdict is None
-    assert audit.pick is not None
-    text = screen(whole(audit))
-    assert f"| {audit.pick.scheme} | {audit.pick.subject} {audit.pick.scheme} |" in text
-    assert "UNDECIDED" in text and NEEDS in text
-
-
 def test_nothing_quantized_has_no_verdict() -> None:
     scores = tuple(s for s in sample.audit().measurements if s.scheme == "fp")
-    bare = replace(sample.audit(), measurements=scores, pick=None)
+    bare = replace(sample.audit(), measurements=scores, pick=None, verdict=None)
     assert "No quantized loss was measured: no verdict." in whole(bare)
 
 

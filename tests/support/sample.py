@@ -20,6 +20,7 @@ from qaudit.judge.quantities import Moved
 from qaudit.types import (
     AuditRecord,
     Checkpoint,
+    ClassVerdict,
     Diagnostics,
     Evidence,
     Measurement,
@@ -28,6 +29,7 @@ from qaudit.types import (
     Ref,
     Skipped,
     Subject,
+    Verdict,
     WeightFile,
 )
 from tests.support.measured import measurement
@@ -217,10 +219,34 @@ def put_together(
         comparisons=judgement.comparisons,
         findings=judgement.findings,
         pick=judgement.pick,
+        verdict=judgement.verdict or _undecided(judgement),
         skipped=(Skipped("stage1-step250", None, "`model.safetensors` is truncated"),),
         schema="1",
         qaudit="0.1.0",
     )
+
+
+def _undecided(judgement: Judgement) -> Verdict | None:
+    """Return the pick as a verdict of one class that nothing decides; of no pick, none."""
+    pick = judgement.pick
+    if pick is None:
+        return None
+    row = next(
+        m for m in judgement.measurements if (m.subject, m.scheme) == (pick.subject, pick.scheme)
+    )
+    names = ("subject", "scheme", "objective", "runner_up", "changes")
+    one = ClassVerdict(
+        bit_class=pick.scheme,
+        level="off",
+        status="undecided",
+        ce=row.ce,
+        relative_error=row.relative_error,
+        runner_up_scheme=pick.scheme if pick.runner_up else None,
+        lead=pick.interval,
+        contenders=tuple(f"{label} at {pick.scheme}" for label in pick.contenders),
+        **{name: getattr(pick, name) for name in names},
+    )
+    return Verdict("release", pick.objective, 0.95, (one,), "undecided")
 
 
 def without(found: tuple[Measurement, ...], subject: str, scheme: str) -> tuple[Measurement, ...]:

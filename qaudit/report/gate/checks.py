@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from qaudit.errors import QauditError
 from qaudit.judge.gate import verdict_of
 from qaudit.report import document as doc
 from qaudit.report import markdown
-from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, spread
-from qaudit.report.verdict import answer, next_blocks
-from qaudit.types import Check, CheckStanding, Gate, bound_of, in_unit
+from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
+from qaudit.report.verdict import answer
+from qaudit.types import Check, CheckStanding, Gate, Interval, NextStep, bound_of, in_unit
 
 TITLE, NO_ANSWER = "qaudit gate", "not judged"
 LEFT_OUT = "Left out for length, see `qaudit gate --format json`"
@@ -24,11 +25,7 @@ COMMENT_NBYTES = 60_000
 """A pull request comment takes 65,536 characters, and a bot adds some of its own."""
 
 MOST_ROWS, MOST_PASSING = 200, 30
-COLUMNS = (
-    *doc.columns("subject", "scheme", "outcome", "rule"),
-    doc.Column("value", "right"),
-    doc.Column("margin", "right"),
-)
+COLUMNS = ("subject", "scheme", "outcome", "rule", "value", "margin")
 WORST_FIRST: dict[CheckStanding, tuple[str, str]] = {  # one of them, and several
     "fail": ("breach", "breaches"),
     "missing": ("not measured", "not measured"),
@@ -84,11 +81,11 @@ def counted(gate: Gate) -> str:
     return listing(counts) if counts else "no check applies"
 
 
-def value(check: Check) -> str:
-    if check.unit == "tokens":
-        return or_dash(check.interval, lambda interval: in_unit(interval, "tokens"))
-    show, unit = (percent, "%") if check.unit == "fraction" else (spread, check.unit)
-    return or_dash(check.interval, lambda interval: show(interval, unit=f" {unit}"))
+def shown(unit: str, interval: Interval) -> str:
+    if unit == "tokens":
+        return in_unit(interval, "tokens")
+    show, unit = (percent, "%") if unit == "fraction" else (spread, unit)
+    return show(interval, unit=f" {unit}")
 
 
 def margin(check: Check) -> str:
@@ -138,7 +135,7 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
     if gate.at_once > 1:
         level = f"{100 * gate.policy.confidence:g} %"
         about += [f"All {gate.at_once} intervals that decide hold together at {level}."]
-    blocks = [*next_blocks(verdict.next_step), doc.paragraph(*about)]
+    blocks = [*_next(verdict.next_step), doc.paragraph(*about)]
     if bad:
         blocks.append(doc.Section("Checks that did not pass", _table(bad, most), 1))
     if to_do:
@@ -148,6 +145,21 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
         fold = doc.fold(plural(len(passing), "check"), *_table(passing, min(most, MOST_PASSING)))
         blocks.append(doc.Section("Checks that passed", (fold,), 3))
     return doc.Page(TITLE, doc.prose(answer(verdict)), tuple(blocks))
+
+
+def _next(step: NextStep | None) -> Iterator[doc.Block]:
+    """Yield the command that decides, and whether the text has as many documents."""
+    if step is None:
+        return
+    bits = listing([f"{name} bits" if name.isdecimal() else name for name in step.bits])
+    sentences = [f"This decides {bits} in four of five cases:"]
+    if step.available is not None and step.available < step.documents:
+        documents = plural(step.available, "document")
+        sentences.insert(
+            0, f"The text at hand has {documents}: name a longer one with `--evaluation`."
+        )
+    yield doc.paragraph(*sentences)
+    yield doc.CodeBlock(step.command, "sh")
 
 
 def failure(error: QauditError) -> doc.Page:
@@ -166,17 +178,17 @@ def within(gate: Gate, nbytes: int) -> str:
 
 def _table(checks: Sequence[Check], most: int) -> tuple[doc.Block, ...]:
     rows = (
-        doc.row(
+        (
             doc.name_cell(check.subject),
             doc.name_cell(check.scheme) if check.scheme else NOT_MEASURED,
             word(check),
             check.name,
-            doc.interval_cell(value(check)),
-            margin(check),
+            doc.interval_cell(check.interval, partial(shown, check.unit)),
+            doc.cell(margin(check), value=check.margin),
         )
         for check in checks[:most]
     )
-    return (doc.TableBlock(COLUMNS, tuple(rows)), *_more(checks, most, "check"))
+    return (doc.table(COLUMNS, rows), *_more(checks, most, "check"))
 
 
 def _more(shown: Sequence[object], most: int, noun: str) -> tuple[doc.Block, ...]:

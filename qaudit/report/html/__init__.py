@@ -164,7 +164,7 @@ class Blocks:
             case doc.FoldBlock():
                 summary = element("summary", text(block.summary))
                 inner = self.all(block.blocks, f"{title}: {block.summary}", level)
-                return element("details", summary, inner, open="" if block.is_open else None)
+                return element("details", summary, inner)
             case doc.Paragraph():
                 return element("p", line(block.runs))
             case doc.Lines():
@@ -234,18 +234,17 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
 
 def _table(table: doc.TableBlock, caption: str) -> Html:
     """Return a table inside of what can be scrolled, by the keyboard as well."""
-    has_head = any(column.name for column in table.columns)
-    is_sortable = all(column.name for column in table.columns[1:]) and has_head
+    has_head = any(table.columns)
+    is_sortable = all(table.columns[1:]) and has_head and len(table.rows) >= FEWEST_ROWS
     names = (
-        element("th", text(column.name), scope="col") if column.name else element("td")
-        for column in table.columns
+        element("th", text(name), scope="col") if name else element("td") for name in table.columns
     )
     inner = element(
         "table",
         element("caption", text(caption), class_="unseen"),
         element("thead", element("tr", *names)) if has_head else EMPTY,
         element("tbody", joined(_rows(table), "\n")),
-        class_="sortable" if is_sortable and len(table.rows) >= FEWEST_ROWS else None,
+        class_="sortable" if is_sortable else None,
         id=table.name or None,
     )
     return element("div", inner, class_="scroll", tabindex=0, role="group", aria_label=caption)

@@ -13,9 +13,9 @@ import pytest
 
 from qaudit.core import changepoint, statistics
 from qaudit.core.course import courses, place
-from qaudit.diagnostics.phases import PhaseRun, changes_of, phase_findings, phases_of
+from qaudit.diagnostics.phases import PhaseRun, changes_of, judge
 from qaudit.judge.table import Measurements
-from qaudit.types import Course, Subject
+from qaudit.types import Course, Diagnostics, Finding, Subject
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
 
 N = 16
@@ -25,6 +25,14 @@ K = np.arange(N)
 LEARNING = 3.0 + 1.2 * np.exp(-K)
 FLAT = 0.05 + 0 * K
 BREAKS = 0.04 + 0.04 * (K > 9)
+
+
+def phases_of(found: Measurements) -> tuple[Course, ...]:
+    return judge(found, Diagnostics())[0].phases
+
+
+def phase_findings(found: Measurements) -> tuple[Finding, ...]:
+    return judge(found, Diagnostics())[1]
 
 
 @cache
@@ -40,7 +48,7 @@ def broken_course() -> Course:
 
 
 def rules(found: Measurements) -> list[tuple[str, str | None]]:
-    return [(f.rule, f.scheme) for f in phase_findings(found, phases_of(found))]
+    return [(f.rule, f.scheme) for f in phase_findings(found)]
 
 
 # --------------------------------------------------------------------- what a run is
@@ -196,7 +204,7 @@ def test_stop_here_is_said_of_the_scheme_whose_error_grows() -> None:
 def test_ship_before_names_the_best_quantized_checkpoint_and_what_was_gained() -> None:
     loss = 3.0 - 0.02 * K
     found = table(FALLING, loss, {"gptq-3bit": BREAKS * 2})
-    advice = [f for f in phase_findings(found, phases_of(found)) if f.rule == "QA030"]
+    advice = [f for f in phase_findings(found) if f.rule == "QA030"]
     assert len(advice) == 1
     assert "`step10` is better than `step16`" in advice[0].message
     assert "full precision gained 0.1" in advice[0].message
@@ -217,7 +225,7 @@ def test_advice_seldom_comes_of_noise() -> None:
 
 
 def test_no_finding_says_why() -> None:
-    said = " ".join(f.message + f.hint for f in phase_findings(broken(), (broken_course(),)))
+    said = " ".join(f.message + f.hint for f in phase_findings(broken()))
     assert not re.search(r"\b(because|causes?|due to|leads? to|drives?|explains?)\b", said)
 
 
