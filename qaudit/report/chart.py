@@ -56,7 +56,6 @@ DOTS = 100  # pixels of an inch
 POINT = 72 / DOTS  # of a pixel
 STYLE = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "qaudit",
     "text.parse_math": False,
     "text.color": INK,
     "font.size": 12 * POINT,
@@ -111,13 +110,6 @@ class Chart:
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
         """Write a text with its baseline at a height."""
         self.figure.text(x, y, printable(text), transform=self._pixels, **style)
-
-    def line(self, x: Sequence[float], y: Sequence[float]) -> None:
-        """Draw a thin line, as from a mark to its name."""
-        from matplotlib.lines import Line2D
-
-        style: dict[str, Any] = {"color": FAINT, "lw": 0.75 * POINT, "alpha": 0.6}
-        self.figure.add_artist(Line2D(x, y, transform=self._pixels, **style))
 
     def axes(
         self, left: float, right: float, top: float, bottom: float, name: str = "", **shared: Any
@@ -187,9 +179,13 @@ class Chart:
 
     def names_at(self, axes: Axes, x: float, values: Mapping[str, float]) -> None:
         """Name lines at their ends, where they end and apart from each other."""
+        from matplotlib.lines import Line2D
+
         ends = {name: self.height_of(axes, value) for name, value in values.items()}
+        style: dict[str, Any] = {"color": FAINT, "lw": 0.75 * POINT, "alpha": 0.6}
         for name, y in spread_out(ends, NAME_HEIGHT, self.top).items():
-            self.line((x + 4, x + 20), (ends[name], y))
+            line = Line2D((x + 4, x + 20), (ends[name], y), transform=self._pixels, **style)
+            self.figure.add_artist(line)
             text = fitted(name, WIDTH - MARGIN - x - 24)
             self.text(x + 24, y + 4, text, fontweight="bold")
 
@@ -207,10 +203,13 @@ class Chart:
             x += 36 + pixels_of(text)
 
     def svg(self, name: str, alt: str) -> str:
-        """Return the light variant; its name keeps what it refers to apart from other figures."""
+        """Return the light variant."""
+        from matplotlib import rc_context
+
         out = BytesIO()
-        self.figure.savefig(out, format="svg", metadata={"Date": None})
-        return _slim(out.getvalue(), name, alt, self)
+        with rc_context({"svg.hashsalt": name}):  # keeps what it refers to apart from other figures
+            self.figure.savefig(out, format="svg", metadata={"Date": None})
+        return _slim(out.getvalue(), alt, self)
 
     def png(self) -> bytes:
         out = BytesIO()
@@ -344,7 +343,7 @@ def on_page(svg: str, alt: str) -> str:
         return ""
     if root.tag != f"{{{NAMESPACE}}}svg":
         return ""
-    _keep_known(root)
+    _clean(root)
     for title in root.findall(f"{{{NAMESPACE}}}title"):
         root.remove(title)  # a browser would show it over all of the figure
     root.set("aria-label", printable(alt))
@@ -356,31 +355,41 @@ def _recoloured(svg: str, colours: Mapping[str, str]) -> str:
     return re.sub(r"#[0-9a-f]{6}\b", lambda found: colours.get(found[0], found[0]), svg)
 
 
-def _keep_known(element: Element) -> None:
+def _clean(element: Element) -> None:
+    """Leave out what no figure needs, groups that only group, and what cannot be seen."""
     for name in list(element.attrib):
         if not _ATTRIBUTE.fullmatch(name):
             del element.attrib[name]
     if not element.get("href", "#").startswith("#"):
         del element.attrib["href"]
-    for child in list(element):
-        if child.tag.removeprefix(f"{{{NAMESPACE}}}") in _ELEMENTS:
-            _keep_known(child)
-        else:
-            element.remove(child)
+    kept: list[Element] = []
+    for child in element:
+        tag = child.tag.removeprefix(f"{{{NAMESPACE}}}")
+        if tag not in _ELEMENTS:
+            continue
+        _clean(child)
+        child.tail = None
+        if tag == "g" and not child.attrib:
+            kept += list(child)
+        elif (len(child) or tag not in ("g", "defs")) and (
+            child.get("fill") != "none" or "stroke" in child.attrib
+        ):
+            kept.append(child)
+    element[:] = kept
+    if len(element):
+        element.text = None
 
 
-def _slim(svg: bytes, name: str, alt: str, chart: Chart) -> str:
+def _slim(svg: bytes, alt: str, chart: Chart) -> str:
     """Return what matplotlib wrote without what it does not need, and with series and tips."""
     root = ElementTree.fromstring(svg)
-    ids: dict[str, str] = {}
     for element in root.iter():
-        _slim_element(element, ids, name)
-    for element in root.iter():
-        group = element.attrib.pop("id", "") if element.tag.endswith("}g") else ""
+        _make_attributes(element)
+    for element in root.iter(f"{{{NAMESPACE}}}g"):
+        group = element.attrib.pop("id", "")
         if group in chart.tips:
             _make_series(element, chart.tips[group], group.split("/")[1], chart.names)
-    _unwrap(root)
-    root.attrib.pop("version", None)
+    _clean(root)
     root.attrib |= {"role": "img", "font-family": FONT, "font-size": f"{12 * POINT:g}px"}
     root.set("stroke-linejoin", "round")
     title, desc = Element(f"{{{NAMESPACE}}}title"), Element(f"{{{NAMESPACE}}}desc")
@@ -389,36 +398,25 @@ def _slim(svg: bytes, name: str, alt: str, chart: Chart) -> str:
     return f"{_text_of(root)}\n"
 
 
-def _slim_element(element: Element, ids: dict[str, str], prefix: str) -> None:
-    """Make attributes of the style, round numbers, and name what is referred to by figure."""
+def _make_attributes(element: Element) -> None:
+    """Make attributes of the style, and round numbers."""
     style = dict(
         (part.split(": ", 1)) for part in element.attrib.pop("style", "").split("; ") if part
     )
     if font := style.pop("font", ""):
         weight, size = _FONT.match(f"{font} ").groups()  # type: ignore[union-attr]
         style |= {"font-size": f"{size}px"} | ({"font-weight": weight} if weight else {})
-    style.pop("font-family", None)
     if style.get("font-size") == f"{12 * POINT:g}px":
         del style["font-size"]
-    if style.get("stroke-linejoin") in ("miter", "round"):
-        del style["stroke-linejoin"]
+    style.pop("stroke-linejoin", None)
     element.attrib |= style
     if element.get("transform", "").startswith("rotate(-0 "):
         del element.attrib["transform"]
     if _LINK in element.attrib:
         element.set("href", element.attrib.pop(_LINK))
-    for name in ("d", "x", "y", "transform", "stroke-width"):
-        if name in element.attrib:
-            short = _LONG.sub(
-                lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), element.attrib[name]
-            )
-            element.set(name, " ".join(short.split()))
-    for name in ("id", "href", "clip-path"):
-        value = element.get(name, "")
-        key = value.removeprefix("url(").strip("#)")
-        if key and not (name == "id" and element.tag.endswith("}g")):
-            short = ids.setdefault(key, f"{prefix}-{len(ids)}")
-            element.set(name, value.replace(key, short))
+    for name in {"d", "x", "y", "transform", "stroke-width"} & set(element.attrib):
+        short = _LONG.sub(lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), element.attrib[name])
+        element.set(name, " ".join(short.split()))
 
 
 def _make_series(
@@ -437,23 +435,6 @@ def _make_series(
             element.set(name, marks[0].attrib[name])
             for mark in marks:
                 del mark.attrib[name]
-
-
-def _unwrap(element: Element) -> None:
-    """Leave out groups that only group, metadata, and the style that is on the root."""
-    kept: list[Element] = []
-    for child in element:
-        _unwrap(child)
-        tag = child.tag.removeprefix(f"{{{NAMESPACE}}}")
-        if tag == "g" and not child.attrib:
-            kept += list(child)
-        elif tag in _ELEMENTS and not (tag in ("g", "defs") and not len(child)):
-            invisible = child.get("fill") == "none" and "stroke" not in child.attrib
-            kept += [] if invisible else [child]
-        child.tail = None
-    element[:] = kept
-    if len(element):
-        element.text = None
 
 
 def _text_of(root: Element) -> str:

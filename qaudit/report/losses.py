@@ -17,7 +17,6 @@ from qaudit.errors import SchemeError
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, listing, loss, or_dash, percent, plural, size, spread
 from qaudit.report.sections import divergence_floor
-from qaudit.report.series import picture
 from qaudit.report.verdict import NOT_A_RANK
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, NEAR_BASELINE, MeasurementRow, Subject, reference_in
@@ -137,7 +136,7 @@ def mixture_section(view: View) -> tuple[doc.Block, ...]:
     rows = list(row.mixture.items())[:MOST_LINEARS]
     cells = (tuple(map(doc.name_cell, pair)) for pair in rows)
     table = doc.table(("linear", "bits, a digit for each block"), cells)
-    return doc.paragraph(sentence), *picture(view, "mixture"), doc.fold("The table", table)
+    return doc.paragraph(sentence), doc.fold("The table", table)
 
 
 def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:

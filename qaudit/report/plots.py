@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qaudit.report.chart import (
@@ -23,7 +23,6 @@ from qaudit.report.chart import (
     name_of,
 )
 from qaudit.report.format import count, listing, loss, percent, pixels_of, plural, spread
-from qaudit.report.losses import MOST_LINEARS
 from qaudit.report.series import (
     MEANINGS,
     Axis,
@@ -55,27 +54,16 @@ MANY = 40  # marks of one line that are told apart
 
 
 def trajectory(view: View) -> Chart:
-    return _along(
-        view,
-        view.error,
-        "What quantization adds to the loss, along the series",
-        "added loss, %",
-        view.unit,
-        _margins(view),
-    )
+    title = "What quantization adds to the loss, along the series"
+    return _along(view, view.error, (title, "added loss, %", view.unit), _margins(view))
 
 
 def accuracy(view: View) -> Chart:
     """Draw the drop of accuracy, of the mean over tasks or the only task."""
     drops = {(row.subject, row.scheme): row.accuracy_drop for row in view.audit.tasks}
-    return _along(
-        view,
-        lambda subject, scheme: drops.get((subject, scheme)),
-        "What quantization costs of accuracy on tasks, along the series",
-        "accuracy lost, % of what full precision gets wrong",
-        "item",
-        {},
-    )
+    title = "What quantization costs of accuracy on tasks, along the series"
+    words = title, "accuracy lost, % of what full precision gets wrong", "item"
+    return _along(view, lambda subject, scheme: drops.get((subject, scheme)), words, {})
 
 
 def _margins(view: View) -> dict[float, str]:
@@ -85,28 +73,29 @@ def _margins(view: View) -> dict[float, str]:
         of_loss = decision.unit == "fraction" and decision.metric in (None, "relative_error")
         if decision.margin and of_loss:
             classes.setdefault(100 * decision.margin, []).append(decision.bit_class)
-    return {m: f"margin at {_bits(names)}: {m:g}" for m, names in classes.items()}
-
-
-def _bits(classes: list[str]) -> str:
-    return listing(classes) + " bits" * classes[-1].isdecimal()
+    return {
+        margin: f"margin at {listing(names)}{' bits' * names[-1].isdecimal()}: {margin:g}"
+        for margin, names in classes.items()
+    }
 
 
 def _along(
-    view: View, error_of: Errors, title: str, unit: str, sampled: str, margins: Mapping[float, str]
+    view: View, error_of: Errors, words: tuple[str, str, str], margins: Mapping[float, str]
 ) -> Chart:
+    """Draw errors; the words are a title, the name of the axis, and what intervals are over."""
+    title, unit, sampled = words
     where, has_rates = axis(view), knows_rates(view)
     bottom = 34 + max(300.0, NAME_HEIGHT * len(view.schemes))
     chart = Chart(title, _key(view, sampled), bottom + (128 if has_rates else 52))
     left = LEFT + 100 * bool(margins)  # beside the numbers is what is allowed
     axes = chart.axes(left, RIGHT, 34, bottom, unit)
-    places = {s.label: where.positions[s.label] for s in view.checkpoints}
-    places |= {s.label: soup_position(where, k, len(view.soups)) for k, s in enumerate(view.soups)}
+    soups = {s.label: soup_position(where, k, len(view.soups)) for k, s in enumerate(view.soups)}
+    places = where.positions | soups
     errors = {
         (s.label, scheme): Interval(100 * e.estimate, 100 * e.low, 100 * e.high)
         for s in view.subjects
         for scheme in view.schemes
-        if s.label in places and (e := error_of(s.label, scheme)) and math.isfinite(e.estimate)
+        if (e := error_of(s.label, scheme)) and math.isfinite(e.estimate)
     }
     room = 0.02 * ((max(places.values()) - min(places.values())) or 1.0)
     axes.set_xlim(min(places.values()) - room, max(places.values()) + room)
@@ -136,40 +125,31 @@ def _along(
 def _error_scale(axes: Axes, errors: Sequence[Interval], margins: Mapping[float, str]) -> None:
     """Let errors far apart be on a logarithmic scale that is linear up to the least margin.
 
-    So nothing below what a policy allows looks large.
+    So nothing below what a policy allows looks large. Margins replace the numbers beside them.
     """
     values = [e.estimate for e in errors] or [0.0]
     low, high = min(0.0, *values), max(0.0, *values, *margins)
     positive = [v for v in values if v > 0]
-    straight = min(margins, default=_round_down(sorted(map(abs, values))[len(values) // 4]))
+    quarter = max(1e-3, sorted(map(abs, values))[len(values) // 4])
+    straight = min(margins, default=float(f"{quarter:.0e}"))
     if not positive or max(positive) < FAR * min(positive) or high <= 2 * straight:
         low = min(low, *(e.low for e in errors if math.isfinite(e.low)), 0.0)
         high = max(high, *(e.high for e in errors if math.isfinite(e.high)), 0.0)
-        room = 0.05 * (high - low) or 1.0
+        near = 0.05 * (high - low)
+        room = near or 1.0
         axes.set_ylim(low - room, high + room)
         ticks = [tick for tick in axes.get_yticks() if low - room <= tick <= high + room]
-        _ticks(axes, ticks, margins, 0.05 * (high - low))
-        return
-    axes.set_yscale("symlog", linthresh=straight, linscale=0.8)
-    axes.set_ylim(min(1.5 * low, -0.12 * straight), 1.5 * high)
-    steps = [s * 10.0**d for d in range(-5, 7) for s in (1, 2, 5)]
-    ticks = [straight / 2, straight, *(t for t in steps if t > 1.3 * straight)]
-    ticks = [0.0, *(t for t in ticks if t <= 1.5 * high), *(-t for t in ticks if -t >= 1.5 * low)]
-    _ticks(axes, [t for t in ticks if all(not 0.8 < t / m < 1.25 for m in margins)], margins, 0.0)
-
-
-def _ticks(axes: Axes, ticks: Sequence[float], margins: Mapping[float, str], near: float) -> None:
-    """Number an axis, and name its margins in place of the numbers beside them."""
-    texts = {t: f"{t:g}" for t in ticks if all(abs(t - m) > near for m in margins)} | dict(margins)
+        ticks = [tick for tick in ticks if all(abs(tick - m) > near for m in margins)]
+    else:
+        axes.set_yscale("symlog", linthresh=straight, linscale=0.8)
+        axes.set_ylim(min(1.5 * low, -0.12 * straight), 1.5 * high)
+        steps = [s * 10.0**d for d in range(-5, 7) for s in (1, 2, 5)]
+        ticks = [straight / 2, straight, *(t for t in steps if t > 1.3 * straight)]
+        ticks = [0.0, *(t for t in ticks if t <= 1.5 * high), *(-t for t in ticks if -t >= low)]
+        ticks = [t for t in ticks if all(not 0.8 < t / m < 1.25 for m in margins)]
+    texts = {tick: f"{tick:g}" for tick in ticks} | dict(margins)
     axes.set_yticks(list(texts), list(texts.values()))
     axes.set_yticks([], minor=True)
-
-
-def _round_down(value: float) -> float:
-    """Return the largest 1, 2 or 5 of a decade that is not above a value, and at least 0.001."""
-    value = max(1e-3, value)
-    decade = 10.0 ** math.floor(math.log10(value))
-    return max((step * decade for step in (1, 2, 5) if step * decade <= value), default=decade)
 
 
 def _scheme(
@@ -187,9 +167,6 @@ def _scheme(
     for run in runs(view, where):
         if measured := [at[s.label] for s in run if s.label in at]:
             chart.curve(axes, series, measured, **look)
-    style = {"color": look["color"], "ls": look["ls"]}
-    for line in _siblings(view, {label: (x, e.estimate) for label, (x, e) in at.items()}):
-        axes.plot(*zip(*line, strict=True), gid=chart.group(series), zorder=3, **style)
     others = [at[s.label] for s in view.subjects if s.label in at and s.label not in main]
     chart.whiskers(axes, series, others, color=look["color"])
     look = {"color": look["color"], "marker": look["marker"]}
@@ -207,28 +184,6 @@ def _scheme(
     beside = [s for s in view.checkpoints if s.label not in main]
     chart.marks(axes, series, points_of(beside), filled=False, **look)
     chart.marks(axes, series, points_of(view.soups), **(look | {"marker": "*", "ms": 11 * POINT}))
-
-
-def _siblings(
-    view: View, places: Mapping[str, tuple[float, float]]
-) -> Iterator[list[tuple[float, float]]]:
-    """Yield a line for each other ingredient, from the checkpoint that it was trained on from."""
-    lines: dict[tuple[str | None, int | None], list[tuple[float, float]]] = {}
-    main = {subject.label for subject in trunk(view)}
-    before: dict[str | None, tuple[float, float]] = {}  # of a stage, the last of the one before
-    last: tuple[str | None, tuple[float, float]] | None = None
-    for subject in view.checkpoints:
-        if (at := places.get(subject.label)) is None:
-            continue
-        stage = subject.first.stage
-        if last is not None and last[0] != stage:
-            before.setdefault(stage, last[1])
-        if subject.label in main:
-            last = stage, at
-        else:
-            fork = [before[stage]] if stage in before else []
-            lines.setdefault((stage, subject.first.ingredient), fork).append(at)
-    return (line for line in lines.values() if len(line) > 1)
 
 
 def _tip(subject: Subject, scheme: str, error: Interval) -> str:
@@ -315,6 +270,7 @@ def _key(view: View, sampled: str) -> str:
 
 # ------------------------------------------------------------------ quantized
 
+SOUP = "\0soup"  # no stage has this name
 REACH = 1.15
 """Subjects with more than this times the best loss are left out."""
 
@@ -323,70 +279,45 @@ def quantized(view: View) -> Chart:
     scores = [(s, score.ce) for s in view.subjects if (score := view.score(s.label))]
     best = min((ce.estimate for _, ce in scores if math.isfinite(ce.estimate)), default=0.0)
     contenders = [(s, ce) for s, ce in scores if ce.estimate <= REACH * best]
-    stages = sorted(
-        dict.fromkeys(s.first.stage for s in view.checkpoints), key=lambda stage: stage is None
-    )
+    stages = dict.fromkeys(s.first.stage for s in view.checkpoints if s.first.stage is not None)
     note = "Across: in full precision. Ring: the lowest loss of a panel. "
     note += "Dashed line: quantization costs nothing."
     if left_out := len(view.subjects) - len(contenders):
         note += f" {left_out} of {len(view.subjects)} are left out: their loss is over "
         note += f"{100 * (REACH - 1):.0f} % above the best."
-    rows = -(-len(view.schemes) // 4)
     title = "Quantized loss against full-precision loss, nats per token"
-    chart = Chart(title, note, 36 + 214 * rows)
-    entries = [(name_of(s, 16), {**look_of(k), "ms": 7 * POINT}) for k, s in enumerate(stages) if s]
-    entries += [("soup", {"color": INK, "marker": "*", "ms": 10 * POINT})] if view.soups else []
-    chart.legend(entries)
+    chart = Chart(title, note, 36 + 214 * -(-len(view.schemes) // 4))
+    looks_of = {stage: look_of(k) | {"ls": "none"} for k, stage in enumerate((*stages, None))}
+    looks_of[SOUP] = {"color": INK, "marker": "*", "ms": 10 * POINT}
+    entries = [(name_of(stage, 16), looks_of[stage] | {"ms": 7 * POINT}) for stage in stages]
+    chart.legend(entries + [("soup", looks_of[SOUP])] * bool(view.soups))
     for k, scheme in enumerate(view.schemes):
         left, top = 54 + 208 * (k % 4), 40 + 214 * (k // 4)
         axes = chart.axes(left, left + 158, top, top + 156)
         axes.set_title(name_of(scheme, 20), loc="left", fontsize=12 * POINT, fontweight="bold")
         axes.spines["bottom"].set_visible(True)
-        lows, highs = _panel(view, chart, axes, scheme, (str(k), contenders, stages))
-        if lows:
-            axes.axline((best, best), slope=1, color=FAINT, ls="--", lw=POINT, zorder=1)
-            room = 0.08 * (highs[0] - lows[0]) or 0.05
-            axes.set_xlim(lows[0] - room, highs[0] + room)
-            room = 0.08 * (highs[1] - lows[1]) or 0.05
-            axes.set_ylim(lows[1] - room, highs[1] + room)
+        axes.axline((best, best), slope=1, color=FAINT, ls="--", lw=POINT, zorder=1)
+        kinds: dict[str | None, list[tuple[float, float, str]]] = {}
+        for subject, full in contenders:
+            score = view.score(subject.label, scheme)
+            if score is None or score.relative_error is None or math.isinf(score.ce.estimate):
+                continue
+            place = full.estimate, score.ce.estimate
+            tip = f"{subject.label}\n{scheme}: loss {loss(score.ce)}, in full precision "
+            tip += f"{loss(full)}\n{percent(score.relative_error, unit=' %')} more"
+            kind = SOUP if subject.kind == "soup" else subject.first.stage
+            kinds.setdefault(kind, []).append((*place, tip))
+            if subject.label == view.best(scheme):
+                ring: dict[str, Any] = {"ms": 15 * POINT, "mew": POINT, "mfc": "none", "mec": INK}
+                axes.plot(*place, "o", clip_on=False, **ring)
+        for kind, marks in kinds.items():
+            chart.marks(axes, str(k), marks, **looks_of[kind])
+        sides = list(zip(*(mark[:2] for marks in kinds.values() for mark in marks), strict=True))
+        for name, side in zip("xy", sides, strict=False):
+            room = 0.08 * (max(side) - min(side)) or 0.05
+            axes.set(**{f"{name}lim": (min(side) - room, max(side) + room)})
         axes.locator_params(nbins=4)
     return chart
-
-
-def _panel(
-    view: View,
-    chart: Chart,
-    axes: Axes,
-    scheme: str,
-    drawn_as: tuple[str, list[tuple[Subject, Interval]], list[str | None]],
-) -> tuple[list[float], list[float]]:
-    """Draw the subjects under a scheme; return the least and the largest losses, both ways."""
-    series, contenders, stages = drawn_as
-    kinds: dict[int | None, list[tuple[float, float, str]]] = {}
-    for subject, full in contenders:
-        score = view.score(subject.label, scheme)
-        if score is None or score.relative_error is None or not math.isfinite(score.ce.estimate):
-            continue
-        kind = stages.index(subject.first.stage) if subject.kind == "checkpoint" else None
-        tip = f"{subject.label}\n{scheme}: loss {loss(score.ce)}, in full precision {loss(full)}\n"
-        tip += f"{percent(score.relative_error, unit=' %')} more"
-        kinds.setdefault(kind, []).append((full.estimate, score.ce.estimate, tip))
-        if subject.label == view.best(scheme):
-            ring: dict[str, Any] = {
-                "marker": "o",
-                "ms": 15 * POINT,
-                "mfc": "none",
-                "mec": INK,
-                "mew": POINT,
-            }
-            axes.plot([full.estimate], [score.ce.estimate], ls="none", clip_on=False, **ring)
-    for kind, marks in kinds.items():
-        look = {k: v for k, v in look_of(kind or 0).items() if k != "ls"}
-        soup = {"color": INK, "marker": "*", "ms": 10 * POINT}
-        chart.marks(axes, series, marks, **(soup if kind is None else look))
-    all_marks = [point[:2] for marks in kinds.values() for point in marks]
-    sides = list(zip(*all_marks, strict=True))
-    return [min(side) for side in sides], [max(side) for side in sides]
 
 
 # ------------------------------------------------------------------ rows
@@ -484,46 +415,10 @@ def pareto(view: View) -> Chart:
     return chart
 
 
-def mixture(view: View) -> Chart:
-    """Draw how many bits each linear of a mixture has, linears by blocks."""
-    row = view.mixture
-    assert row is not None, "nothing was measured in bits that differ"
-    names, blocks = list(row.mixture)[:MOST_LINEARS], max(1, *map(len, row.mixture.values()))
-    note = f"{row.subject} at {row.scheme}: {row.bits_per_weight:.2f} bits per weight."
-    if left_out := len(row.mixture) - len(names):
-        note += f" {plural(left_out, 'linear')} more: in audit.json."
-    kinds = sorted(set("".join(row.mixture.values())) - {"0"})
-    chart = Chart(f"Bits of each linear, {row.scheme}", note, 92 + 20 * len(names))
-    looks_of_bits = {bits: _shade(int(bits)) for bits in kinds}
-    sized = [(f"{bits} bits", {**look, "ms": 11 * POINT}) for bits, look in looks_of_bits.items()]
-    chart.legend(sized)
-    axes = rows_of(chart, (190, 830), 30, [fitted(name, 170) for name in names])
-    axes.set_xlim(-0.5, blocks - 0.5)
-    axes.set_xlabel("block")
-    axes.locator_params(axis="x", integer=True)
-    axes.grid(visible=False)
-    size = min(16.0, 640 / blocks) * POINT
-    for bits, look in looks_of_bits.items():
-        cells = [
-            (float(block), float(y), f"{name}, block {block}\n{bits} bits")
-            for y, name in enumerate(names)
-            for block, digit in enumerate(row.mixture[name])
-            if digit == bits
-        ]
-        chart.marks(axes, bits, cells, ms=size, **look)
-    return chart
-
-
-def _shade(bits: int) -> dict[str, Any]:
-    """Return the look of a width: more bits are darker."""
-    return {"color": COLOURS[0], "marker": "s", "alpha": 0.1 + 0.9 * (bits - 2) / 6}
-
-
 DRAWERS: dict[str, Callable[[View], Chart]] = {
     "trajectory": trajectory,
     "accuracy": accuracy,
     "quantized": quantized,
     "soups": soups,
     "pareto": pareto,
-    "mixture": mixture,
 }

@@ -62,8 +62,6 @@ def pictures(view: View) -> list[tuple[str, str]]:
         names.append(("soups", "Soup minus ingredient, with intervals, under each scheme"))
     if len(view.subjects) > 1 and len(view.schemes) > 1:
         names.append(("pareto", "Loss of the best subject against bits per weight"))
-    if view.mixture:
-        names.append(("mixture", "Bits of each linear of a mixture, block by block"))
     names += [(figure.name, figure.alt) for figure in parts("FIGURE") if figure.is_drawn(view)]
     return names
 
