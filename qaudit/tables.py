@@ -216,8 +216,7 @@ def _as_html(verdict: Verdict) -> str:
 
 
 def _screen(verdict: Verdict) -> tuple[str, doc.TableBlock]:
-    from qaudit.report.screen import table
-    from qaudit.report.verdict import answer
+    from qaudit.report.verdict import answer, table
 
     return answer(verdict).replace("`", ""), table(verdict.classes)
 

@@ -65,13 +65,6 @@ class Case:
             return None
         return self._open(Subject(self.previous.label, ((self.previous, 1.0),)))
 
-    def stored(self, name: str, key: str) -> Rows | None:
-        file = find_rows(self.store.folder, name, [key])
-        return None if file is None else file.rows
-
-    def write(self, name: str, key: str, rows: Rows) -> None:
-        write_rows(self.store, self.subject.label, name, key, rows)
-
     def _open(self, subject: Subject) -> Weights:
         return open_weights(
             subject, allow_pickle=self.machine.allow_pickle, folder=self.task.folder

@@ -11,13 +11,13 @@ Where a scheme's error comes from: each role and group of layers quantized alone
 The parts are measured in one pass, from one quantization of each block.
 
 Losses are stored per document, as those of a measurement are: everything here is paired with the
-full-precision stream of the audit, and an interrupted diagnosis resumes.
+full-precision stream of the audit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -199,13 +199,16 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
             hint="leave `sensitivity` out",
         )
     with unchanged_files(case.subject, case.task.folder):
-        weights = case.weights()
-        route = route_of(case.task, weights, case.machine)
-        model, _ = route.streamed()
-        bench = _Bench(case, scheme, model, _full(case))
+        model, _ = route_of(case.task, case.weights(), case.machine).streamed()
         roles = tuple(dict.fromkeys(map(role_of, model.linears)))
-        bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))
-    return bench.rows()
+        variants = variants_of(roles, model.num_blocks, low, high, parameters.layers)
+        feed = feed_of(case.task)
+        with opened_states(case.machine) as streams:
+            tallies, storage = run_partly(model, feed, scheme, variants, streams, case.progress)
+    parts = _Parts(case, scheme, model.num_blocks, _full(case), storage)
+    for variant, tally in tallies.items():
+        parts.write(variant, feed, tally)
+    return parts.rows()
 
 
 def _full(case: Case) -> Measurement:
@@ -216,76 +219,35 @@ def _full(case: Case) -> Measurement:
     return filed.measurement
 
 
-@dataclass(eq=False)
-class _Bench:
-    """What is measured so far of one subject."""
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What is measured of one subject."""
 
     case: Case
     scheme: Scheme
-    model: BlockModel
+    blocks: int
     full: Measurement
+    storage: Storage
+    filed: dict[Variant, ResultFile] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.filed: dict[Variant, ResultFile] = {}
-        self._storage: Storage | None = None
-        rows = self.case.stored("storage", self._key("storage"))
-        if rows is not None:
-            self._storage = Storage(
-                {(row["role"], row["bits"]): row["weights"] for row in rows},
-                {(row["role"], row["bits"]): row["stored"] for row in rows},
-            )
-
-    @property
-    def storage(self) -> Storage:
-        assert self._storage is not None, "known once anything is measured"
-        return self._storage
-
-    def measure(self, variants: Sequence[Variant]) -> None:
-        """Take from the disk what is there, and measure the rest in one pass."""
-        label, here = self.case.subject.label, dict[Variant, ResultFile]()
-        for variant in variants if self._storage is not None else ():
-            filed = self.case.store.find(label, self._named(variant), self._key(variant.spec))
-            if filed is not None:
-                here[variant] = filed
-        missing = [variant for variant in variants if variant not in here]
-        if missing:
-            here |= self._run(missing)
-        self.filed |= {variant: here[variant] for variant in variants}
-
-    def _run(self, variants: Sequence[Variant]) -> dict[Variant, ResultFile]:
-        corpus, feed = self.case.corpus, feed_of(self.case.task)
-        with opened_states(self.case.machine) as streams:
-            tallies, storage = run_partly(
-                self.model, feed, self.scheme, variants, streams, self.case.progress
-            )
-        if self._storage is None:
-            self._storage = storage
-            rows = [
-                {"role": role, "bits": bits, "weights": count, "stored": storage.bits[role, bits]}
-                for (role, bits), count in storage.weights.items()
-            ]
-            self.case.write("storage", self._key("storage"), rows)
-        filed = {}
-        for variant, tally in tallies.items():
-            measured = Measurement(
-                subject=self.case.subject.label,
-                scheme=self._named(variant),
-                spec=f"{self.scheme.spec} of {variant.spec}",
-                evidence=evidence_of(corpus, feed, tally),
-                bits_per_weight=self._bits_per_weight(variant),
-                seconds=tally.seconds,
-                calibration_seed=corpus.protocol.calibration_seed,
-            )
-            filed[variant] = self.case.store.write(measured, self._key(variant.spec))
-        return filed
+    def write(self, variant: Variant, feed: Feed, tally: Tally) -> None:
+        corpus = self.case.corpus
+        measured = Measurement(
+            subject=self.case.subject.label,
+            scheme=self._named(variant),
+            spec=f"{self.scheme.spec} of {variant.spec}",
+            evidence=evidence_of(corpus, feed, tally),
+            bits_per_weight=self._bits_per_weight(variant),
+            seconds=tally.seconds,
+            calibration_seed=corpus.protocol.calibration_seed,
+        )
+        identity = vars(self.case.task.identity(self.scheme, self.case.machine))
+        key = digest({**identity, "of": variant.spec, "sensitivity": VERSION})
+        self.filed[variant] = self.case.store.write(measured, key)
 
     def _named(self, variant: Variant) -> str:
         bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
         return f"{self.scheme.short} {variant.part} {variant.name} {bits}"
-
-    def _key(self, of: str) -> str:
-        identity = vars(self.case.task.identity(self.scheme, self.case.machine))
-        return digest({**identity, "of": of, "sensitivity": VERSION})
 
     def _role(self, role: str, bits: int) -> Measurement:
         return self.filed[Variant("role", role, ((role, bits),))].measurement
@@ -351,7 +313,7 @@ class _Bench:
         count = sum(self.storage.weights[part] for part in variant.bits)
         if variant.blocks is None:
             return count
-        return count * (variant.blocks[1] - variant.blocks[0]) // self.model.num_blocks
+        return count * (variant.blocks[1] - variant.blocks[0]) // self.blocks
 
 
 MEASURE = Measure(measure_sensitivity)

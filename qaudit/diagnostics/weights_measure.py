@@ -22,9 +22,6 @@ Sums over the weights of a subject, taken while its schemes quantize them.
 
 The engine passes every group of linears and its quantized weights to an observer, so that nothing
 is read for this alone. A scheme that was measured before quantizes again, without an evaluation.
-Sums are stored by tensor, those of the weights apart from those of each scheme's perturbation, so
-that a further scheme needs that scheme alone.
-
 If the weights of the checkpoint before are on disk, they are read in step, block by block.
 """
 
@@ -32,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, cast
 
@@ -50,7 +47,7 @@ from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.config import is_remote
 from qaudit.support.lazy import Tensor
-from qaudit.types import Checkpoint, WeightRow, digest
+from qaudit.types import Checkpoint, WeightRow
 
 _AT_ONCE = 2**20
 """Weights that are computed with in float64 at a time."""
@@ -232,7 +229,6 @@ class WeightWatch:
         self._before = PreviousWeights(case)
         self._sums: dict[LinearKey, RoleSums] = {}
         self._moved: dict[str, dict[LinearKey, float]] = {}  # by scheme, squared perturbations
-        self._read()
 
     def __call__(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         moved = self._moved.setdefault(scheme.spec, {})
@@ -240,7 +236,9 @@ class WeightWatch:
             tensor = linears.block, name
             if tensor not in self._sums:
                 before_RC = self._before.weight(*tensor)
-                self._sums[tensor] = sums_of(weight_RC, self._parameters, self._bits, before_RC)
+                self._sums[tensor] = sums_of(
+                    weight_RC, self._parameters, bits_of(self._schemes), before_RC
+                )
             moved[tensor] = difference(quantized.weights[name], weight_RC)
 
     @property
@@ -279,47 +277,13 @@ class WeightWatch:
             movement=sums.movement,
         )
 
-    @property
-    def _bits(self) -> tuple[int, ...]:
-        return bits_of(self._schemes)
-
-    def _read(self) -> None:
-        self._sums = dict(map(_sums_in, self._case.stored("weight-sums", self._key()) or ()))
-        for scheme in self._schemes if self._sums else ():
-            rows = self._case.stored("perturbations", self._key(scheme))
-            if rows is not None:
-                self._moved[scheme.spec] = {(r["block"], r["name"]): r["square"] for r in rows}
-
-    def keep(self) -> None:
-        """Write the sums, and close the checkpoint before."""
+    def close(self) -> None:
+        """Close the checkpoint before; if it went halfway, nothing is compared with it."""
         self._before.close()
-        if self._before.checkpoint is None:  # it may have gone halfway
+        if self._before.checkpoint is None:
             self._sums = {
                 t: replace(s, moved=None, square_before=None) for t, s in self._sums.items()
             }
-        rows = [
-            {"block": block, "name": name, **asdict(s)} for (block, name), s in self._sums.items()
-        ]
-        self._case.write("weight-sums", self._key(), rows)
-        for scheme in self._schemes:
-            if scheme.spec in self._moved:
-                moved = self._moved[scheme.spec].items()
-                rows = [{"block": b, "name": name, "square": square} for (b, name), square in moved]
-                self._case.write("perturbations", self._key(scheme), rows)
-
-    def _key(self, scheme: Scheme | None = None) -> str:
-        parameters, task, before = self._parameters, self._case.task, self._before.checkpoint
-        if scheme is not None:
-            identity = vars(task.identity(scheme, self._case.machine))
-            return digest({**identity, "version": parameters.version, "of": "perturbation"})
-        return digest({
-            "subject": task.subject.content,
-            "previous": None if before is None else before.content,
-            "dtype": str(self._case.machine.dtype),
-            "bits": self._bits,
-            "diagnostic": parameters.spec,
-            "version": parameters.version,
-        })  # fmt: skip
 
 
 def measure_weights(case: Case) -> list[WeightRow]:
@@ -327,19 +291,13 @@ def measure_weights(case: Case) -> list[WeightRow]:
     watch = cast(WeightWatch, case.observer or WeightWatch(case))
     if watch.unseen:
         quantize_only(case.task, watch.unseen, case.machine, case.progress, watch)
-    watch.keep()
+    watch.close()
     return watch.rows()
 
 
 def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
     bits = {int(getattr(scheme, "bits", ALWAYS[0])) for scheme in schemes}
     return tuple(sorted(bits.union(ALWAYS)))
-
-
-def _sums_in(row: Mapping[str, Any]) -> tuple[LinearKey, RoleSums]:
-    values = {name: value for name, value in row.items() if name not in ("block", "name")}
-    grid = {int(bits): total for bits, total in values["grid"].items()}
-    return (row["block"], row["name"]), RoleSums(**{**values, "grid": grid})
 
 
 class PreviousWeights:

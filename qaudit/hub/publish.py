@@ -48,9 +48,8 @@ from qaudit.report.chart import dark
 from qaudit.report.folder import figures
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.markdown import put_block, render_blocks
-from qaudit.report.screen import table
 from qaudit.report.series import pictures
-from qaudit.report.verdict import headline
+from qaudit.report.verdict import headline, table
 from qaudit.report.views import View
 from qaudit.saved.evidence import read_saved
 from qaudit.types import AuditRecord, MeasurementRow, TaskRow

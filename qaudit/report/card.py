@@ -27,7 +27,6 @@ from qaudit.report.protocol import (
     reproduce_section,
     skipped_section,
 )
-from qaudit.report.screen import measured, screen, table
 from qaudit.report.sections import (
     accuracies_section,
     codes,
@@ -38,7 +37,7 @@ from qaudit.report.sections import (
     tasks_section,
 )
 from qaudit.report.series import picture, series_picture, series_section, soup_section
-from qaudit.report.verdict import evidence, pareto_section
+from qaudit.report.verdict import evidence, measured, pareto_section, screen, table
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
 

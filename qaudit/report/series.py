@@ -7,8 +7,7 @@ drawn in as many equal parts as there is room for, each by the mean of its check
 which nothing was measured is `-`.
 
 Of a soup: which is better, and which loses less to quantization. The two questions can have
-opposite answers, so both are in every row. Of several soups the best is shown in full, the next
-ones folded, and the others in a row each.
+opposite answers, so both are in every row. Of several soups the best is shown, the others folded.
 """
 
 from __future__ import annotations
@@ -248,9 +247,8 @@ def _direction(verdicts: Sequence[str]) -> str:
     return " and ".join(parts) or "shows no detectable change"
 
 
-MOST_SOUPS = 3
 MOST_NAMED = 12
-SOUP_COLUMNS = ("against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
+SOUP_COLUMNS = ("scheme", "against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
 SOUP_LEGEND = (
     "Soup minus ingredient: negative favours the soup. `loss` is that of the quantized models, "
     "which decides what to ship; `lost` is what quantization added to it."
@@ -271,35 +269,24 @@ def soup_section(view: View) -> tuple[doc.Block, ...]:
     soups = [soup for soup in soups_in_order(view) if view.against(soup)]
     if not soups:
         return ()
-    parts = [doc.paragraph(SOUP_LEGEND), *picture(view, "soups"), *_soup_in_full(view, soups[0])]
-    parts += [doc.fold(soup.label, *_soup_in_full(view, soup)) for soup in soups[1:MOST_SOUPS]]
-    return (*parts, *_soups_in_short(view, soups[MOST_SOUPS:]))
-
-
-def _soup_in_full(view: View, soup: Subject) -> tuple[doc.Block, ...]:
-    every = view.against(soup)
-    best = [row for row in every if row.is_best]
-    blocks: list[doc.Block] = [
-        doc.paragraph(*_made_of(view, soup)),
-        doc.paragraph(_soup_summary(every, soup.label)),
-        _soup_table(best),
-    ]
+    first, *others = soups
+    blocks = [doc.paragraph(SOUP_LEGEND), *picture(view, "soups"), *_soup(view, first)]
+    every, best = view.against(first), _against_best(view, first)
     if len(every) > len(best):
         blocks.append(doc.fold("Against every ingredient", _soup_table(every)))
-    return tuple(blocks)
+    return (*blocks, *(doc.fold(soup.label, *_soup(view, soup)) for soup in others))
 
 
-def _soups_in_short(view: View, soups: list[Subject]) -> tuple[doc.Block, ...]:
-    """Give every other soup a row: against its best ingredient, at the scheme of the pick."""
-    scheme = view.audit.pick.scheme if view.audit.pick else view.schemes[0]
-    rows = [
-        (doc.name_cell(soup.label), *_soup_cells(row))
-        for soup in soups
-        for row in view.against(soup)
-        if row.is_best and row.scheme == scheme
+def _against_best(view: View, soup: Subject) -> list[SoupRow]:
+    return [row for row in view.against(soup) if row.is_best]
+
+
+def _soup(view: View, soup: Subject) -> list[doc.Block]:
+    return [
+        doc.paragraph(*_made_of(view, soup)),
+        doc.paragraph(_soup_summary(view.against(soup), soup.label)),
+        _soup_table(_against_best(view, soup)),
     ]
-    title = f"{plural(len(rows), 'more soup')}, at {scheme} against the best ingredient"
-    return (doc.fold(title, doc.table(("soup", *SOUP_COLUMNS), rows)),) if rows else ()
 
 
 def _made_of(view: View, soup: Subject) -> list[doc.Inline]:
@@ -324,27 +311,28 @@ def _ingredients(soup: Subject) -> doc.Inline:
 
 
 def _soup_table(rows: Sequence[SoupRow]) -> doc.TableBlock:
-    return doc.table(("scheme", *SOUP_COLUMNS), ((row.scheme, *_soup_cells(row)) for row in rows))
-
-
-def _soup_cells(row: SoupRow) -> doc.Cells:
-    return (
-        doc.name_cell(row.opponent),
-        spread(row.outright.interval),
-        spread(row.difference.interval),
-        or_dash(row.relative.interval if row.relative else None, percent),
-        soup_reading(row),
-    )
+    cells: list[doc.Cells] = [
+        (
+            row.scheme,
+            doc.name_cell(row.opponent),
+            spread(row.outright.interval),
+            spread(row.difference.interval),
+            or_dash(row.relative.interval if row.relative else None, percent),
+            soup_reading(row),
+        )
+        for row in rows
+    ]
+    return doc.table(SOUP_COLUMNS, cells)
 
 
 def soups_in_order(view: View) -> tuple[Subject, ...]:
-    pick = view.audit.pick
+    """Return the soups, what ships first, then by their loss under its scheme."""
+    main = view.main
 
     def place(soup: Subject) -> tuple[bool, float]:
-        score = view.score(soup.label, pick.scheme) if pick else None
+        score = view.score(soup.label, main.scheme) if main and main.scheme else None
         ce = score.ce.estimate if score else math.inf
-        picked = pick is not None and soup.label == pick.subject
-        return not picked, ce if math.isfinite(ce) else math.inf
+        return main is None or soup.label != main.subject, ce if math.isfinite(ce) else math.inf
 
     return tuple(sorted(view.soups, key=place))
 
@@ -359,20 +347,15 @@ def drawn_soup(view: View) -> tuple[Subject, int, list[SoupRow]]:
 
 def soup_reading(row: SoupRow) -> str:
     better, loses = row.outright.verdict, row.difference.verdict
-    readings = {
-        ("a_better", "a_better"): "better, and loses less",
-        ("a_better", "b_better"): "better, although it loses more",
-        ("b_better", "a_better"): "worse, although it loses less",
-        ("b_better", "b_better"): "worse, and loses more",
-    }
-    if (better, loses) in readings:
-        return readings[better, loses]
-    first = {"a_better": "better", "b_better": "worse", "equivalent": "as good"}
-    second = {"a_better": "loses less", "b_better": "loses more", "equivalent": "loses as much"}
+    decided = {"a_better": "better", "b_better": "worse", "equivalent": "as good"}
+    losing = {"a_better": "loses less", "b_better": "loses more", "equivalent": "loses as much"}
     if better == loses == "inconclusive":
         return "indistinguishable"
-    word = first.get(better, "no detectable difference")
-    return f"{word}; {second.get(loses, 'what it loses is inconclusive')}"
+    first = decided.get(better, "no detectable difference")
+    second = losing.get(loses, "what it loses is inconclusive")
+    if {better, loses} <= {"a_better", "b_better"}:
+        return f"{first}, {'and' if better == loses else 'although it'} {second}"
+    return f"{first}; {second}"
 
 
 def disagree(row: SoupRow) -> bool:

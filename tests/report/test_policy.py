@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.report.card import LIMIT_NBYTES, render, render_page
 from qaudit.report.losses import shown_rows
-from qaudit.report.screen import measured
+from qaudit.report.verdict import measured
 from qaudit.report.views import View
 from tests.support import sample
 from tests.support.cards import STAGE_END, check, held, section, table, titles, whole

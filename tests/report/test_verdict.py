@@ -10,8 +10,7 @@ import pytest
 
 from qaudit.report.card import render, render_block, render_page, render_terminal
 from qaudit.report.markdown import BEGIN, put_block
-from qaudit.report.screen import added, measured
-from qaudit.report.verdict import answer, label
+from qaudit.report.verdict import added, answer, label, measured
 from qaudit.report.views import View
 from qaudit.types import Finding, Interval
 from tests.support import sample
