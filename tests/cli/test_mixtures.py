@@ -55,8 +55,6 @@ def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Pa
     assert row["bit_class"] == "3"
     assert any(note.startswith("bits differ by linear: of 14, ") for note in row["notes"])
     assert "GPTQ mixture, 3.75 bits, of" in (place / "out" / "report.html").read_text()
-    drawn = (place / "out" / "plots" / "mixture.svg").read_text()
-    assert all(f"{name}, block 1" in drawn for name in table)
     file.unlink()  # an export has the table of the audit
     for form in ("compressed-tensors", "mlx"):
         out = place / form
