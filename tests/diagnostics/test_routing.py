@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 
@@ -15,13 +14,11 @@ from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
 from qaudit.report.folder import figures
 from qaudit.report.views import View
-from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Measurement, Routing
 from tests.support import sample
 from tests.support.cards import section, whole
 from tests.support.filled import filled
 from tests.support.gated import TODAY, A, held, of, policy, rule
-from tests.support.schemas import violations
 
 BLOCKS = np.array([0, 1, 3])
 SHARES = np.array([0.99, 0.95, 0.9])
@@ -92,13 +89,6 @@ def test_each_layer_has_its_interval_and_all_hold_at_once() -> None:
         assert row.agreement.estimate == pytest.approx(1 - other.estimate)
         assert row.agreement.low == pytest.approx(1 - other.high)
         assert row.moved.estimate == pytest.approx(routing.moved[layer].sum() / tokens.sum())
-
-
-def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
-    record = audit()
-    text = to_json(record)
-    assert violations(json.loads(text)) == []
-    assert from_json(text).diagnostics.routing == record.diagnostics.routing
 
 
 def test_the_card_has_a_table_and_a_picture_and_one_of_a_dense_model_has_neither() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from qaudit.audit import Audit
-from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Interval, PositionRow, StratumRow
 from tests.support import sample
 from tests.support.cards import section, whole
-from tests.support.schemas import violations
 
 
 def of(estimate: float) -> Interval:
@@ -55,15 +52,6 @@ def strata(pick: tuple[str, str]) -> tuple[StratumRow, ...]:
 def positions(pick: tuple[str, str]) -> tuple[PositionRow, ...]:
     early = PositionRow(first=0, last=255, **errors(pick), documents=64)
     return early, replace(early, first=256, last=1023, documents=20, relative_error=of(0.09))
-
-
-def test_rows_keep_the_schema_and_come_back_as_they_were(
-    strata: tuple[StratumRow, ...], positions: tuple[PositionRow, ...]
-) -> None:
-    audit = shown(strata, positions)
-    text = to_json(audit)
-    assert violations(json.loads(text)) == []
-    assert from_json(text).diagnostics == audit.diagnostics
 
 
 def test_tables_have_the_names_of_the_audit(

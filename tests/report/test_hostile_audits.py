@@ -20,10 +20,22 @@ from hypothesis import strategies as st
 from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import AuditRecord, ChangeRow, Course, Interval, Span
+from qaudit.types import (
+    AuditRecord,
+    ChangeRow,
+    Course,
+    Interval,
+    NotDiagnosed,
+    PositionRow,
+    RoleRow,
+    RoutingRow,
+    Span,
+    StratumRow,
+)
 from qaudit.types.conclusions import TaskRow
-from tests.support import curved, diagnosed, sample, verdicts
+from tests.support import cards, curved, diagnosed, sample, verdicts
 from tests.support.hostile import TABLES, TEXT, Page
+from tests.support.schemas import violations
 
 Place = tuple[str | int, ...]
 SMALL = replace(sample.many(3, 2, soups=1), findings=sample.audit().findings[:2])
@@ -89,6 +101,10 @@ def everything() -> AuditRecord:
         [*curved.SERIES, curved.role(subject, "down", 5.0)],
         [*curved.slice_of(subject), *curved.grid_of(curved.HELD)],
     ).diagnostics
+    where: dict[str, Any] = {
+        "subject": subject, "scheme": "gptq-4bit", "spec": "gptq:bits=4", "documents": 40,
+        "tokens": 4000, "ce": half, "relative_error": half, "absolute_change": half, "kl": half,
+    }  # fmt: skip
     return replace(
         sample.repeated(),
         verdict=verdicts.three(),
@@ -100,6 +116,14 @@ def everything() -> AuditRecord:
             sensitivity=diagnosed.parts_of(subject),
             curvature=around.curvature,
             plane=around.plane,
+            strata=(StratumRow(stratum="web", **where),),
+            positions=(PositionRow(first=0, last=255, **where),),
+            roles=(RoleRow(role="user", **where),),
+            routing=(
+                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", 0, 16, 4000, half, half),
+                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", 1, 16, 4000, half, half),
+            ),
+            skipped=(NotDiagnosed(subject, "curvature", "out of memory"),),
         ),
     )
 
@@ -116,6 +140,11 @@ def read(document: dict[str, Any]) -> AuditRecord | None:
         assert error.message
         assert error.hint
         return None
+
+
+def test_every_table_keeps_the_schema_and_comes_back_as_it_was() -> None:
+    assert violations(WHOLE) == []
+    assert from_json(json.dumps(WHOLE)) == everything()
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -151,7 +180,9 @@ def test_an_edited_part_of_an_audit_is_refused_in_words_or_rendered(
         put(document, place, value)
     audit = read(document)
     if audit is not None:
-        FORMATS["md"](audit).encode()
+        text = cards.whole(audit)
+        assert not CONTROL.search(text)
+        assert "<script>alert" not in text.replace("`x<script>", "`")
 
 
 @given(st.text() | st.sampled_from(["{}", "[]", "null", "[" * 9999, "NaN", '{"schema": "1"}']))

@@ -24,7 +24,7 @@ from qaudit.report.format import printable
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
 from tests.support import sample
-from tests.support.cards import check, held, section, table, titles, whole
+from tests.support.cards import check, held
 from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
 from tests.support.hostile import HARSH, named, names
 
@@ -169,31 +169,6 @@ def test_a_name_is_shown_as_it_is() -> None:
     assert {printable(s.label) for s in audit.subjects if s.label.strip()} <= shown
 
 
-# ------------------------------------------------------------------ one truth
-
-
-def test_the_table_says_what_the_table_of_the_card_says() -> None:
-    audit = rich()
-    _, *of_card = table(section(whole(audit), "Added loss"))
-
-    def bare(cell: str) -> str:
-        return re.sub(r"<[^>]*>|[*`\s]|&nbsp;", "", cell)
-
-    errors = render(audit).partition('id="errors"')[2].partition("</table>")[0]
-    rows = Page(f"<table{errors}</table>").rows[1:]
-    shown = [[re.sub(r"\s", "", cell) for cell in row] for row in rows]
-    assert shown == [[bare(cell) for cell in row] for row in of_card]
-
-
-def test_every_section_of_the_card_is_on_the_page() -> None:
-    audit = replace(rich(), environment=sample.repeated().environment)
-    card = whole(audit)
-    shown = titles(card)
-    assert "Why" in shown
-    assert "Ignores applied" in shown
-    assert Page(render(audit)).texts["h2"] == shown
-
-
 # ------------------------------------------------------------------ every audit has a page
 
 
@@ -245,11 +220,6 @@ def test_a_picture_that_was_not_drawn_is_named() -> None:
     assert not page.all("figure")
 
 
-def test_of_a_long_series_the_rows_that_tell_less_are_marked() -> None:
-    page = Page(render(sample.many(40, 2)))
-    assert sum(a.get("class") == "more" for a in page.all("tr")) == 40 - 16
-
-
 # ------------------------------------------------------------------ colours
 
 
@@ -261,43 +231,6 @@ LIGHT = variables(CSS.partition(":root {")[2].partition("}")[0])
 DARK = LIGHT | variables(
     CSS.partition("(prefers-color-scheme: dark)")[2].partition(":root {")[2].partition("}")[0]
 )
-PRINT = LIGHT | variables(CSS.partition("@media print")[2].partition("}")[0])
-THEMES = {"light": LIGHT, "dark": DARK, "print": PRINT}
-TEXTS = [("ink", "ground"), ("ink", "panel"), ("faint", "ground"), ("faint", "panel")]
-TEXTS += [("link", "ground"), *((s, "panel") for s in ("ship", "hold", "undecided"))]
-TEXTS += [("ink", "chosen"), ("faint", "chosen")]
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of WCAG 2."""
-    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_contrast_is_computed_as_the_standard_does() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
-
-
-@pytest.mark.parametrize("theme", list(THEMES))
-def test_text_can_be_read_on_every_ground(theme: str) -> None:
-    colours = THEMES[theme]
-    found = {pair: contrast(*(colours[name] for name in pair)) for pair in TEXTS}
-    assert {pair: value for pair, value in found.items() if value < 4.5} == {}
-
-
-@pytest.mark.parametrize("theme", list(THEMES))
-def test_lines_and_focus_stand_out_from_the_ground(theme: str) -> None:
-    colours = THEMES[theme]
-    graphics = ["focus", *(name for name in PALETTE if name.startswith("c"))]
-    found = {name: contrast(colours[name], colours["ground"]) for name in graphics}
-    assert {name: value for name, value in found.items() if value < 3} == {}
 
 
 def test_the_colours_are_those_of_the_pictures() -> None:

@@ -54,7 +54,7 @@ def save(
             own = replace(m, evidence=replace(m.evidence, tasks=(one,)))
             write(own, store.within(f"tasks/{one.task}"), one.task)
     judgement = judge(subjects, found, files)
-    audit = replace(sample.put_together(found, subjects, judgement), skipped=())
+    audit = replace(sample.put_together(found, subjects, judgement), skipped=(), verdict=None)
     specs = tuple(dict.fromkeys(m.spec for m in found if m.spec != "fp"))
     audit = replace(audit, plan=replace(audit.plan, specs=specs))
     if text is not None:

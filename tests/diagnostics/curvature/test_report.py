@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -14,7 +13,6 @@ from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
 from qaudit.report.series import pictures
 from qaudit.report.views import View
-from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
 from tests.support import cards, sample
 from tests.support.curved import (
@@ -28,29 +26,10 @@ from tests.support.curved import (
     model,
     slice_of,
 )
-from tests.support.schemas import violations
 
 
 def section(audit: AuditRecord) -> str:
     return cards.section(cards.whole(audit), "How sharp the loss is")
-
-
-def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
-    curved, sliced = [*SERIES, *ROLES], grid_of(LAST)
-    text = to_json(audit_with(curved, sliced))
-    assert violations(json.loads(text)) == []
-    tables = from_json(text).diagnostics
-    assert list(tables.curvature) == curved
-    assert list(tables.plane) == sliced
-
-
-def test_the_schema_refuses_a_part_that_does_not_exist() -> None:
-    document = json.loads(to_json(audit_with(SERIES, slice_of(LAST))))
-    document["diagnostics"]["curvature"][0]["part"] = "head"
-    assert violations(document)
-    document = json.loads(to_json(audit_with(SERIES, slice_of(LAST))))
-    del document["diagnostics"]["plane"][0]["b"]
-    assert violations(document)
 
 
 def test_a_surge_is_said_with_its_factor() -> None:
@@ -76,12 +55,6 @@ def test_roles_of_the_last_checkpoint_come_sharpest_first() -> None:
 def test_an_audit_without_curvature_has_no_section() -> None:
     assert "How sharp" not in cards.whole(sample.audit())
     assert {"curvature", "plane"} & {name for name, _ in pictures(View(sample.audit()))} == set()
-
-
-def test_a_name_with_markup_stays_a_name() -> None:
-    evil = "<b>x</b>|`"
-    row = replace(ROLES[0], name=evil)
-    assert "<b>" not in section(audit_with([*SERIES, row], []))
 
 
 def line(*changes: float) -> Line:
