@@ -34,6 +34,7 @@ from tests.support.curved import audit_with as curved
 from tests.support.diagnosed import LAST, WEIGHT, parts_of
 from tests.support.hostile import HARSH, named
 from tests.support.items import answered
+from tests.support.verdicts import class_verdict, verdict, with_verdict
 
 pytestmark = [pytest.mark.browser, needs_browser]
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
@@ -55,6 +56,18 @@ def shown() -> AuditRecord:
         subjects=(*audit.subjects[:-1], *more, audit.subjects[-1]),
         measurements=(*audit.measurements, *scores),
         diagnostics=replace(sharp.diagnostics, weights=(WEIGHT,), sensitivity=parts_of(LAST)),
+    )
+
+
+def undecided() -> AuditRecord:
+    """Return an audit with the longest words for what does not ship."""
+    nothing: dict[str, Any] = {"subject": None, "scheme": None, "relative_error": None}
+    return with_verdict(
+        verdict(
+            class_verdict("8"),
+            class_verdict("4", "undecided", level="warn"),
+            class_verdict("3", "incomplete", **nothing),
+        )
     )
 
 
@@ -143,6 +156,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     (folder / "report.html").write_text(page, encoding="utf-8")
     (folder / "harsh.html").write_text(render(named(HARSH)), encoding="utf-8")
     (folder / "tasks.html").write_text(render(with_tasks()), encoding="utf-8")
+    (folder / "undecided.html").write_text(render(undecided()), encoding="utf-8")
     with browser(folder / "profile") as driver:
         yield Desk(driver, folder)
 
@@ -367,6 +381,14 @@ def test_the_page_fits_its_window(page: Desk, width: int) -> None:
     page.open(width=width)
     page.run("document.querySelectorAll('details').forEach((folded) => (folded.open = true))")
     assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_a_phone_shows_every_status_without_scrolling_sideways(page: Desk, width: int) -> None:
+    page.open("undecided", width=width)
+    assert page.texts("#ships td:last-child")[1:] == ["UNDECIDED (warns)", "INCOMPLETE"]
+    hidden = "const e = document.querySelector('#ships').parentElement; return e.scrollWidth - e.clientWidth"
+    assert page.run(hidden) == 0
 
 
 @pytest.mark.parametrize(("scheme", "rules"), [("light", WCAG), ("dark", COLOURS)])

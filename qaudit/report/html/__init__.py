@@ -71,7 +71,6 @@ def _attribute(name: str, value: Value) -> str:
 FILE = "report.html"
 UNBROKEN = {
     re.compile(r"(?<=\d) %"): "\N{NO-BREAK SPACE}%",
-    re.compile(r" \[(?=-?[\d.in])"): "\N{NO-BREAK SPACE}[",
     re.compile(r"\[(-?[\w.]+), (-?[\w.]+)\]"): "[\\1,\N{NO-BREAK SPACE}\\2]",
 }
 NO_FIGURES: Mapping[str, str] = {}
