@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from qaudit.saved.codec import encode
 from qaudit.types import AuditRecord, NotDiagnosed
-from tests.support import sample
 from tests.support.cards import section, whole
-from tests.support.diagnosed import LAST, ROLE, WEIGHT, diagnosed, parts_of
-from tests.support.schemas import SCHEMA
+from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
 
 
 def why(audit: AuditRecord) -> str:
     return section(whole(audit), "Why")
-
-
-@pytest.mark.parametrize("row", [WEIGHT, ROLE, NotDiagnosed("a", "b", "c")])
-def test_the_schema_has_every_column(row: object) -> None:
-    assert set(SCHEMA["$defs"][type(row).__name__]["properties"]) == set(encode(row))
-
-
-def test_an_audit_without_diagnostics_says_nothing_of_them() -> None:
-    assert why(sample.audit()) == ""
 
 
 def test_the_card_says_what_each_role_adds() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.report.card import LIMIT_NBYTES, render, render_terminal
+from qaudit.report.card import render, render_terminal
 from qaudit.report.document import Inline, code, name_cell, paragraph, prose, words
 from qaudit.report.document import table as table_of
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
-from qaudit.report.markdown import BEGIN, END, render_blocks
+from qaudit.report.markdown import END, render_blocks
 from qaudit.report.protocol import PERMISSIONS, command
 from qaudit.report.series import disagree, soup_reading
 from qaudit.report.views import SoupRow, View
@@ -250,13 +250,6 @@ def test_no_name_ends_a_cell_of_a_table(name: str, text: str) -> None:
 # ------------------------------------------------------------------ the whole
 
 
-def test_the_card_is_one_block_within_its_limit() -> None:
-    text = render(sample.audit())
-    assert text.startswith(BEGIN + "\n")
-    assert text.endswith(END + "\n")
-    assert len(text.encode()) < LIMIT_NBYTES
-
-
 def test_the_card_is_short_and_the_page_has_the_rest() -> None:
     text = render(with_verdict())
     assert titles(text) == [WHY, "Not measured"]
@@ -473,19 +466,6 @@ def test_divergence_has_its_tails_and_all_subjects() -> None:
     _, *every = table(text.partition("subjects</summary>")[2])
     assert len(every) == len(sample.series())
     assert "KL divergence" not in titles(whole(sample.audit()))
-
-
-def test_a_soup_is_set_against_every_ingredient_and_not_the_best_alone() -> None:
-    view = View(sample.audit())
-    (soup,) = view.soups
-    rows = view.against(soup)
-    ahead = {
-        scheme
-        for scheme in view.schemes
-        if all(row.outright.verdict == "a_better" for row in rows if row.scheme == scheme)
-    }
-    text = section(whole(sample.audit()), "Soup against ingredients")
-    assert f"`soup` has a lower loss than every ingredient under {len(ahead)}, lower" in text
 
 
 def test_the_series_is_followed_to_each_of_its_ends() -> None:

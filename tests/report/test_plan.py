@@ -45,30 +45,51 @@ def test_a_plan_is_aligned_and_keeps_to_80_columns() -> None:
     assert all(line[8] == " " and line[9] != " " for line in text.splitlines())
 
 
-def test_a_local_plan_says_nothing_of_the_hub() -> None:
+RECIPE = sample.audit().plan.recipe
+HUB = plan(traffic=Traffic(350 * GB, 2 * GB, 61 * GB, 212 * GB, 100 * GB))
+TOLD = plan(
+    recipe=replace(RECIPE, evaluation="hf://datasets/a/b/c.txt", reference="stage1-step500"),
+    findings=(Finding("QA009", "warn", "soup", None, "`a` and `b` are the same", "take one"),),
+    notes=("16 of 965",),
+)
+ALONE = {kind: plan(subjects=tuple(s for s in sample.series() if s.kind == kind)[:1])
+         for kind in ("soup", "checkpoint")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "word", "text"),
+    [
+        (plan(), "plan", "14 checkpoints and 1 soup, 8 schemes and full precision: 135 streams"),
+        (plan(), "time", "40 s to 2 min"),
+        (plan(), "model", "1.18M parameters, 4 blocks, float32 on cpu, context 256"),
+        (HUB, "fetch", "350.0 GB: 47 min at 1 Gbit/s; 2.0 GB more are in the cache"),
+        (HUB, "disk", "at most 61.0 GB at a time, 100.0 GB allowed, 212.0 GB free"),
+        (HUB, "time", "40 s to 2 min to compute; downloads run at the same time"),
+        (
+            plan(traffic=Traffic(0, 61 * GB, 0, 212 * GB, 100 * GB)),
+            "fetch",
+            "nothing: 61.0 GB are in the cache",
+        ),
+        (
+            plan(device="cuda", seconds_low=1800.0, seconds_high=7200.0),
+            "time",
+            "30 min to 2.0 h, 0.5 to 2 GPU hours",
+        ),
+        (TOLD, "text", "evaluation: hf://datasets/a/b/c.txt"),
+        (TOLD, "finding", "QA009 a and b are the same (take one)"),
+        (TOLD, "against", "each its full precision, and all of them stage1-step500"),
+        (ALONE["soup"], "plan", "1 soup, 8 schemes and full precision: 135 streams"),
+        (ALONE["checkpoint"], "plan", "1 checkpoint, 8 schemes and full precision: 135 streams"),
+    ],
+)
+def test_each_line_says_what_is_known(plan: Plan, word: str, text: str) -> None:
+    assert row(render_plan(plan), word) == text
+
+
+def test_what_is_not_there_has_no_line() -> None:
     text = render_plan(plan())
-    assert "fetch" not in text
-    assert "disk" not in text
-    assert row(text, "plan").startswith("14 checkpoints and 1 soup, 8 schemes and full precision")
-    assert row(text, "time") == "40 s to 2 min"
-    assert row(text, "model") == "1.18M parameters, 4 blocks, float32 on cpu, context 256"
-
-
-def test_fetching_is_priced_in_bytes_and_at_a_rate_that_is_named() -> None:
-    text = render_plan(plan(traffic=Traffic(350 * GB, 2 * GB, 61 * GB, 212 * GB, 100 * GB)))
-    assert row(text, "fetch") == "350.0 GB: 47 min at 1 Gbit/s; 2.0 GB more are in the cache"
-    assert row(text, "disk") == "at most 61.0 GB at a time, 100.0 GB allowed, 212.0 GB free"
-    assert row(text, "time") == "40 s to 2 min to compute; downloads run at the same time"
-
-
-def test_a_plan_for_a_gpu_counts_its_hours() -> None:
-    text = render_plan(plan(device="cuda", seconds_low=1800.0, seconds_high=7200.0))
-    assert row(text, "time") == "30 min to 2.0 h, 0.5 to 2 GPU hours"
-
-
-def test_what_is_here_already_is_not_fetched() -> None:
-    text = render_plan(plan(traffic=Traffic(0, 61 * GB, 0, 212 * GB, 100 * GB)))
-    assert row(text, "fetch") == "nothing: 61.0 GB are in the cache"
+    assert not [word for word in ("fetch", "disk", "against", "finding") if rows(text, word)]
+    assert "16 of 965" in rows(render_plan(TOLD), "note")
 
 
 def test_what_is_measured_is_named_and_a_long_series_folded() -> None:
@@ -80,29 +101,6 @@ def test_what_is_measured_is_named_and_a_long_series_folded() -> None:
     )
     few = plan(subjects=sample.series()[:2])
     assert row(render_plan(few), "measure") == "stage1-step500, stage1-step1000"
-
-
-def test_a_reference_is_named_beside_what_is_measured() -> None:
-    recipe = replace(sample.audit().plan.recipe, reference="stage1-step500")
-    text = render_plan(plan(recipe=recipe))
-    assert row(text, "against") == "each its full precision, and all of them stage1-step500"
-    assert not rows(render_plan(plan()), "against")
-
-
-def test_texts_findings_and_notes_are_said() -> None:
-    recipe = replace(sample.audit().plan.recipe, evaluation="hf://datasets/a/b/c.txt")
-    finding = Finding("QA009", "warn", "soup", None, "`a` and `b` are the same", "take one")
-    text = render_plan(plan(recipe=recipe, findings=(finding,), notes=("16 of 965",)))
-    assert row(text, "text") == "evaluation: hf://datasets/a/b/c.txt"
-    assert row(text, "finding") == "QA009 a and b are the same (take one)"
-    assert "16 of 965" in rows(text, "note")
-
-
-@pytest.mark.parametrize("kind", ["soup", "checkpoint"])
-def test_only_what_there_is_is_counted(kind: str) -> None:
-    subjects = [s for s in sample.series() if s.kind == kind]
-    text = row(render_plan(plan(subjects=tuple(subjects[:1]))), "plan")
-    assert text.startswith(f"1 {kind}, 8 schemes")
 
 
 @given(st.text(), st.text())

@@ -109,12 +109,6 @@ def with_free(monkeypatch, nbytes: int) -> None:
     monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
 
 
-def test_with_room_enough_nothing_is_said(monkeypatch) -> None:
-    with_free(monkeypatch, 10**12)
-    found = find_room(SHAPE, 256, QUICK, CPU)
-    assert (found.windows, found.notes) == (16, ())
-
-
 def test_fewer_windows_go_side_by_side_where_less_fits(monkeypatch) -> None:
     with_free(monkeypatch, product_nbytes(SHAPE, 3, 256) + 100)
     found = find_room(SHAPE, 256, replace(QUICK, eigenvalues=0), CPU)

@@ -8,13 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 from qaudit.diagnostics.plane import Line, beyond_the_parabola, grid
-from qaudit.report.card import render_page
 from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
-from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import AuditRecord, Interval
-from tests.support import cards, sample
+from tests.support import cards
 from tests.support.curved import (
     HELD,
     LAST,
@@ -50,11 +48,6 @@ def test_roles_of_the_last_checkpoint_come_sharpest_first() -> None:
     text = section(audit_with([*SERIES, *ROLES], []))
     assert text.index("`down`") < text.index("`q`")
     assert "| `down` | 2,000.0 [1,995.0, 2,005.0] | 67 | 20,000 |" in text
-
-
-def test_an_audit_without_curvature_has_no_section() -> None:
-    assert "How sharp" not in cards.whole(sample.audit())
-    assert {"curvature", "plane"} & {name for name, _ in pictures(View(sample.audit()))} == set()
 
 
 def line(*changes: float) -> Line:
@@ -106,14 +99,6 @@ def test_curvature_is_drawn_above_and_eigenvalues_below_where_there_are_any() ->
     alone = drawn(audit_with(bare, []), "curvature")
     assert "trace" in alone
     assert "largest eigenvalue" not in alone
-
-
-def test_pictures_are_linked_and_the_page_stands_without_them() -> None:
-    audit = audit_with(SERIES, slice_of(LAST))
-    alt = "The loss on the way to the quantized model"
-    assert f'<img alt="{alt}" src="plots/plane.svg">' in section(audit)
-    assert 'along the series" src="plots/curvature.svg">' in section(audit)
-    assert "How sharp the loss is" in render_page(audit)
 
 
 @pytest.mark.parametrize(
