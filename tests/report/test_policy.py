@@ -81,7 +81,7 @@ def test_a_card_without_room_for_anything_keeps_its_verdict() -> None:
 def test_every_soup_is_shown_the_others_folded() -> None:
     text = section(whole(sample.many(6, 2, soups=5)), "Soup against ingredients")
     assert text.count(" is the mean of ") == 5
-    assert text.count("<summary>soup") == 4
+    assert text.count("<summary>stepsoup") == 4
 
 
 def test_pictures_are_linked_where_they_are_or_replaced_by_lines() -> None:
