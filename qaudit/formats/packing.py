@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder
+from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
 from qaudit.core.mixture import any_expert
 from qaudit.core.registry import schemes
@@ -86,9 +86,6 @@ class Format:
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         """Return the tensors of one linear, by their names in the file."""
         raise NotImplementedError
-
-    def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
-        return self.reader.read(files, config, linear)
 
     def as_compared(self, tensor: Tensor) -> Tensor:
         """Return a tensor that is not quantized as a reader of the files gives it."""

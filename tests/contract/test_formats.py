@@ -17,11 +17,13 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.quantization.lifecycle.forward import dequantize
+from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.gguf.blocks import GgufBlocks
 from qaudit.core.linears import IntegerCodes
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError, SchemeError
@@ -76,6 +78,13 @@ def configuration(form: Format, spec: str) -> Document:
     return form.config(("lm_head",), symmetric="sym=false" not in spec)
 
 
+def dense(form: Format, files: WeightFolder, config: Document) -> torch.Tensor:
+    if form.has_settings:
+        return form.reader.read(files, config, "a")
+    ((name, stored),) = ((name, files.read(name)) for name in files.names())
+    return GgufBlocks(stored, name.rpartition(".")[2]).decode()
+
+
 def test_every_format_names_the_schemes_that_it_holds() -> None:
     assert set(HOLDS) == set(formats())
 
@@ -96,7 +105,7 @@ def test_what_was_packed_is_read_back_bit_for_bit(form: str, spec: str, tmp_path
     )
     config = configuration(packing, spec)
     files = WeightFolder(write(tmp_path, packing, tensors, config))
-    assert torch.equal(packing.dense(files, "a", config), example(spec).weights["w"])
+    assert torch.equal(dense(packing, files, config), example(spec).weights["w"])
 
 
 @every_file
@@ -140,7 +149,7 @@ def test_scales_may_be_negative(form: str, tmp_path: Path) -> None:
     packing = format_named(form, parse_scheme("rtn-4bit:group=32"))
     config = packing.config((), symmetric=True)
     files = WeightFolder(write(tmp_path, packing, packing.pack("a", turned), config))
-    assert torch.equal(packing.dense(files, "a", config), turned.decode())
+    assert torch.equal(dense(packing, files, config), turned.decode())
 
 
 @given(st.sampled_from(FILES), st.data())
@@ -154,7 +163,7 @@ def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.Da
     with tempfile.TemporaryDirectory() as folder:
         files = WeightFolder(write(Path(folder), packing, tensors, config))
         try:
-            packing.dense(files, "a", config)
+            dense(packing, files, config)
         except QauditError as error:
             assert error.hint
 
@@ -218,3 +227,31 @@ def test_the_library_of_the_format_reads_the_weights_that_were_measured(
     state = {name.removeprefix("a."): tensor for name, tensor in tensors.items()}
     theirs_RC = LIBRARIES[form](state, configuration(packing, spec))
     assert torch.equal(theirs_RC, example(spec).weights["w"])
+
+
+PRESETS = {
+    "fp8": "FP8_DYNAMIC",
+    "fp8:blocks=true": "FP8_BLOCK",
+    "int8": "W8A8",
+    "nvfp4": "NVFP4",
+    "nvfp4a16": "NVFP4A16",
+    "mxfp4": "MXFP4",
+    "mxfp4a16": "MXFP4A16",
+    "rtn-4bit": "W4A16",
+    "rtn-4bit:sym=false": "W4A16_ASYM",
+}
+
+
+@pytest.mark.parametrize("spec", PRESETS)
+def test_the_configuration_is_that_of_its_preset(spec: str) -> None:
+    form = format_named("compressed-tensors", parse_scheme(spec))
+    written = QuantizationConfig.model_validate(configuration(form, spec))
+    ours = written.config_groups["group_0"]
+    theirs = preset_name_to_scheme(PRESETS[spec], ["Linear"])
+    observers = {"observer": None, "observer_kwargs": {}}  # of calibration, which is over
+    for part in ("weights", "input_activations"):
+        mine, preset = getattr(ours, part), getattr(theirs, part)
+        if preset is None:
+            assert mine is None
+            continue
+        assert mine.model_copy(update=observers) == preset.model_copy(update=observers)

@@ -128,10 +128,6 @@ class GgufFiles(FileFormat):
     def snippet(self, place: str, model: str, config: Document) -> str:
         return f'$ llama-cli -m {place}/{FILE} -p "The quick brown fox"'
 
-    def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
-        (name,) = (n for n in files.names() if n.rpartition(".")[0] == linear)
-        return GgufBlocks(files.read(name), name.rpartition(".")[2]).decode()
-
     def as_compared(self, tensor: Tensor) -> Tensor:
         return tensor.float()
 
