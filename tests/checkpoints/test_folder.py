@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -318,36 +319,47 @@ def test_a_trainer_state_made_to_harm_is_refused(text: str, tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------ bad input
 
 
-def refused(target: Path | str) -> QauditError:
+def _runs(root: Path) -> Path:
+    series(root / "run-a", "step10", "step20")
+    return series(root / "run-b", "step10", "step20").parent
+
+
+def _neighbour(root: Path) -> Path:
+    return checkpoint(root / "olmo-step1000").with_name("olmo-step100")
+
+
+def _without_checkpoints(root: Path) -> Path:
+    (root / "notes.txt").write_text("")
+    (root / "sub").mkdir()
+    return root
+
+
+def _without_configuration(root: Path) -> Path:
+    (checkpoint(root / "a") / "config.json").unlink()
+    return root / "a"
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "message", "hint"),
+    [
+        (_neighbour, 2, "there is no folder `{}`", "did you mean `olmo-step1000`?"),
+        (lambda root: root / "no" / "where", 2, "there is no folder `{}`", "a recipe file, or `de"),
+        (lambda root: root, 2, "`{}` is empty", "checkpoints in it"),
+        (_without_checkpoints, 2, "there is no checkpoint in `{}`", "config.json"),
+        (_runs, 2, "there is no checkpoint in `{}`", "/run-a`"),
+        (_without_configuration, 4, "`{}` holds weights and no `config.json`", "as safetensors"),
+        (lambda root: checkpoint(root / "a") / "model.safetensors", 2,
+         "`{}` is a file, and a folder is needed", "`config.json` in it"),
+    ],
+)  # fmt: skip
+def test_what_is_no_folder_of_checkpoints_is_refused_with_what_to_do(
+    make: Callable[[Path], Path], code: int, message: str, hint: str, tmp_path: Path
+) -> None:
+    target = make(tmp_path)
     with pytest.raises(QauditError) as caught:
         find_checkpoints(target)
-    assert caught.value.hint
-    return caught.value
-
-
-def test_a_folder_that_does_not_exist_is_refused_with_its_neighbour(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "olmo-step1000")
-    error = refused(tmp_path / "olmo-step100")
-    assert error.code == 2
-    assert "there is no folder" in error.message
-    assert error.hint == "did you mean `olmo-step1000`?"
-
-
-def test_a_folder_without_neighbours_is_refused(tmp_path: Path) -> None:
-    assert "a recipe file, or `demo`" in refused(tmp_path / "no" / "where").hint
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    error = refused(tmp_path)
-    assert (error.message, error.code) == (f"`{tmp_path}` is empty", 2)
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("")
-    (tmp_path / "sub").mkdir()
-    error = refused(tmp_path)
-    assert (error.message, error.code) == (f"there is no checkpoint in `{tmp_path}`", 2)
-    assert "config.json" in error.hint
+    assert (caught.value.message, caught.value.code) == (message.format(target), code)
+    assert hint in caught.value.hint
 
 
 def test_runs_beside_checkpoints_are_said_to_be_left_out(tmp_path: Path) -> None:
@@ -357,29 +369,6 @@ def test_runs_beside_checkpoints_are_said_to_be_left_out(tmp_path: Path) -> None
     assert labels(found) == ["step10", "step20"]
     (note,) = [note for c in found for note in c.notes]
     assert note.startswith("`run-b` is left out, with checkpoints inside: name them as targets")
-
-
-def test_a_folder_of_runs_names_the_first_of_them(tmp_path: Path) -> None:
-    series(tmp_path / "run-a", "step10", "step20")
-    series(tmp_path / "run-b", "step10", "step20")
-    error = refused(tmp_path)
-    assert error.message == f"there is no checkpoint in `{tmp_path}`"
-    assert f"as `{tmp_path / 'run-a'}`" in error.hint
-
-
-def test_weights_without_a_config_are_refused(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "a")
-    (folder / "config.json").unlink()
-    error = refused(folder)
-    assert error.message == f"`{folder}` holds weights and no `config.json`"
-    assert error.code == 4
-
-
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    file = checkpoint(tmp_path / "a") / "model.safetensors"
-    error = refused(file)
-    assert error.message == f"`{file}` is a file, and a folder is needed"
-    assert error.code == 2
 
 
 def test_the_word_demo_means_the_shipped_series(
