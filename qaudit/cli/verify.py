@@ -109,8 +109,9 @@ def _run_lines(run: AsItRuns) -> list[str]:
         f"  in {run.runtime}, on the same {run.documents} documents, in nats per token:",
         f"  as audited: loss {measured.audited.estimate:.6f}, KL {_nats(measured.audited_kl)}",
         f"  as it runs: loss {measured.running.estimate:.6f}, KL {_nats(measured.running_kl)}",
-        f"  difference: {change}; `{run.policy}` allows {run.loss_tolerance:g}",
-        f"  difference of KL: {_change(measured.kl_difference)}; it allows {run.kl_tolerance:g}",
+        f"  difference: {change}; `{run.policy}` allows {run.limit.loss:g}",
+        f"  difference of KL: {_change(measured.kl_difference)}; it allows {run.limit.kl:g}",
+        f"  why these limits: {run.limit.why}",
     ]
 
 
@@ -142,8 +143,9 @@ def _rows(result: Verification) -> dict[str, Any]:
             "runtime": run.runtime,
             "documents": run.documents,
             "policy": run.policy,
-            "tolerance": run.loss_tolerance,
-            "kl_tolerance": run.kl_tolerance,
+            "tolerance": run.limit.loss,
+            "kl_tolerance": run.limit.kl,
+            "why_tolerated": run.limit.why,
             "ce_audited": run.measured.audited.estimate,
             "ce_running": run.measured.running.estimate,
             "difference": run.measured.difference.estimate,

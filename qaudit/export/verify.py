@@ -35,6 +35,7 @@ from qaudit.types import Evidence, Watch, digest
 
 if TYPE_CHECKING:
     from qaudit.export.runs import RuntimeRun
+    from qaudit.export.runtimes import Limit
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class AsItRuns:
 
     runtime: str
     policy: str
-    loss_tolerance: float
-    kl_tolerance: float
+    limit: Limit
     documents: int
     measured: RuntimeRun
 
@@ -52,11 +52,11 @@ class AsItRuns:
     def agrees(self) -> bool | None:
         """Return whether the loss agrees; None: the interval of its difference is too wide."""
         loss, kl = self.measured.difference, self.measured.kl_difference
-        if kl is not None and abs(kl) > self.kl_tolerance:
+        if kl is not None and abs(kl) > self.limit.kl:
             return False
-        if max(abs(loss.low), abs(loss.high)) <= self.loss_tolerance:
+        if max(abs(loss.low), abs(loss.high)) <= self.limit.loss:
             return True
-        outside = loss.low > self.loss_tolerance or loss.high < -self.loss_tolerance
+        outside = loss.low > self.limit.loss or loss.high < -self.limit.loss
         return False if outside else None
 
 
@@ -125,7 +125,7 @@ def verify(
         return Verification(record, differences, why_not_run=why, trusted=trusted)
     if differences:
         return Verification(record, differences, trusted=trusted, unhashed=unhashed)
-    from qaudit.export.runtimes import runtime_for
+    from qaudit.export.runtimes import limit_of, runtime_for
 
     if runtime is None and not form.loaded_by:
         why = f"no runtime here loads `{record.format}`"
@@ -144,9 +144,9 @@ def verify(
 
     measured = run(choice, evidence, folder, program, watch)
     has_experts = any(".experts." in linear for linear in record.dense)
-    loss, kl = program.tolerances(held_to.verify, folder, record.dtype, has_experts=has_experts)
+    limit = limit_of(program, held_to.verify, folder, record.dtype, has_experts=has_experts)
     described, documents = program.described(record.format), int((evidence.tokens > 0).sum())
-    as_it_runs = AsItRuns(described, held_to.name, loss, kl, documents, measured)
+    as_it_runs = AsItRuns(described, held_to.name, limit, documents, measured)
     return Verification(record, (), as_it_runs, trusted=trusted, unhashed=unhashed)
 
 

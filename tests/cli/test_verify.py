@@ -393,14 +393,48 @@ def test_a_difference_is_judged_by_its_interval(
     low: float, high: float, agrees: bool | None
 ) -> None:
     middle = Interval((low + high) / 2, low, high)
-    run = AsItRuns("a", "b", 2e-3, 2e-3, 9, Measured(middle, middle, middle, None, None))
+    limit = runtimes.Limit(2e-3, 2e-3, "")
+    run = AsItRuns("a", "b", limit, 9, Measured(middle, middle, middle, None, None))
     assert run.agrees is agrees
 
 
-def test_llama_cpp_s_arithmetic_has_a_tolerance_of_its_own(tmp_path: Path) -> None:
-    (llama_cpp,) = (one for one in runtimes.RUNTIMES if one.name == "llama.cpp")
-    found = llama_cpp.tolerances(Tolerances(), tmp_path, "float32", has_experts=False)
-    assert found == (2e-2, 2e-2)
+_GROUP, _WITH_ZEROS = ({"group_0": {"weights": {"symmetric": s}}} for s in (True, False))
+_PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "config", "dtype", "experts", "allowed", "why"),
+    [
+        ("llama.cpp", {}, "float32", False, 2e-2, "rounds activations to 8 bits"),
+        ("gptqmodel", {"quant_method": "gptq"}, "float32", False, 5e-3, "the whole model"),
+        ("gptqmodel", {"quant_method": "gptq"}, "bfloat16", False, 2e-3, "of its own"),
+        ("vllm", _PACKED, "float32", False, 5e-3, "the whole model"),
+        ("transformers", {"load_in_4bit": True}, "float32", False, 5e-3, "multiplies 4-bit"),
+        ("transformers", {"load_in_4bit": True}, "bfloat16", False, 2e-3, "of its own"),
+        ("transformers", {"load_in_8bit": True}, "float32", False, 2e-3, "of its own"),
+        ("transformers", {**_PACKED, "format": "mxfp4-pack-quantized"}, "float32", False, 5e-3,
+         "4-bit floats"),
+        ("transformers", _PACKED, "float32", True, 5e-3, "experts"),
+        ("transformers", _PACKED, "float32", False, 1e-6, "torch multiplies"),
+        ("transformers", {**_PACKED, "config_groups": _WITH_ZEROS}, "float32", False, 2e-3,
+         "of its own"),
+    ],
+)  # fmt: skip
+def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
+    runtime: str,
+    config: dict[str, Any],
+    dtype: str,
+    experts: bool,
+    allowed: float,
+    why: str,
+    tmp_path: Path,
+) -> None:
+    whole = {"quantization_config": {"config_groups": _GROUP, **config}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (one,) = (one for one in runtimes.RUNTIMES if one.name == runtime)
+    found = runtimes.limit_of(one, Tolerances(), tmp_path, dtype, has_experts=experts)
+    assert (found.loss, found.kl) == (allowed, allowed)
+    assert why in found.why
 
 
 def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path) -> None:
