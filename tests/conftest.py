@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch: results must not depend on how many cores are at hand, and
 # several workers share them.
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("QAUDIT_TEST_THREADS", "1")
+os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_TOKEN_PATH"] = os.devnull  # no token goes to a server of a test

@@ -28,7 +28,7 @@ from qaudit.model.tape import Arguments
 from qaudit.types import FULL_PRECISION
 from tests.support import released, tiny
 from tests.support.filled import filled
-from tests.support.passes import CPU, EVALUATION, feed, losses, run, windows
+from tests.support.passes import CPU, feed, losses, plain_losses, run, windows
 from tests.support.pretended_device import pretended
 
 SCHEMES = "rtn-3bit:group=32,gptq-3bit:group=32,gptaq-3bit:group=32,awq-3bit:group=32"
@@ -49,13 +49,7 @@ def test_losses_in_full_precision_are_those_of_the_whole_model(
     folder: Path, in_memory: dict[str, np.ndarray]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    expected = []
-    for window in EVALUATION:
-        tokens = torch.from_numpy(window.tokens).long()
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
-        expected.append(
-            float(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum"))
-        )
+    expected = plain_losses(model)
     np.testing.assert_allclose(in_memory[FULL_PRECISION], expected, rtol=1e-5)
 
 

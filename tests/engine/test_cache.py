@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -19,7 +18,7 @@ from qaudit.errors import ModelError, SchemeError
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
 from tests.support.filled import filled
-from tests.support.passes import CPU, EVALUATION, run
+from tests.support.passes import CPU, plain_losses, run
 from tests.support.tiny import FAMILIES
 
 
@@ -102,13 +101,7 @@ def _losses_by_hand(checkpoint, scheme, attention):
     for layer, weights in zip(model.model.layers, _effective(checkpoint, scheme), strict=True):
         for name, weight in weights.items():
             layer.get_submodule(name).weight.data = weight
-    sums = []
-    for window in EVALUATION:
-        tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
-        logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double()
-        loss = nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="sum")
-        sums.append(float(loss))
-    return np.array(sums)
+    return plain_losses(model)
 
 
 @pytest.mark.parametrize("kv", ["int8", "int4", "fp8"])

@@ -1,18 +1,25 @@
-"""The doctor looks at what is there, says what is not, and never shows a token."""
+"""The doctor looks at what is there, audits one block on a GPU, and never shows a token."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from qaudit.cli.app import app
 from qaudit.core.registry import schemes
 from qaudit.core.schemes.rtn import RoundToNearest
-from qaudit.engine.doctor import EXAMPLE_REPO, Fact, examine
+from qaudit.engine import device_check
+from qaudit.engine.device_check import DeviceCheck, check_device
+from qaudit.engine.doctor import EXAMPLE_REPO, Fact, _one_block, examine
+from qaudit.planning import price
 from tests.support.hub import Hub
+from tests.support.pretended_device import pretended
 
 run = CliRunner()
 
@@ -78,3 +85,66 @@ def test_one_scheme_of_each_kind_quantizes() -> None:
     (quantizes,) = (fact for fact in examine() if fact.about == "schemes")
     assert quantizes.value.split(", ") == sorted(n for n, s in schemes().items() if not s.extra)
     assert {"gptq", "awq", "smoothquant", "spinquant"} <= {*quantizes.value.split(", ")}
+
+
+HERE = torch.device("cuda"), torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check, "SIDE", 16)
+    monkeypatch.setattr(device_check._rate, "__defaults__", (16,))
+
+
+def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:
+    with pretended() as device:
+        checked = check_device(*HERE)
+        assert device.tried > 100
+    assert checked.apart == dict.fromkeys(("fp", *device_check.SCHEMES), 0.0)
+    assert checked.wrong == ()
+    assert checked.rate > 0
+
+
+def test_doctor_says_what_a_7b_would_take() -> None:
+    checked = DeviceCheck({"fp": 1e-6, "gptq-4bit": 1e-3}, rate=5e14)
+    with mock.patch.object(device_check, "check_device", lambda *_: checked):
+        fact = _one_block(*HERE)
+    assert fact.state == "ok"
+    assert fact.value == (
+        "the CPU's losses; 500 TFLOP/s in bfloat16: forward passes of a default audit of a 7B "
+        "model in 33 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "value"),
+    [
+        (
+            lambda *_: DeviceCheck({"fp": 1e-3, "gptq-4bit": 1e-3}, 5e14),
+            "losses differ from the CPU's: fp by 1.0e-03",
+        ),
+        (
+            mock.Mock(side_effect=RuntimeError("CUDA error:\nno")),
+            "does not run there: CUDA error: no",
+        ),
+    ],
+)
+def test_doctor_calls_a_device_with_other_losses_a_fault(failure: Any, value: str) -> None:
+    with mock.patch.object(device_check, "check_device", failure):
+        fact = _one_block(*HERE)
+    assert (fact.state, fact.value) == ("fault", value)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "rate"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 4.9e14),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 0.8e14),
+        ("NVIDIA L4", "float32", 1.5e13),
+        ("NVIDIA L40S", "bfloat16", 1.8e14),
+        ("a name of tomorrow", "bfloat16", 1e14),
+        (None, "float32", 2e13),
+    ],
+)
+def test_a_gpu_is_priced_by_its_name(name: str | None, dtype: str, rate: float) -> None:
+    assert price.gpu_rate(name, dtype) == pytest.approx(rate, rel=0.05)

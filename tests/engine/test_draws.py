@@ -126,17 +126,9 @@ def test_a_draw_is_what_its_seed_alone_would_be(
         assert len(found) == (4 if seed == 4 else 2)
         for m in found:
             np.testing.assert_array_equal(m.evidence.nll_sum, by_scheme[m.scheme].nll_sum)
-
-
-def test_another_draw_makes_another_model(subjects: list[Subject], store: ResultStore) -> None:
-    filed = measure_each(tasks_of(subjects, corpus(), SCHEMES)[0], MACHINE, store)
-    for scheme in DRAWN:
-        sums = {
-            f.measurement.evidence.nll_sum.tobytes()
-            for f in filed
-            if f.measurement.scheme == scheme.short
-        }
-        assert len(sums) == 3
+    for scheme in DRAWN:  # each draw makes another model
+        own = [f.measurement.evidence for f in together if f.measurement.scheme == scheme.short]
+        assert len({evidence.nll_sum.tobytes() for evidence in own}) == 3
 
 
 def test_every_measurement_is_found_again_by_itself(
@@ -200,14 +192,6 @@ def test_the_floor_is_the_first_draw_perturbed_and_no_measurement(
     drawn = abs(first.nll_sum.sum() - other.nll_sum.sum()) / first.tokens.sum()
     assert 0 < moved["step20", DRAWN[0].short].nats < 2 * drawn
     assert 0 <= moved["step20", "fp"].nats < 1e-6
-
-
-def test_one_draw_is_one_pass_and_one_more_perturbed_for_the_last(
-    subjects: list[Subject], store: ResultStore, passes: Passes
-) -> None:
-    for task in tasks_of(subjects, corpus(1), SCHEMES):
-        measure_each(task, MACHINE, store)
-    assert [subject for subject, *_ in passes] == ["step10", "step20", "step20"]
 
 
 def test_without_a_scheme_that_calibrates_there_is_nothing_to_repeat(
@@ -384,12 +368,8 @@ def soup() -> Subject:
     return Subject("soup", tuple((m, 0.5) for m in members), "mean")
 
 
-def test_one_draw_costs_nothing_more() -> None:
-    again = priced(1)
-    assert again == Price()
-
-
 def test_each_draw_costs_a_pass_of_what_calibrates() -> None:
+    assert priced(1) == priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"])) == Price()
     again, more = priced(2), priced(3)
     assert again.streams == 3 * (1 + 2)  # what is drawn, full precision beside it
     assert more.streams - again.streams == 3 * (1 + 2)
@@ -411,7 +391,3 @@ def test_what_ships_is_rounded_otherwise_for_a_tenth_of_the_scan() -> None:
     assert price is not None
     assert price.streams == 1 + 2  # full precision runs unperturbed as well
     assert 0 < price.seconds_low <= price.seconds_high
-
-
-def test_draws_without_calibration_cost_nothing() -> None:
-    assert priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"])) == Price()

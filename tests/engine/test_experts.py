@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.registry import parse_merge, parse_scheme, parse_schemes
+from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.gathering import (
-    Captured,
     capture_inputs,
     enough,
     groups_by_returning,
@@ -29,12 +28,11 @@ from qaudit.engine.gathering import (
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
-from qaudit.model.routes import MergedWeights
 from qaudit.saved.arrays import arrays_of
 from qaudit.types import Corpus, Protocol
-from tests.support import released
+from tests.support import passes, released
 from tests.support.filled import filled
-from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, feed, losses, run
+from tests.support.passes import CALIBRATION, CONTEXT, feed, run
 
 WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
 FAMILIES = ["gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
@@ -61,15 +59,8 @@ def first_block(model: BlockModel) -> tuple[Block, list[tuple[Tensor, Tensor]], 
     return next(blocks), hidden, blocks
 
 
-def plain_losses(folder: Path, family: str) -> list[float]:
-    model, losses = released.plain(folder, family), []
-    for window in EVALUATION:
-        tokens = torch.from_numpy(window.tokens).long()[None]
-        with torch.no_grad():
-            logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
-        nll = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
-        losses.append(float(nll[max(window.scored_from - 1, 0) :].double().sum()))
-    return losses
+def plain_losses(folder: Path, family: str) -> np.ndarray:
+    return passes.plain_losses(released.plain(folder, family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -290,13 +281,6 @@ def test_an_experts_linear_has_the_name_it_is_stored_under(
         assert name in load_file(folder / "model.safetensors")
 
 
-def test_captured_moments_are_those_of_the_block_as_it_was(tmp_path: Path) -> None:
-    block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
-    captured: Captured = capture_inputs(block, hidden)
-    dense = block.groups[0]
-    assert torch.equal(captured.get(dense).gram_CC, captured.take(dense).gram_CC)
-
-
 @pytest.mark.parametrize("scheme", ["gptq-4bit", "awq-4bit"])
 def test_the_preset_of_llm_compressor_calibrates_every_expert_on_all_tokens(
     scheme: str, tmp_path: Path
@@ -322,20 +306,3 @@ def test_the_preset_of_llm_compressor_calibrates_every_expert_on_all_tokens(
         assert linears.inputs is not None and linears.inputs.tokens == tokens
     assert set(lent) == ({tokens} if scheme == "awq-4bit" else set())
     assert not any("rounded to nearest" in note for note in tallies[spec].notes)
-
-
-def test_a_soup_of_experts_is_the_model_of_the_mean_of_their_tensors(tmp_path: Path) -> None:
-    folders = [released.save(tmp_path / f"{k}", "mixtral", seed=k, **WIDE) for k in range(2)]
-    members = [load_file(folder / "model.safetensors") for folder in folders]
-    mean = released.save(tmp_path / "mean", "mixtral", **WIDE)
-    averaged = {name: (tensor + members[1][name]) / 2 for name, tensor in members[0].items()}
-    save_file(averaged, mean / "model.safetensors", metadata={"format": "pt"})
-    soup = MergedWeights(
-        ["a", "b"], [WeightFolder(folder) for folder in folders], [0.5, 0.5], parse_merge("mean")
-    )
-    model = BlockModel(folders[0], soup, dtype=torch.float32, device=torch.device("cpu"))
-    with HiddenStates(tmp_path, 10**9, torch.device("cpu")) as states:
-        tallies = run_blocks(model, feed(), parse_schemes(["gptq-4bit"]), states)
-    alone, _ = run(mean, "gptq-4bit", tmp_path)
-    for name, tally in tallies.items():
-        np.testing.assert_allclose(losses(feed(), tally), alone[name], rtol=1e-6)

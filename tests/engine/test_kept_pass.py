@@ -202,28 +202,6 @@ def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> Non
 
 
 @on_llama
-def test_a_quantized_file_goes_on_with_what_was_compared(checkpoint: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "file"
-    quantized_copy(checkpoint, folder, "gptq")
-    with safe_open(checkpoint / "model.safetensors", "pt") as weights:
-        names = frozenset(weights.keys())
-    file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
-    given = replace(feed(), shipped={file.spec: opener(file, folder, checkpoint, names)})
-    after = stops_and_goes_on(checkpoint, tmp_path, given=given, files=[file])
-    assert after[file.spec].nbytes
-
-
-@on_llama
-def test_a_reference_goes_on_beside_its_subject(checkpoint: Path, tmp_path: Path) -> None:
-    def opened(base: BlockModel) -> BlockModel:
-        weights = WeightFolder(checkpoint)
-        return BlockModel(checkpoint, weights, dtype=base.dtype, device=base.device)
-
-    after = stops_and_goes_on(checkpoint, tmp_path, given=replace(feed(), reference=opened))
-    assert all(tally.beside for name, tally in filled(after.items()) if name != "reference")
-
-
-@on_llama
 def test_linears_that_were_left_in_earlier_blocks_are_still_named(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.launches import EIGHTH, Launches, count, count_learned
+from benchmarks.launches import EIGHTH, count, count_learned
 from qaudit.core.column_loops import FUSED, PLAIN
 
 # Kernels, and waits of the host: lower them where they fall, and raise none.
@@ -47,11 +47,3 @@ def test_the_plain_loop_starts_kernels_for_every_column():
     shapes = (({"q_proj": 512}, 256),)
     plain, fused = (count("gptq-4bit", 8, shapes, loop) for loop in (PLAIN, FUSED))
     assert plain.kernels - fused.kernels > 5 * 256
-
-
-def test_views_start_nothing():
-    import torch
-
-    with Launches() as launches:
-        torch.ones(4, 4).T[1:].reshape(-1, 4)
-    assert launches.kernels.total() == 1  # what fills it with ones

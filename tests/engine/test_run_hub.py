@@ -102,20 +102,6 @@ def test_peak_disk_stays_within_the_budget_and_one_shard(
     assert not list(place.out.glob("fetched*"))
 
 
-def test_without_a_budget_everything_is_there_for_the_next_one(place: Place) -> None:
-    series, names = place.checkpoints(), place.weights(*STEPS)
-    place.run(plan_of([alone(c) for c in series], place))
-    assert place.nbytes_of_weights(names) == sum(c.nbytes for c in series)
-
-
-def test_what_was_there_before_is_never_evicted(place: Place) -> None:
-    series, names = place.checkpoints(), place.weights("step20")
-    place.hub().fetcher.weights(series[1])
-    place.run(plan_of([alone(c) for c in series[:3]], place), series[0].nbytes)
-    assert place.nbytes_of_weights(names) == series[1].nbytes
-    assert place.nbytes_of_weights(place.weights("step10", "step30")) == 0
-
-
 # ---------------------------------------------------------------------------------- in what order
 
 
@@ -169,14 +155,6 @@ def test_two_names_for_one_content_are_fetched_and_measured_once(
     assert sorted(place.fetched(names)) == sorted(names)
     ce = {score.subject: score.ce for score in audit.measurements if score.spec == "fp"}
     assert ce["step50"] == ce[final.label]
-    assert not audit.skipped
-
-
-def test_a_content_that_one_repository_lost_comes_from_the_other(place: Place) -> None:
-    last, final = place.checkpoints("org/series@step50", "org/final@v1")
-    place.server.faults.append({"match": r"org/series/resolve/.*safetensors$", "status": 404})
-    audit = place.run(plan_of([alone(last), alone(final)], place), last.nbytes)
-    assert [subject.label for subject in audit.subjects] == ["step50", final.label]
     assert not audit.skipped
 
 
@@ -241,43 +219,6 @@ def test_a_hub_that_falls_silent_ends_the_scan_and_the_next_one_goes_on(place: P
     audit = place.run(plan, 3 * series[0].nbytes)
     assert set(place.fetched(names)) <= third
     assert len(audit.subjects) == 3
-
-
-def test_a_file_that_never_comes_costs_its_subject_alone(place: Place) -> None:
-    series = place.checkpoints()[:3]
-    broken = series[1].files[0]
-    place.server.faults.append({"match": f"GET /cdn/{broken.sha256}", "reset": 0})
-    audit = place.run(plan_of([alone(c) for c in series], place))
-    (skipped,) = audit.skipped
-    assert skipped.subject == series[1].label
-    assert broken.name in skipped.reason
-    assert len(audit.subjects) == 2
-
-
-def test_an_interrupt_ends_a_transfer_and_what_came_is_kept(place: Place) -> None:
-    series = place.checkpoints()[:2]
-    second = series[1].files[0]
-    place.server.faults.append({"match": f"GET /cdn/{second.sha256}", "stall": 1000, "times": 1})
-    partial = place.cache.glob(f"*/blobs/{second.sha256}.*")
-
-    def interrupt(label: str) -> None:
-        while not place.nbytes_of_weights({second.sha256}):
-            pass  # until something of the second has come
-        raise KeyboardInterrupt
-
-    place.watch.at_block = interrupt
-    plan, hub = plan_of([alone(c) for c in series], place), place.hub()
-    with pytest.raises(KeyboardInterrupt):
-        place.run(plan, 2 * series[0].nbytes, hub=hub)
-    assert [path.stat().st_size for path in partial] == [1000]
-    for claim in list(hub.fetcher._claims._handles):  # as the end of its process would
-        hub.fetcher._claims.release(claim)
-    place.watch.at_block = lambda label: None
-    place.server.log.clear()
-    audit = place.run(plan, 2 * series[0].nbytes)
-    assert [e["range"] for e in place.server.asked(f"GET /cdn/{second.sha256}")] == ["bytes=1000-"]
-    assert not audit.skipped
-    assert place.nbytes_of_weights(place.weights(*STEPS[:2])) == 0  # the first one's too
 
 
 def test_what_is_wrong_by_names_and_hashes_stands_among_the_findings(place: Place) -> None:

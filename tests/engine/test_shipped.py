@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -23,7 +22,7 @@ from qaudit.formats.weights import QuantizedFolder
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.filled import filled
-from tests.support.passes import CPU, EVALUATION, feed, losses, on_llama
+from tests.support.passes import CPU, feed, losses, on_llama, plain_losses
 from tests.support.problems import make_problem
 from tests.support.quantized import Rounded, quantized_copy
 from tests.support.torchao import INSTALLED
@@ -61,12 +60,7 @@ def whole_model_losses(base: Path, dense: dict[str, torch.Tensor]) -> np.ndarray
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     for name, tensor in dense.items():
         model.get_parameter(name).data = tensor.float()
-    sums = []
-    for window in EVALUATION:
-        tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
-        logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double()
-        sums.append(nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="sum"))
-    return np.array([float(one) for one in sums])
+    return plain_losses(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from qaudit.families import (
     load,
     load_file,
 )
-from qaudit.families.family import Inferred, LearningRate, Stage
+from qaudit.families.family import Inferred, LearningRate
 from tests.house.source import ROOT
 
 DEMO = load("demo")
@@ -376,25 +376,6 @@ def test_the_family_of_the_guide_works(tmp_path: Path) -> None:
     assert acorn.learning_rate(place) == pytest.approx(2.5e-4)
     assert acorn.tokens(place) == 90_000 * 2_097_152
     assert acorn.notes(place) == ()
-
-
-FAMILY_KEYS = [key for key in Family.model_fields if f"{key}:" in example()]
-STAGE_KEYS = [key for key in Stage.model_fields if re.search(rf"^ +(- )?{key}:", example(), re.M)]
-
-
-def misspelt(key: str) -> str:
-    """Leave out a letter, as fingers do."""
-    return key[0] + key[2:]
-
-
-@pytest.mark.parametrize("key", [key for key in FAMILY_KEYS + STAGE_KEYS if len(key) > 2])
-def test_a_misspelt_key_is_told_the_nearest(tmp_path: Path, key: str) -> None:
-    assert misspelt(key) != key
-    text = re.sub(rf"^( *(?:- )?){key}:", rf"\1{misspelt(key)}:", example(), count=1, flags=re.M)
-    with pytest.raises(RecipeError) as caught:
-        contribute(tmp_path, text)
-    assert misspelt(key) in caught.value.message
-    assert caught.value.hint == f"did you mean `{key}`?"
 
 
 def test_a_misspelt_parameter_of_a_schedule_is_told_what_it_takes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models whose files hold other tensors than their parameters."""
+"""Logits of every family that runs in blocks, and files of other tensors than parameters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_merge
 from qaudit.errors import ModelError, SourceError
 from qaudit.model import skeleton
 from qaudit.model.blocks import BlockModel
+from qaudit.model.proven import STREAMABLE
 from qaudit.model.routes import MergedWeights, Weights
 from qaudit.planning.sizes import Sizes
-from tests.support import released
+from tests.support import released, tiny
 
 TOKENS = torch.arange(3, 51).reshape(2, 24)
 
@@ -47,13 +49,38 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+@BOTH
 @pytest.mark.parametrize("family", sorted(released.RELEASED))
 def test_logits_are_those_of_the_library(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     released.save(tmp_path, family)
     assert Sizes.read(tmp_path).blocks == 2  # Apertus has tensors of no dimension
     model = BlockModel(tmp_path, WeightFolder(tmp_path), dtype=dtype, device=torch.device("cpu"))
     assert torch.equal(logits(model), plain_logits(tmp_path, family, dtype))
+
+
+@BOTH
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_logits_of_batches_of_two_shapes_are_those_of_the_library(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny.make(tmp_path, family)
+    model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=torch.device("cpu"))
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    batches = [tiny.tokens(2, 48), tiny.tokens(1, 37, seed=1)]
+    hidden = [model.embed(tokens_BT) for tokens_BT in batches]
+    with torch.no_grad():
+        for block in model.blocks():
+            hidden = [block.forward(hidden_BTD) for hidden_BTD in hidden]
+        for tokens_BT, hidden_BTD in zip(batches, hidden, strict=True):
+            ours, theirs = model.logits(hidden_BTD), whole(tokens_BT, use_cache=False).logits
+            assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def test_every_family_called_streamable_is_tested() -> None:
+    assert set(tiny.FAMILIES) | set(released.RELEASED) == STREAMABLE
 
 
 def test_a_soup_is_joined_of_merged_tensors(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,6 @@ CPU = torch.device("cpu")
 # llama: pre-norm; phi3: q, k and v in one matrix; qwen3: norms of heads; starcoder2: LayerNorm.
 FAMILIES = ["llama", "olmo2", "gemma2", "gpt2", "phi", "phi3", "qwen2", "qwen3", "starcoder2"]
 RESIDUAL = {"llama", "phi3", "qwen2", "qwen3"}
-VALUES = {*FAMILIES}
 
 
 def opened(folder: Path) -> BlockModel:
@@ -37,52 +37,40 @@ def divergence(model: BlockModel, plain_BTD: torch.Tensor, turned_BTD: torch.Ten
     return float((plain.exp() * (plain - turned)).sum(-1).mean())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_the_rotation_in_front_alone_leaves_no_divergence(family: str, tmp_path: Path) -> None:
-    model = opened(tiny.make(tmp_path, family))
-    plain_BTD = turned_BTD = model.embed(tiny.tokens(2, 24))
-    for block in model.blocks():
-        plain_BTD = block.forward(plain_BTD)
-        for group in block.groups:
-            weights = rotated(block.linears(group)).weights
-            assert not any(torch.equal(weights[name], block.weight(name)) for name in weights)
-            block.install(Quantized(weights, 0, inputs=rotate))
-        turned_BTD = block.forward(turned_BTD)
-    assert divergence(model, plain_BTD, turned_BTD) < 1e-6
+def in_front(linears: Linears) -> Quantized:
+    weights = rotated(linears).weights
+    assert not any(torch.equal(weights[name], one) for name, one in linears.weights.items())
+    return Quantized(weights, 0, inputs=rotate)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_rotations_of_blocks_alone_leave_no_divergence(family: str, tmp_path: Path) -> None:
-    model = opened(tiny.make(tmp_path, family))
-    plain_BTD = turned_BTD = model.embed(tiny.tokens(2, 24))
+def by_blocks(linears: Linears) -> Quantized:
     turn = partial(rotate_blocks, size=16)
-    for block in model.blocks():
-        plain_BTD = block.forward(plain_BTD)
-        for group in block.groups:
-            weights = {name: turn(one) for name, one in block.linears(group).weights.items()}
-            block.install(Quantized(weights, 0, inputs=turn))
-        turned_BTD = block.forward(turned_BTD)
-    assert divergence(model, plain_BTD, turned_BTD) < 1e-6
+    return Quantized({name: turn(one) for name, one in linears.weights.items()}, 0, inputs=turn)
+
+
+def by_quarot(linears: Linears) -> Quantized:
+    basis = fused(linears)
+    weights = {name: basis.outwards(name, one) for name, one in basis.linears.weights.items()}
+    return Quantized(weights, 0, inputs=basis.inputs)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("turned", [in_front, by_blocks, by_quarot])
 @torch.no_grad()
-def test_quarots_rotations_alone_leave_no_divergence(family: str, tmp_path: Path) -> None:
+def test_rotations_alone_leave_no_divergence(
+    family: str, turned: Callable[[Linears], Quantized], tmp_path: Path
+) -> None:
     model = opened(tiny.make(tmp_path, family))
     plain_BTD = turned_BTD = model.embed(tiny.tokens(2, 24))
     width = plain_BTD.shape[-1]
     for block in model.blocks():
         plain_BTD = block.forward(plain_BTD)
         for group in block.groups:
-            basis = fused(block.linears(group))
-            weights = {n: basis.outwards(n, w) for n, w in basis.linears.weights.items()}
-            block.install(Quantized(weights, 0, inputs=basis.inputs))
+            block.install(turned(block.linears(group)))
+        turned_BTD = block.forward(turned_BTD)
         widths = [rows.width for group in block.groups for rows in (group.rows or {}).values()]
         assert (width in widths) == (family in RESIDUAL)
-        assert (min(widths, default=width) < width) == (family in VALUES)
-        turned_BTD = block.forward(turned_BTD)
+        assert min(widths, default=width) < width  # values of heads
     assert divergence(model, plain_BTD, turned_BTD) < 1e-6
 
 

@@ -64,5 +64,17 @@ def run(folder, schemes, tmp_path, limit=10**9, given=None):
     return {name: losses(given, tally) for name, tally in tallies.items()}, tallies
 
 
+@torch.no_grad()
+def plain_losses(model):
+    """Return the losses of whole windows by a model of the library."""
+    sums = []
+    for window in EVALUATION:
+        tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
+        logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double()
+        nll = torch.nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="sum")
+        sums.append(float(nll))
+    return np.array(sums)
+
+
 def losses(given, tally):
     return document_sums(given.evaluation, tally.nll, EVALUATION, len(EVALUATION))[0]
