@@ -70,7 +70,6 @@ def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dic
                 streams,
                 lambda done, total, what: None,
                 lambda scheme, linears, quantized: None,
-                check=False,
             )
         )
 

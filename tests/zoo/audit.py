@@ -81,9 +81,7 @@ def _audit(folder: Path, scratch: Path) -> Mapping[str, Tally]:
     feed = Feed(make_batches(_CALIBRATION, _LONGEST), make_batches(_WINDOWS, _LONGEST, 160))
     route = Route(folder, WeightFolder(folder), torch.float32, _CPU)
     with HiddenStates(scratch, 10**9, _CPU) as states:
-        return route.follow(
-            feed, parse_schemes(_SCHEMES), states, lambda *_: None, lambda *_: None, check=False
-        )
+        return route.follow(feed, parse_schemes(_SCHEMES), states, lambda *_: None, lambda *_: None)
 
 
 def _compared(

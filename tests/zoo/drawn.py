@@ -175,9 +175,7 @@ def audited_losses(
     route = Route(folder, WeightFolder(folder), torch.float32, _CPU)
     with HiddenStates(scratch, 10**9, _CPU) as states:
         feed = Feed((), batches, items=[items] if items else ())
-        tally = route.follow(feed, (), states, lambda *_: None, lambda *_: None, check=False)[
-            FULL_PRECISION
-        ]
+        tally = route.follow(feed, (), states, lambda *_: None, lambda *_: None)[FULL_PRECISION]
     losses = document_sums(batches, tally.nll, documents, len(documents))[0].tolist()
     return losses + (tally.options[0].tolist() if tally.options is not None else [])
 
