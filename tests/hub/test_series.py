@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -23,16 +25,6 @@ Files = dict[str, bytes | str]
 WEIGHTS: Files = {"config.json": "{}", "model.safetensors": b"w"}
 
 
-def write(root: Path, repo: str, revisions: dict[str, Files], **settings: object) -> None:
-    """Write a repository: weights say which revision they are of, unless they are bytes alone."""
-    for revision, files in revisions.items():
-        for name, content in files.items():
-            path = root / repo / revision / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-    (root / repo / "repo.json").write_text(json.dumps({"branch_per_revision": True, **settings}))
-
-
 def weights(seed: str, *names: str) -> Files:
     names = names or ("model.safetensors",)
     return {"config.json": "{}"} | {name: f"{seed} {name}".encode() for name in names}
@@ -45,20 +37,43 @@ def sharded(seed: str, total: int = 2, index: Sequence[str] | None = None) -> Fi
     return {**weights(seed, *shards), "model.safetensors.index.json": text}
 
 
-def listing_of(hub: Hub, tmp_path: Path, **options: object) -> Listing:
-    client = Client(hub.url, pause=lambda seconds: None, **options)  # type: ignore[arg-type]
-    return Listing(client, tmp_path / "kept")
+@dataclass
+class Place:
+    """A Hub that serves what the test has written, and a folder for what is learned from it."""
+
+    root: Path
+    serve: Serve
+
+    def write(self, repo: str, revisions: dict[str, Files], **settings: object) -> None:
+        for revision, found in revisions.items():
+            for name, content in found.items():
+                path = self.root / repo / revision / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+        settings = {"branch_per_revision": True, **settings}
+        (self.root / repo / "repo.json").write_text(json.dumps(settings))
+
+    @cached_property
+    def hub(self) -> Hub:
+        return self.serve(self.root)
+
+    def listing(self) -> Listing:
+        """Open the Hub as another process would."""
+        client = Client(self.hub.url, pause=lambda seconds: None)
+        return Listing(client, self.root.parent / "kept")
+
+    def find(self, target: str, recipe: Recipe = RECIPE) -> tuple[Checkpoint, ...]:
+        return find_series(self.listing(), target, recipe)
+
+    def read(self, target: str) -> tuple[Checkpoint, ...]:
+        """Return the checkpoints of a target with their files."""
+        return with_files(listing := self.listing(), find_series(listing, target, RECIPE))
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def served(root: Path, tmp_path: Path, serve: Serve) -> Serve:
-    """Return a function that serves what the test wrote."""
-    return lambda *_, **settings: serve(root, **settings)
+def place(tmp_path: Path, serve: Serve) -> Place:
+    (tmp_path / "hub").mkdir()
+    return Place(tmp_path / "hub", serve)
 
 
 def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
@@ -120,27 +135,24 @@ def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("org/name-*@main", "is a glob of repositories with a revision"),
     ],
 )
-def test_a_target_that_is_none_is_refused(
-    served: Serve, root: Path, tmp_path: Path, target: str, sentence: str
-) -> None:
-    root.mkdir()
-    hub = served()
+def test_a_target_that_is_none_is_refused(place: Place, target: str, sentence: str) -> None:
+    hub = place.hub
     with pytest.raises(UsageError, match=sentence):
-        find_series(listing_of(hub, tmp_path), target, RECIPE)
+        place.find(target)
     assert hub.log == []
 
 
 # ----------------------------------------------------------------------------------------- names
 
 
-def test_a_thousand_names_are_one_call(serve: Serve, tmp_path: Path) -> None:
+def test_a_thousand_names_are_one_call(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "one"
     write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
     repo = "allenai/OLMo-2-1124-7B"
     names = [name for name in names_of(repo) if name != "main"]
-    hub = serve()
+    hub = place.hub
     hub.add_names(repo, names[::-1], folder, main=None, hashed=False, pretend_nbytes=10)
-    found = find_series(listing_of(hub, tmp_path), repo, RECIPE)
+    found = place.find(repo)
     assert calls(hub) == [f"{repo}/refs"]
     assert len(hub.log) == 1
     assert labels(found) == [*names, "main"]
@@ -155,66 +167,59 @@ def test_a_thousand_names_are_one_call(serve: Serve, tmp_path: Path) -> None:
     assert (last.stage, last.ingredient, last.step) == ("stage2", 3, 11_931)
 
 
-def test_what_a_family_warns_of_is_known_before_any_tree(serve: Serve, tmp_path: Path) -> None:
+def test_what_a_family_warns_of_is_known_before_any_tree(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "one"
     write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
-    hub = serve()
+    hub = place.hub
     for repo in ("allenai/OLMo-2-1124-7B", "allenai/OLMo-2-1124-13B", "EleutherAI/pythia-12b"):
         names = [name for name in names_of(repo) if name != "main"]
         hub.add_names(repo, names, folder, main=None, hashed=False, pretend_nbytes=10)
-    listing = listing_of(hub, tmp_path)
 
-    equal = [c for c in find_series(listing, "allenai/OLMo-2-1124-7B", RECIPE) if c.suspect]
+    equal = [c for c in place.find("allenai/OLMo-2-1124-7B") if c.suspect]
     assert [c.step for c in equal] == [98_000, 101_000, 175_000, 300_000]
     assert names_in_equal_report(equal[0].suspect[0]) == tuple(labels(equal))
     assert "https://github.com/allenai/OLMo/issues/915" in equal[0].suspect[0]
 
-    twice = find_series(listing, "allenai/OLMo-2-1124-13B", RECIPE)
+    twice = place.find("allenai/OLMo-2-1124-13B")
     assert not any(c.suspect for c in twice)  # two names for one place are no contradiction
     noted = [c.label for c in twice if any(map(names_in_equal_report, c.notes))]
     assert len(noted) == 6
     assert all("ingredient" in label for label in noted)
 
-    bad = [c for c in find_series(listing, "EleutherAI/pythia-12b", RECIPE) if c.suspect]
+    bad = [c for c in place.find("EleutherAI/pythia-12b") if c.suspect]
     assert [c.step for c in bad if "first shard" in c.suspect[0]] == [50_000, 58_000]
     assert {0, 1} < {c.step for c in bad}
 
 
-def test_numbers_sort_as_numbers_and_names_come_last(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
+def test_numbers_sort_as_numbers_and_names_come_last(place: Place) -> None:
     names = ["step1000", "step200", "main", "step30", "good-one", "another"]
-    write(root, "o/run", {name: weights(name) for name in names})
-    found = find_series(listing_of(served(), tmp_path), "o/run", RECIPE)
+    place.write("o/run", {name: weights(name) for name in names})
+    found = place.find("o/run")
     assert labels(found) == ["step30", "step200", "step1000", "another", "good-one", "main"]
     assert [c.step for c in found] == [30, 200, 1000, None, None, None]
     assert found[0].family is None
 
 
-def test_tags_are_revisions_too(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {f"global_step{n}": WEIGHTS for n in (100, 20)}, branch_per_revision=False)
-    found = find_series(listing_of(served(), tmp_path), "o/run", RECIPE)
+def test_tags_are_revisions_too(place: Place) -> None:
+    place.write("o/run", {f"global_step{n}": WEIGHTS for n in (100, 20)}, branch_per_revision=False)
+    found = place.find("o/run")
     assert labels(found) == ["global_step20", "global_step100", "main"]
     assert found[1].commit == found[2].commit  # kept, and seen to be the same
 
 
-def test_what_the_hub_makes_by_itself_is_no_checkpoint(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    write(root, "o/run", {"step1": WEIGHTS, "step2": WEIGHTS})
-    hub = served()
+def test_what_the_hub_makes_by_itself_is_no_checkpoint(place: Place) -> None:
+    place.write("o/run", {"step1": WEIGHTS, "step2": WEIGHTS})
+    hub = place.hub
     repo = hub.repos["o/run"]
     repo.branches["refs/convert/parquet"] = repo.branches["step1"]
-    assert labels(find_series(listing_of(hub, tmp_path), "o/run", RECIPE)) == [
+    assert labels(place.find("o/run")) == [
         "step1", "step2", "main",
     ]  # fmt: skip
 
 
-def test_a_recipe_s_family_and_schedule_are_heeded(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    write(root, "o/run", {f"stage2-ingredient2-step{n}": WEIGHTS for n in (250, 500)})
-    listing = listing_of(served(), tmp_path)
+def test_a_recipe_s_family_and_schedule_are_heeded(place: Place) -> None:
+    place.write("o/run", {f"stage2-ingredient2-step{n}": WEIGHTS for n in (250, 500)})
+    listing = place.listing()
     known = find_series(listing, "o/run", Recipe(("x",), (), family="demo"))[0]
     assert (known.family, known.learning_rate) == ("demo", pytest.approx(0.00225))
     schedule = {"kind": "linear", "peak": 1.0, "end": 1000}
@@ -225,10 +230,10 @@ def test_a_recipe_s_family_and_schedule_are_heeded(
 # ------------------------------------------------------------------------------- single revisions
 
 
-def test_one_revision_is_a_series_of_one(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
-    hub = served()
-    listing = listing_of(hub, tmp_path)
+def test_one_revision_is_a_series_of_one(place: Place) -> None:
+    place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
+    hub = place.hub
+    listing = place.listing()
     for target in ("o/run@step1", "hf://o/run@step1"):
         (found,) = find_series(listing, target, RECIPE)
         assert (found.label, found.step, found.commit) == (
@@ -237,36 +242,32 @@ def test_one_revision_is_a_series_of_one(served: Serve, root: Path, tmp_path: Pa
     assert calls(hub) == ["o/run/refs"]
 
 
-def test_a_commit_is_called_by_the_revision_that_stands_there(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    write(root, "o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
-    hub = served()
+def test_a_commit_is_called_by_the_revision_that_stands_there(place: Place) -> None:
+    place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
+    hub = place.hub
     repo = hub.repos["o/run"]
     commit = repo.branches["step1"]
-    (found,) = find_series(listing_of(hub, tmp_path), f"o/run@{commit}", RECIPE)
+    (found,) = place.find(f"o/run@{commit}")
     assert (found.label, found.step, found.commit) == ("step1", 1, commit)
     first = next(iter(repo.commits))  # no name leads there
-    (nameless,) = find_series(listing_of(hub, tmp_path), f"o/run@{first}", RECIPE)
+    (nameless,) = place.find(f"o/run@{first}")
     assert (nameless.label, nameless.commit) == (first[:12], first)
 
 
 def test_a_folder_that_was_meant_is_thought_of(
-    served: Serve, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root.mkdir()
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    listing = listing_of(served(), tmp_path)
     with pytest.raises(HubError) as caught:
-        find_series(listing, "runs/step1", RECIPE)
+        place.find("runs/step1")
     assert caught.value.message.startswith("there is no folder `runs/step1`, and on the Hub: ")
     (tmp_path / "runs" / "step10").mkdir()
     with pytest.raises(UsageError) as mistyped:  # before the Hub is asked
-        find_series(listing, "runs/step1", RECIPE)
+        place.find("runs/step1")
     assert mistyped.value.hint == "did you mean `step10`? Of the Hub, write it as `hf://runs/step1`"
     with pytest.raises(HubError) as caught:
-        find_series(listing, "elsewhere/step1", RECIPE)
+        place.find("elsewhere/step1")
     assert "folder" not in caught.value.hint
 
 
@@ -281,13 +282,11 @@ def below(**folders: Files) -> Files:
     }
 
 
-def test_numbered_folders_beneath_a_model_come_before_it(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
+def test_numbered_folders_beneath_a_model_come_before_it(place: Place) -> None:
     parts = below(checkpoint_1000=weights("a"), checkpoint_500=weights("b"), onnx=weights("c"))
-    write(root, "o/run", {"main": weights("end") | parts})
-    hub = served()
-    listing = listing_of(hub, tmp_path)
+    place.write("o/run", {"main": weights("end") | parts})
+    hub = place.hub
+    listing = place.listing()
     found = find_series(listing, "o/run", RECIPE)
     assert labels(found) == ["checkpoint-500", "checkpoint-1000", "run"]
     assert [str(c.ref) for c in found] == [
@@ -300,25 +299,22 @@ def test_numbered_folders_beneath_a_model_come_before_it(
     assert [path.split("/")[2] for path in calls(hub)] == ["refs", "tree"]
 
 
-def test_a_checkpoint_may_lie_one_folder_deeper(served: Serve, root: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_may_lie_one_folder_deeper(place: Place) -> None:
     parts: Files = {}
     for step in ("0002384", "0000300"):
         parts |= {f"iter_{step}/mp_rank_00/{name}": c for name, c in weights(step).items()}
-    write(root, "o/run", {"main": parts})
-    listing = listing_of(served(), tmp_path)
-    found = with_files(listing, find_series(listing, "o/run", RECIPE))
+    place.write("o/run", {"main": parts})
+    found = place.read("o/run")
     assert [(c.label, c.step) for c in found] == [("iter_0000300", 300), ("iter_0002384", 2384)]
     assert found[0].ref.subfolder == "iter_0000300/mp_rank_00"
     assert [files(c) for c in found] == [["model.safetensors"]] * 2
 
 
-def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
+def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(place: Place) -> None:
     parts = below(b2=weights("b"), a1=weights("a"))
-    write(root, "o/run", {"step1": weights("1"), "step2": parts})
-    hub = served()
-    listing = listing_of(hub, tmp_path)
+    place.write("o/run", {"step1": weights("1"), "step2": parts})
+    hub = place.hub
+    listing = place.listing()
     found = find_series(listing, "o/run@step2", RECIPE)
     assert calls(hub) == ["o/run/refs"]
     assert labels(with_files(listing, found)) == ["a1", "b2"]
@@ -326,32 +322,29 @@ def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(
     assert labels(both) == ["step1", "step2/a1", "step2/b2", "main/a1", "main/b2"]
 
 
-def test_a_folder_can_be_asked_for(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {"main": weights("end") | below(checkpoint_500=weights("a"))})
-    listing = listing_of(served(), tmp_path)
+def test_a_folder_can_be_asked_for(place: Place) -> None:
+    place.write("o/run", {"main": weights("end") | below(checkpoint_500=weights("a"))})
     for target in ("o/run//checkpoint-500", "o/run@main//checkpoint-500/"):
-        (found,) = with_files(listing, find_series(listing, target, RECIPE))
+        (found,) = place.read(target)
         assert (found.label, found.step, files(found)) == (
             "checkpoint-500", 500, ["model.safetensors"],
         )  # fmt: skip
     with pytest.raises(HubError, match="no folder `checkpoint-50`") as caught:
-        with_files(listing, find_series(listing, "o/run//checkpoint-50", RECIPE))
+        place.read("o/run//checkpoint-50")
     assert caught.value.hint == "did you mean `checkpoint-500`?"
 
 
 # --------------------------------------------------------------------------------- several targets
 
 
-def test_one_repository_for_each_checkpoint_is_a_series(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
+def test_one_repository_for_each_checkpoint_is_a_series(place: Place) -> None:
     step = "TinyLlama-1.1B-intermediate-step"
     names = [f"{step}-1431k-3T", f"{step}-480k-1T", f"{step}-50K-105b", "TinyLlama-1.1B-Chat-v1.0"]
     for name in names:
-        write(root, f"TinyLlama/{name}", {"main": weights(name)})
-    write(root, "Other/TinyLlama-1.1B-intermediate-step-1k-1T", {"main": WEIGHTS})
-    hub = served()
-    listing = listing_of(hub, tmp_path)
+        place.write(f"TinyLlama/{name}", {"main": weights(name)})
+    place.write("Other/TinyLlama-1.1B-intermediate-step-1k-1T", {"main": WEIGHTS})
+    hub = place.hub
+    listing = place.listing()
     found = find_series(listing, "TinyLlama/TinyLlama-1.1B-*", RECIPE)
     assert labels(found)[:2] == [f"{step}-480k-1T", f"{step}-1431k-3T"]
     assert [(c.step, c.tokens) for c in found[:2]] == [(480_000, 10**12), (1_431_000, 3 * 10**12)]
@@ -361,29 +354,25 @@ def test_one_repository_for_each_checkpoint_is_a_series(
     assert labels(find_all(pair, RECIPE, lambda: listing)) == labels(found)[:2]
 
 
-def test_no_repository_that_matches_is_said(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {"main": WEIGHTS})
+def test_no_repository_that_matches_is_said(place: Place) -> None:
+    place.write("o/run", {"main": WEIGHTS})
     with pytest.raises(HubError, match="no repository"):
-        find_series(listing_of(served(), tmp_path), "o/nothing-*", RECIPE)
+        place.find("o/nothing-*")
 
 
-def test_equal_names_are_told_apart_by_their_repositories(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
+def test_equal_names_are_told_apart_by_their_repositories(place: Place) -> None:
     for repo in ("o/a", "p/a", "o/b"):
-        write(root, repo, {"step1": weights(repo)})
-    listing = listing_of(served(), tmp_path)
+        place.write(repo, {"step1": weights(repo)})
+    listing = place.listing()
     found = find_all(["o/a", "p/a", "o/b@step1"], RECIPE, lambda: listing)
     assert labels(found) == ["o/a/step1", "o/a/main", "p/a/step1", "p/a/main", "b/step1"]
 
 
-def test_folders_and_repositories_stand_side_by_side(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    write(root, "o/run", {"step3": weights("3")}, main="step3")
+def test_folders_and_repositories_stand_side_by_side(place: Place, tmp_path: Path) -> None:
+    place.write("o/run", {"step3": weights("3")}, main="step3")
     (tmp_path / "step20").mkdir()
     (tmp_path / "step20" / "config.json").write_text("{}")
-    listing = listing_of(served(), tmp_path)
+    listing = place.listing()
     found = find_all([str(tmp_path / "step20"), "o/run@step3"], RECIPE, lambda: listing)
     assert labels(found) == ["step3", "step20"]
     assert [c.commit is None for c in found] == [False, True]
@@ -400,9 +389,9 @@ def test_folders_alone_never_open_the_hub(tmp_path: Path) -> None:
     assert labels(find_all([str(tmp_path / "step20")], RECIPE, refuse)) == ["step20"]
 
 
-def test_a_revision_given_twice_is_refused(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {"step3": WEIGHTS})
-    listing = listing_of(served(), tmp_path)
+def test_a_revision_given_twice_is_refused(place: Place) -> None:
+    place.write("o/run", {"step3": WEIGHTS})
+    listing = place.listing()
     with pytest.raises(UsageError, match="`o/run@step3` is given 2 times"):
         find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
 
@@ -410,18 +399,15 @@ def test_a_revision_given_twice_is_refused(served: Serve, root: Path, tmp_path: 
 # --------------------------------------------------------------------------------- files of weights
 
 
-def one(served: Serve, root: Path, tmp_path: Path, found: Files) -> Checkpoint:
+def one(place: Place, found: Files) -> Checkpoint:
     """Return the checkpoint that a repository of these files holds."""
-    write(root, "o/run", {"main": {"README.md": "# run", **found}})
-    listing = listing_of(served(), tmp_path)
-    (checkpoint,) = with_files(listing, find_series(listing, "o/run", RECIPE))
+    place.write("o/run", {"main": {"README.md": "# run", **found}})
+    (checkpoint,) = place.read("o/run")
     return checkpoint
 
 
-def test_a_repository_that_is_one_checkpoint_is_called_by_its_name(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    found = one(served, root, tmp_path, weights("a"))
+def test_a_repository_that_is_one_checkpoint_is_called_by_its_name(place: Place) -> None:
+    found = one(place, weights("a"))
     assert (found.label, found.ref) == ("run", Ref("o/run", "main"))
     assert (files(found), found.requires, found.suspect) == (["model.safetensors"], (), ())
     assert len(found.files[0].sha256) == 64
@@ -460,63 +446,55 @@ WHAT_IS_READ: dict[str, tuple[Files, list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", WHAT_IS_READ)
-def test_the_weights_that_transformers_reads_are_chosen(
-    served: Serve, root: Path, tmp_path: Path, case: str
-) -> None:
+def test_the_weights_that_transformers_reads_are_chosen(place: Place, case: str) -> None:
     stored, names, doubt = WHAT_IS_READ[case]
-    found = one(served, root, tmp_path, stored)
+    found = one(place, stored)
     assert files(found) == names
     assert doubt in " ".join(found.suspect)
     assert bool(doubt) == bool(found.suspect)
     assert found.requires == (("pickle",) if names == ["pytorch_model.bin"] else ())
 
 
-def test_a_readme_alone_is_kept_and_said(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {f"step{n}": weights(str(n)) for n in (1, 2)}, main=None)
-    listing = listing_of(served(), tmp_path)
-    found = with_files(listing, find_series(listing, "o/run", RECIPE))
+def test_a_readme_alone_is_kept_and_said(place: Place) -> None:
+    place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)}, main=None)
+    found = place.read("o/run")
     assert labels(found) == ["step1", "step2", "main"]
     assert (found[-1].files, found[-1].suspect) == ((), (NO_WEIGHTS,))
 
 
-def test_what_a_family_needs_is_said_with_the_files(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
-    write(root, "LLM360/Amber", {"ckpt_001": weights("a", "pytorch_model.bin")})
+def test_what_a_family_needs_is_said_with_the_files(place: Place) -> None:
+    place.write("LLM360/Amber", {"ckpt_001": weights("a", "pytorch_model.bin")})
     repo = "open-sci/open-sci-ref-v0.01-1.7b-c4-300B-4096"
-    write(root, repo, {"iter_0002000": weights("b")})
-    listing = listing_of(served(), tmp_path)
-    amber = with_files(listing, find_series(listing, "LLM360/Amber", RECIPE))[0]
+    place.write(repo, {"iter_0002000": weights("b")})
+    amber = place.read("LLM360/Amber")[0]
     assert (amber.requires, amber.step) == (("pickle",), 2 * 762)
-    opensci = with_files(listing, find_series(listing, repo, RECIPE))[0]
+    opensci = place.read(repo)[0]
     assert opensci.requires == ("remote_code",)
 
 
 # -------------------------------------------------------------------------------------- the price
 
 
-def test_each_tree_is_one_call_and_then_none(served: Serve, root: Path, tmp_path: Path) -> None:
-    write(root, "o/run", {f"step{n}": weights(str(n)) for n in range(9)}, main="step8")
-    hub = served()
-    listing = listing_of(hub, tmp_path)
+def test_each_tree_is_one_call_and_then_none(place: Place) -> None:
+    place.write("o/run", {f"step{n}": weights(str(n)) for n in range(9)}, main="step8")
+    hub = place.hub
+    listing = place.listing()
     found = find_series(listing, "o/run", RECIPE)
     some = with_files(listing, [*found[:3], *found[-2:]])  # main and step8 are one commit
     assert [path.split("/")[2] for path in calls(hub)] == ["refs", *["tree"] * 4]
     with_files(listing, some)
     assert len(calls(hub)) == 5
-    again = listing_of(hub, tmp_path)  # another process
+    again = place.listing()  # another process
     known = with_files(again, find_series(again, "o/run", RECIPE), known_only=True)
     assert len(calls(hub)) == 6
     assert [bool(c.files) for c in known] == [True] * 3 + [False] * 5 + [True] * 2
 
 
-def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(
-    served: Serve, root: Path, tmp_path: Path
-) -> None:
+def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(place: Place) -> None:
     stale = weights("s", "model-00001-of-00003.safetensors")
-    write(root, "o/run", {"step1": stale | sharded("a", 2)})
-    hub = served()
-    listing = listing_of(hub, tmp_path)
+    place.write("o/run", {"step1": stale | sharded("a", 2)})
+    hub = place.hub
+    listing = place.listing()
     found = find_series(listing, "o/run@step1", RECIPE)
     listing.files("o/run", str(found[0].commit))
     before = len(hub.log)
