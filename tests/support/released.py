@@ -17,26 +17,15 @@ from transformers import (
     AutoTokenizer,
 )
 
-from tests.support.models import VOCABULARY, text
+from tests.support.models import SHAPE, VOCABULARY, text
 from tests.support.reference.plain_gptq import find_scale
+from tests.support.tiny import save_moved
 
 WRAPPERS = ("gemma3", "gemma4", "idefics3", "mistral_large4")
 
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
-TEXT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+TEXT: dict[str, Any] = {**SHAPE, "head_dim": 16}
 EXPERTS = {**TEXT, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR = {
     "linear_num_key_heads": 2,
@@ -187,13 +176,7 @@ def save(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
     config = AutoConfig.for_model(family, **{**{**RELEASED, **OTHERS}[family], **changes})
     auto: Any = AutoModelForImageTextToText if family in WRAPPERS else AutoModelForCausalLM
     torch.manual_seed(seed)
-    model = auto.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            scale = 0.1 if parameter.dim() < 2 else 0.05
-            parameter.add_(torch.randn_like(parameter) * scale)
-    model.save_pretrained(folder)
-    return folder
+    return save_moved(auto.from_config(config, dtype=torch.float32), folder)
 
 
 def plain(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Any:

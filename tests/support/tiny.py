@@ -107,12 +107,17 @@ def make(folder: Path, family: str, *, shard: str | None = None, **changes: Any)
     """Save a random fp32 model of a family whose norms and biases are far from where they start."""
     config = AutoConfig.for_model(family, **{**{**FAMILIES, **WITH_EXPERTS}[family], **changes})
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return save_moved(model, folder, **({"max_shard_size": shard} if shard else {}))
+
+
+def save_moved(model: Any, folder: Path, **options: Any) -> Path:
+    """Save a model whose norms and biases are moved far from where they start."""
     with torch.no_grad():
         for parameter in model.parameters():
-            scale = 0.1 if parameter.dim() == 1 else 0.05
+            scale = 0.1 if parameter.dim() < 2 else 0.05
             parameter.add_(torch.randn_like(parameter) * scale)
-    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    model.eval().save_pretrained(folder, **options)
     return folder
 
 
