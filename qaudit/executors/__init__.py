@@ -1,5 +1,1 @@
-"""Executors run the passes of a plan and yield what comes of them.
-
-An executor has one method, `execute(plan, passes)`, which yields events. `in_process` runs them one
-after another in this process.
-"""
+"""Executors have the units of a plan measured: here, in processes of this machine, in a queue."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.registry import origins, parse_schemes
-from qaudit.core.scheme import Shipped
+from qaudit.core.scheme import Scheme, Shipped
 from qaudit.diagnostics.registry import origins_of
 from qaudit.downloads.downloads import RECORD_FILE, Contents
 from qaudit.downloads.traffic import price_traffic
@@ -65,10 +65,10 @@ from qaudit.planning.price import (
     price_of,
     seconds_range,
 )
-from qaudit.planning.resolve import PlanInputs, choose, needs_hub, proposed_soups, still_there
+from qaudit.planning.resolve import choose, members, needs_hub, proposed_soups, still_there
 from qaudit.planning.shipped import reading_shipped, with_shipped
-from qaudit.planning.sizes import TextSize, text_size
-from qaudit.planning.survey import LONGEST_CONTEXT, allowed_notes, expert_notes
+from qaudit.planning.sizes import text_size
+from qaudit.planning.survey import LONGEST_CONTEXT, Survey, allowed_notes, expert_notes
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.report.protocol import command
 from qaudit.saved.audits import read_audit
@@ -79,7 +79,6 @@ from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
 from qaudit.types import (
     SILENT,
-    Pass,
     Pins,
     Plan,
     Price,
@@ -199,29 +198,28 @@ def make_plan(
 
     In `record` an earlier run of the same scan listed its downloads that may be evicted.
     """
-    chosen = choose(recipe, options, hub, resolved)
-    largest = chosen.seen.largest
-    traffic = _fetched(chosen, options.disk_budget, record)
-    plan, footprint = _planned(chosen, traffic, options)
+    resolved, schemes, seen, hub = choose(recipe, options, hub, resolved)
+    traffic = _fetched(resolved, hub, options.disk_budget, record)
+    plan, footprint = _planned(resolved, schemes, seen, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
-    kept = kept_specs(options.keep, chosen.schemes)
-    kept_nbytes = nbytes_to_keep(kept, chosen.subjects, largest)
+    kept = kept_specs(options.keep, schemes)
+    kept_nbytes = nbytes_to_keep(kept, plan.subjects, seen.largest)
     footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
-    merges = [subject.merge for subject in chosen.subjects]
-    plugins = (*origins(chosen.schemes, merges), *origins_of(recipe.diagnostics))
+    merges = [subject.merge for subject in plan.subjects]
+    plugins = (*origins(schemes, merges), *origins_of(recipe.diagnostics))
     return replace(
         plan,
         notes=(
-            *chosen.resolved.notes,
-            *chosen.seen.notes,
-            *(chosen.seen.references if not any(p.is_quantized for p in plan.passes) else ()),
-            *class_notes(chosen.schemes, largest),
-            *expert_notes(largest),
-            *allowed_notes(chosen.members),
+            *resolved.notes,
+            *seen.notes,
+            *(seen.references if not any(p.is_quantized for p in plan.passes) else ()),
+            *class_notes(schemes, seen.largest),
+            *expert_notes(seen.largest),
+            *allowed_notes(members(plan.subjects)),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *plan.notes,
             *keeping_notes(kept, kept_nbytes),
-            *proposed_soups(recipe, chosen.resolved.checkpoints),
+            *proposed_soups(recipe, resolved.checkpoints),
         ),
         plugins=plugins,
         nbytes_disk=plan.nbytes_disk + kept_nbytes,
@@ -229,29 +227,38 @@ def make_plan(
 
 
 def _planned(
-    chosen: PlanInputs, traffic: Traffic | None, options: RunOptions
+    resolved: Resolved,
+    schemes: Sequence[Scheme],
+    seen: Survey,
+    traffic: Traffic | None,
+    options: RunOptions,
 ) -> tuple[Plan, Footprint]:
     """Return the passes with what they take of this machine, and the footprint of the audit's."""
-    resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
-    recipe, largest = resolved.recipe, seen.largest
+    recipe, subjects, largest = resolved.recipe, resolved.subjects, seen.largest
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
     item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
     protocol = make_protocol(recipe, context, item_context)
     drawn = with_draws(recipe, schemes)
     trees, most = seen.reads_trees, seen.longest_context
-    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=trees, longest=most)
+    read = members(subjects)
+    text = text_size(drawn, protocol, read, resolved.texts, trees=trees, longest=most)
     device, dtype = machine = choose_audited(recipe.device, recipe.dtype)
     column_loop, column_note = choose_column_loop(device, schemes, largest)
     diagnoses = diagnoses_of(recipe, schemes, largest.blocks, text, protocol)
-    footprint = _footprint(chosen, text, machine, options)
+    limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
+    load = Load.of(schemes, text, 2 if recipe.reference else 1)
+    footprint = Footprint(largest, load, ITEMSIZE[dtype], limit, device, text.most_items)
     available = available_nbytes()
     footprint.refuse_short_memory(available, protocol.calibration_documents)
     beside = [replace(footprint, load=load) for load in diagnoses.values() if load.schemes]
     price = sum((price_of(*diagnosis, largest) for diagnosis in diagnoses.items()), Price())
     pricing = Pricing(largest, text, price)
-    passes, otherwise = _passes(chosen, pricing), None
+    reference = reference_in(subjects, recipe.reference)
+    steps = passes_of(subjects, schemes, recipe.repeats, pricing)
+    passes = tuple(with_reference(step, reference, pricing) for step in steps)
+    otherwise = None
     if recipe.arithmetic:
-        otherwise = price_otherwise(chosen.subjects, schemes, pricing, passes, machine)
+        otherwise = price_otherwise(subjects, schemes, pricing, passes, machine)
     longest = max(seconds_range(step.price.flops, *machine)[1] for step in passes)
     is_long = longest > KEPT_SECONDS
     whole_notes = begins_again_notes(footprint.rounds, diagnoses)
@@ -263,7 +270,7 @@ def _planned(
     low, high = seconds_range(price.flops, *machine)
     plan = Plan(
         recipe=recipe,
-        subjects=chosen.subjects,
+        subjects=subjects,
         specs=tuple(scheme.spec for scheme in schemes),
         device=device,
         dtype=dtype,
@@ -299,31 +306,15 @@ def _planned(
     return plan, footprint
 
 
-def _passes(chosen: PlanInputs, pricing: Pricing) -> tuple[Pass, ...]:
-    recipe, subjects, schemes = chosen.resolved.recipe, chosen.subjects, chosen.schemes
-    reference = reference_in(subjects, recipe.reference)
-    steps = passes_of(subjects, schemes, recipe.repeats, pricing)
-    return tuple(with_reference(step, reference, pricing) for step in steps)
-
-
-def _footprint(
-    chosen: PlanInputs, text: TextSize, machine: tuple[str, str], options: RunOptions
-) -> Footprint:
-    recipe, (device, dtype) = chosen.resolved.recipe, machine
-    limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
-    load = Load.of(chosen.schemes, text, 2 if recipe.reference else 1)
-    itemsize = ITEMSIZE[dtype]
-    return Footprint(chosen.seen.largest, load, itemsize, limit, device, text.most_items)
-
-
-def _fetched(chosen: PlanInputs, budget_nbytes: int | None, record: Path | None) -> Traffic | None:
+def _fetched(
+    resolved: Resolved, hub: Hub | None, budget_nbytes: int | None, record: Path | None
+) -> Traffic | None:
     """Return what comes from the Hub."""
-    resolved, hub = chosen.resolved, chosen.hub
     if hub is None:
         return None
-    reference = reference_in(chosen.subjects, resolved.recipe.reference)
+    reference = reference_in(resolved.subjects, resolved.recipe.reference)
     beside = [*resolved.shipped, *(c for c, _ in (reference.members if reference else ()))]
-    subjects = [with_shipped(subject, beside) for subject in chosen.subjects]
+    subjects = [with_shipped(subject, beside) for subject in resolved.subjects]
     contents, free = Contents(hub, subjects, record), free_disk_nbytes(hub_cache())
     return price_traffic(contents, subjects, resolved.texts, budget_nbytes, free)
 

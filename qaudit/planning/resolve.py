@@ -11,7 +11,7 @@ they are measured once, because what identifies a measurement is content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -236,8 +236,7 @@ def without_unread(resolved: Resolved, hub: Hub | None) -> tuple[Resolved, tuple
     if hub is None or find_spec("torch") is None:  # an installation that only plans
         return resolved, ()
     seen: dict[_Key, frozenset[str]] = {}
-    members = (c for subject in resolved.subjects for c, _ in subject.members)
-    every = dict.fromkeys((*resolved.checkpoints, *members))
+    every = dict.fromkeys((*resolved.checkpoints, *members(resolved.subjects)))
     needed = {checkpoint: _needed(checkpoint, hub, seen) for checkpoint in every}
     notes = [
         f"not downloaded of `{c.label}`: {first_of([file.name for file in c.unread])} "
@@ -348,21 +347,15 @@ def _proposal(soup: FamilySoup, members: Sequence[Checkpoint]) -> str:
     return f"the makers' soup of {quoted} can be measured too: {option}"
 
 
-@dataclass(frozen=True, eq=False)
-class PlanInputs:
-    """What a recipe chooses, all of it permitted, and how large its models are."""
-
-    resolved: Resolved
-    schemes: tuple[Scheme, ...]
-    subjects: tuple[Subject, ...]
-    members: list[Checkpoint]
-    hub: Hub | None
-    seen: Survey
+def members(subjects: Iterable[Subject]) -> list[Checkpoint]:
+    """Return the checkpoints of subjects, each once."""
+    return list(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
 
 
 def choose(
     recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
-) -> PlanInputs:
+) -> tuple[Resolved, tuple[Scheme, ...], Survey, Hub | None]:
+    """Return what a recipe chooses, all of it permitted, and how large its models are."""
     evidence = None if options.out is None else options.out / "evidence"
     schemes = pinned_tables(parse_schemes(recipe.schemes), evidence)
     refuse_classes(recipe, schemes, None)
@@ -371,21 +364,21 @@ def choose(
         scheme.must_be_installed()
     policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
-    members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
-    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
+    read = members(resolved.subjects)
+    if hub is None and (resolved.texts or any(c.commit for c in (*read, *resolved.shipped))):
         hub = open_hub()
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
-    refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    refuse(read, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     _must_name_reference(recipe, resolved.subjects)
     resolved, unread_notes = without_unread(resolved, hub)
-    members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
     files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
-    schemes, resolved = (*schemes, *shipped), replace(resolved, shipped=files)
+    schemes = (*schemes, *shipped)
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
+    resolved = replace(resolved, subjects=subjects, shipped=files)
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     refuse_classes(recipe, schemes, seen.largest)
     seen = replace(seen, notes=(*unread_notes, *seen.notes))
-    return PlanInputs(resolved, schemes, subjects, members, hub, seen)
+    return resolved, schemes, seen, hub
 
 
 def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:

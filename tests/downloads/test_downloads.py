@@ -43,19 +43,50 @@ def test_the_next_one_comes_while_one_is_measured(fake: Fake, downloads: Make) -
     assert fake.done() == ["fetch a", "fetch b", "evict a", "evict b"]
 
 
-def test_without_room_the_next_one_waits_until_the_one_before_is_gone(
-    fake: Fake, downloads: Make
+GONE, BROKEN = HubError("gone"), UnreachableError("broke off")
+TWIN = checkpoint("final", content="a", repo="org/final")
+
+
+@pytest.mark.parametrize(
+    ("subjects", "contents", "cached", "refused", "measured", "done"),
+    [
+        ((A, B), 1, "", {}, ["a", "b"], ["fetch a", "evict a", "fetch b", "evict b"]),
+        ((A, B), None, "", {}, ["a", "b"], ["fetch a", "fetch b"]),
+        ((A, B, C), 1, "", {"b": GONE}, ["a", "b: gone", "c"],
+         ["fetch a", "evict a", "evict b", "fetch c", "evict c"]),
+        # Of a soup that lacks a member nothing more is fetched.
+        (((A, B, C), D), 3, "", {"a": GONE}, ["a+b+c: gone", "d"],
+         ["evict a", "fetch d", "evict d"]),
+        # While the Hub answers, a file that does not come costs one subject.
+        ((A, B, C), 1, "", {"a": BROKEN, "c": BROKEN}, ["a: broke off", "b", "c: broke off"],
+         ["evict a", "fetch b", "evict b", "evict c"]),
+        # What is cached is checked and never evicted, damaged or not.
+        ((A, B), 1, "a", {}, ["a", "b"], ["fetch a", "fetch b", "evict b"]),
+        ((A,), 1, "a", {"a": GONE}, ["a: gone"], []),
+    ],
+)  # fmt: skip
+def test_what_can_be_had_is_measured_and_what_came_goes(
+    fake: Fake,
+    downloads: Make,
+    subjects: tuple[Any, ...],
+    contents: int | None,
+    cached: str,
+    refused: dict[str, Exception],
+    measured: list[str],
+    done: list[str],
 ) -> None:
-    with downloads(subject(A), subject(B), contents=1) as supplied:
-        assert measure(supplied) == ["a", "b"]
-    assert fake.done() == ["fetch a", "evict a", "fetch b", "evict b"]
+    fake.disk, fake.refused = {*cached}, refused
+    wanted = [subject(*one) if isinstance(one, tuple) else subject(one) for one in subjects]
+    with downloads(*wanted, contents=contents) as supplied:
+        assert measure(supplied) == measured
+    assert fake.done() == done
 
 
-def test_without_a_budget_everything_stays(fake: Fake, downloads: Make) -> None:
-    with downloads(subject(A), subject(B)) as supplied:
-        assert measure(supplied) == ["a", "b"]
-    assert fake.done() == ["fetch a", "fetch b"]
-    assert fake.disk == {"a", "b"}
+def test_the_name_that_is_cached_is_taken(fake: Fake, downloads: Make) -> None:
+    fake.disk.add("final")
+    with downloads(subject(A), others=[subject(TWIN)], contents=1) as supplied:
+        assert measure(supplied) == ["a"]
+    assert fake.done() == ["fetch final"]
 
 
 def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads: Make) -> None:
@@ -78,25 +109,6 @@ def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads
     assert supplied.seconds_waited > 0
 
 
-def test_one_that_cannot_be_had_is_refused_and_the_others_go_on(
-    fake: Fake, downloads: Make
-) -> None:
-    fake.refused["b"] = HubError("`b` is gone")
-    with downloads(subject(A), subject(B), subject(C), contents=2) as supplied:
-        assert measure(supplied) == ["a", "b: `b` is gone", "c"]
-    assert fake.disk == set()
-
-
-def test_a_soup_that_lacks_a_member_is_refused_and_nothing_more_is_fetched_for_it(
-    fake: Fake, downloads: Make
-) -> None:
-    fake.refused["a"] = HubError("`a` is gone")
-    with downloads(subject(A, B, C), subject(D), contents=3) as supplied:
-        assert measure(supplied) == ["a+b+c: `a` is gone", "d"]
-    assert "fetch c" not in fake.log
-    assert fake.disk == set()
-
-
 @pytest.mark.parametrize("error", [UnreachableError("silence"), MachineError("the disk is full")])
 def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
     fake: Fake, downloads: Make, error: MachineError
@@ -112,14 +124,6 @@ def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
                 assert one.label == "a" or fake.until("begin c")
                 measured.append(one.label)
     assert measured == ["a", "b"]
-
-
-def test_a_file_that_does_not_come_while_the_hub_answers_costs_one_subject(
-    fake: Fake, downloads: Make
-) -> None:
-    fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("a", "c")}
-    with downloads(subject(A), subject(B), subject(C), contents=3) as supplied:
-        assert measure(supplied) == ["a: `a` broke off", "b", "c: `c` broke off"]
 
 
 def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, downloads: Make) -> None:
@@ -179,8 +183,6 @@ def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, downloads: Make) -
 
 # ------------------------------------------------------------------------- equal and cached ones
 
-TWIN = checkpoint("final", content="a", repo="org/final")
-
 
 def test_two_names_for_one_content_are_fetched_once(fake: Fake, downloads: Make) -> None:
     with downloads(subject(A), subject(TWIN), contents=1) as supplied:
@@ -198,31 +200,6 @@ def test_what_one_name_refuses_another_may_have(fake: Fake, downloads: Make) -> 
     ):
         assert supplied.folder(A) == folder_of(TWIN)
     assert fake.done() == ["fetch final", "evict final"]
-
-
-def test_the_name_that_is_cached_is_taken(fake: Fake, downloads: Make) -> None:
-    fake.disk.add("final")
-    with downloads(subject(A), others=[subject(TWIN)], contents=1) as supplied:
-        assert measure(supplied) == ["a"]
-    assert fake.done() == ["fetch final"]
-
-
-def test_what_is_cached_is_checked_and_never_evicted(fake: Fake, downloads: Make) -> None:
-    fake.disk.add("a")
-    with downloads(subject(A), subject(B), contents=1) as supplied:
-        assert measure(supplied) == ["a", "b"]
-    assert fake.done() == ["fetch a", "fetch b", "evict b"]
-    assert fake.kept["b"] == {"a"}
-
-
-def test_a_cached_one_that_turns_out_damaged_and_cannot_be_mended_is_not_evicted(
-    fake: Fake, downloads: Make
-) -> None:
-    fake.disk.add("a")
-    fake.refused["a"] = HubError("`a` is damaged")
-    with downloads(subject(A), contents=1) as supplied:
-        assert measure(supplied) == ["a: `a` is damaged"]
-    assert fake.done() == []
 
 
 def test_what_is_evicted_may_share_files_with_what_stays(fake: Fake, downloads: Make) -> None:
@@ -297,7 +274,6 @@ def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
 __all__ = ["place", "shelf"]  # fixtures
 
 THREE = STEPS[:3]
-GONE = "RevisionNotFound"
 
 
 def three(place: Place) -> list[Checkpoint]:
@@ -333,11 +309,3 @@ def test_a_search_that_ended_is_gone_through_again_without_a_weight(place: Place
     again = place.run(plan, budget=content(series))
     assert again.diagnostics == first.diagnostics
     assert len(place.fetched(names)) == count
-
-
-def test_candidates_that_do_not_fit_together_are_refused_with_what_would(place: Place) -> None:
-    series = three(place)
-    plan = plan_of([*map(alone, series), search(*series)], place)
-    with pytest.raises(MachineError, match="`best` needs") as refused:
-        place.run(plan, budget=content(series[:2]))
-    assert "disk_budget" in refused.value.hint

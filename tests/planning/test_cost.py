@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
+from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import MachineError, ModelError
 from qaudit.planning import price
 from qaudit.planning.footprint import Footprint
-from qaudit.planning.price import ROUND_TOKENS, Load, flops
+from qaudit.planning.price import ROUND_TOKENS, Load, begins_again_notes, flops
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.planning.survey import expert_notes, with_experts
 from qaudit.settings import DEFAULT_SCHEMES
@@ -304,3 +305,23 @@ def test_a_plan_names_the_gates_it_leaves_and_the_memory_of_experts():
     assert notes[0].startswith("2 of 8 experts in a layer read a token")
     assert "`mlp.gate`" in notes[1]
     assert list(expert_notes(SMALL)) == []
+
+
+# ------------------------------------------------------------------------------------ notes
+
+
+@pytest.mark.parametrize(
+    ("rounds", "diagnose", "reason"),
+    [
+        (3, "curvature", "the items of tasks go through in about 3 rounds"),
+        (1, "weights", "`--set diagnostics=weights` reads what is quantized"),
+    ],
+)
+def test_what_is_not_kept_within_itself_is_said(rounds: int, diagnose: str, reason: str) -> None:
+    works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
+    (note,) = begins_again_notes(rounds, works)
+    assert note == f"a subject that is interrupted begins again, because {reason}"
+
+
+def test_nothing_is_said_of_a_plain_plan() -> None:
+    assert begins_again_notes(1, []) == ()
