@@ -124,21 +124,12 @@ def _size(node: Node, known: dict[int, int], above: set[int]) -> int:
     if id(node) not in known:
         parts = node.value
         if isinstance(node, yaml.MappingNode):
-            _refuse_twice(node)
             parts = [part for pair in node.value for part in pair]
         around = above | {id(node)}
         known[id(node)] = 1 + sum(_size(part, known, around) for part in parts)
     if known[id(node)] > MOST_ITEMS:
         raise ValueError(f"{_line(node)}: more than {MOST_ITEMS} items, and no file needs as many")
     return known[id(node)]
-
-
-def _refuse_twice(node: Node) -> None:
-    keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key.value, str)]
-    if len(set(keys)) < len(keys):
-        twice = _first_twice(keys)
-        last = [key for key, _ in node.value if (key.tag, key.value) == twice][-1]
-        raise ValueError(f"{_line(last)}: key `{_short(twice[1])}` is there twice")
 
 
 def _line(part: Any) -> str:
@@ -155,14 +146,16 @@ def _loader() -> Any:
     class Loader(base):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             # Texts that differ may be one key, as `04` and `4`; merged keys may be there again.
-            node_keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-            keys = [self.construct_object(key, deep=True) for key in node_keys]
-            for place, key in enumerate(keys):
-                if isinstance(key, Hashable) and key in keys[:place]:
+            seen = set()
+            for node_key, _ in node.value:
+                is_merge = node_key.tag == "tag:yaml.org,2002:merge"
+                key = node_key.value if is_merge else self.construct_object(node_key, deep=True)
+                if isinstance(key, Hashable) and key in seen:
                     sentence = f"key `{_short(str(key))}` is there twice"
                     raise yaml.constructor.ConstructorError(
-                        None, None, sentence, node_keys[place].start_mark
+                        None, None, sentence, node_key.start_mark
                     )
+                seen |= {key} if isinstance(key, Hashable) else set()
             return super().construct_mapping(node, deep)
 
         def construct_object(self, node: Node, deep: bool = False) -> Any:

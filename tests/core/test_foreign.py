@@ -40,6 +40,7 @@ texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]
     [
         ("a: 1\nb:\n  4: 1\n  04: 2\n", "line 4: key `4` is there twice"),
         ("a: 1\nb:\n  c: 1\n  c: 2\n", "line 4: key `c` is there twice"),
+        ("a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\n", "line 4: key `<<` is there twice"),
         ("a: 2026-02-30\n", "line 1: `2026-02-30` is no date"),
         ("- 1\n- !!bool maybe\n", "line 2: `maybe` is no yes or no"),
         (f"a: {'1' * 5000}\n", "is no whole number"),
@@ -53,7 +54,7 @@ texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]
         ("a: \x07\n", "control characters are not allowed"),
         ("a: [\n", "line 2: did not find expected node content"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_wrong_with_yaml_is_one_line_that_names_the_place(text: str, said: str) -> None:
     with pytest.raises(ValueError) as refused:
