@@ -281,7 +281,7 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
         loss=loss,
         loss_reading=_reading(loss, documents, same),
         relative_error=error,
-        error_reading=_reading(error, documents, same_error),
+        relative_error_reading=_reading(error, documents, same_error),
         documents=documents,
         kl=kl,
         kl_reading=_reading(kl, documents, same and _identical(two, common, divergences)),

@@ -10,7 +10,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
 
 from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
@@ -42,15 +41,13 @@ def document(difference: Difference) -> doc.Page:
             *(f"Note: {note}." for note in difference.notes),
         )
     ]
-    losses = [(delta, delta.loss, delta.loss_reading) for delta in difference.deltas]
-    errors = [(delta, delta.relative_error, delta.error_reading) for delta in difference.deltas]
-    divergences = [(delta, delta.kl, delta.kl_reading) for delta in difference.deltas]
-    tables = [
-        *_table(losses, "Losses", difference.unit, spread),
-        *_table(errors, "Added losses", "% points", percent),
-        *_table(divergences, "KL divergence to full precision", "nats per token", spread),
-        *_tasks(difference.tasks),
-    ]
+    shown: tuple[tuple[str, str, str, Callable[[Interval], str]], ...] = (
+        ("loss", "Losses", difference.unit, spread),
+        ("relative_error", "Added losses", "% points", percent),
+        ("kl", "KL divergence to full precision", "nats per token", spread),
+    )
+    tables = [block for each in shown for block in _table(difference.deltas, *each)]
+    tables += _tasks(difference.tasks)
     blocks += [doc.paragraph(_basis(difference)), *tables] if tables else []
     for title, lines in _causes(difference):
         if lines:
@@ -62,7 +59,7 @@ def _headline(difference: Difference) -> str:
     if not difference.deltas:
         return "There is nothing to compare: no subject and scheme is in both audits."
     losses = _counted([delta.loss_reading for delta in difference.deltas])
-    errors = _counted([delta.error_reading for delta in difference.deltas])
+    errors = _counted([delta.relative_error_reading for delta in difference.deltas])
     divergences = [delta.kl_reading for delta in difference.deltas]
     measured = f" KL divergence: {_counted(divergences)}." if any(divergences) else ""
     tasks = [delta.reading for delta in difference.tasks]
@@ -131,11 +128,9 @@ def _code(text: str | None) -> str:
 
 
 def _table(
-    rows: Sequence[tuple[Delta, Interval | None, Reading | None]],
-    title: str,
-    unit: str,
-    show: Callable[[Interval], str],
+    deltas: Sequence[Delta], name: str, title: str, unit: str, show: Callable[[Interval], str]
 ) -> list[doc.Block]:
+    rows = [(d, getattr(d, name), getattr(d, f"{name}_reading")) for d in deltas]
     differing = [(d, interval, r) for d, interval, r in rows if r not in ("same", None)]
     differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
     if not differing:
@@ -186,37 +181,8 @@ def _size(interval: Interval | None) -> float:
 
 
 def to_json(difference: Difference) -> str:
-    flat = replace(difference, deltas=(), picks=(None, None), tasks=())
-    names = {
-        "schema": SCHEMA,
-        "qaudit": __version__,
-        **asdict(flat),
-        "deltas": [_delta_row(delta) for delta in difference.deltas],
-        "tasks": [_task_row(delta) for delta in difference.tasks],
-        "pick_changed": difference.pick_changed,
-        "picks": [pick and encode(pick) for pick in difference.picks],
-    }
-    return text_of(names)
-
-
-def _delta_row(delta: Delta) -> dict[str, object]:
-    row: dict[str, object] = {"subject": delta.subject, "scheme": delta.scheme}
-    for name, interval, reading in (
-        ("loss", delta.loss, delta.loss_reading),
-        ("relative_error", delta.relative_error, delta.error_reading),
-        ("kl", delta.kl, delta.kl_reading),
-    ):
-        row[name] = interval and interval.estimate
-        row[f"{name}_low"] = interval and interval.low
-        row[f"{name}_high"] = interval and interval.high
-        row[f"{name}_reading"] = reading
-    return {**row, "documents": delta.documents}
-
-
-def _task_row(delta: TaskDelta) -> dict[str, object]:
-    drop = {"drop": delta.drop.estimate, "drop_low": delta.drop.low, "drop_high": delta.drop.high}
-    names = ("subject", "scheme", "task", "reading", "paired", "items")
-    return {**{name: getattr(delta, name) for name in names}, **drop}
+    head = {"schema": SCHEMA, "qaudit": __version__}
+    return text_of({**head, **encode(difference), "pick_changed": difference.pick_changed})
 
 
 FORMATS: dict[str, Callable[[Difference], str]] = {

@@ -196,7 +196,7 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Delta:
+class Delta(Row):
     """One subject under one scheme, b minus a: positive is worse."""
 
     subject: str
@@ -204,14 +204,14 @@ class Delta:
     loss: Interval | None  # in the unit of the difference; None where that means nothing
     loss_reading: Reading | None
     relative_error: Interval | None  # a fraction; None for full precision
-    error_reading: Reading | None
+    relative_error_reading: Reading | None
     documents: int
     kl: Interval | None = None  # divergence to full precision, nats per token
     kl_reading: Reading | None = None
 
 
 @dataclass(frozen=True)
-class TaskDelta:
+class TaskDelta(Row):
     """Accuracy on a task, a minus b in points: positive is worse."""
 
     subject: str

@@ -94,7 +94,7 @@ def near(interval: Interval | None, other: Interval) -> bool:
 def test_an_audit_does_not_differ_from_itself() -> None:
     same = diff(side(found()), side(found(), "b"))
     assert {d.loss_reading for d in same.deltas} == {"same"}
-    assert {d.error_reading for d in same.deltas} == {"same", None}
+    assert {d.relative_error_reading for d in same.deltas} == {"same", None}
     assert same.protocol == same.software == same.specs == same.subjects == same.schemes == ()
     assert not same.pick_changed
 
@@ -127,9 +127,9 @@ def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None
         four = (n.nll_sum, w.nll_sum, q.nll_sum, f.nll_sum)
         plain = statistics.interval(four, statistics.excess_difference, level)
         assert near(got.relative_error, plain)
-        assert (got.loss_reading, got.error_reading) == ("worse", "worse")
+        assert (got.loss_reading, got.relative_error_reading) == ("worse", "worse")
     assert delta(difference, "soup", "fp").loss_reading == "same"
-    assert delta(difference, "soup", "fp").error_reading is None
+    assert delta(difference, "soup", "fp").relative_error_reading is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -244,7 +244,7 @@ def test_losses_are_not_compared_where_neither_unit_is_known() -> None:
     )
     difference = diff(side(found()), side(unknown, "b"))
     assert {d.loss for d in difference.deltas} == {None}
-    assert {d.error_reading for d in difference.deltas} == {"same", None}
+    assert {d.relative_error_reading for d in difference.deltas} == {"same", None}
     assert "bytes were not counted" in difference.notes[0]
     assert difference.at_once == 4
 
@@ -262,7 +262,7 @@ def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> 
     )
     difference = diff(side(found()), side(broken, "b"))
     assert delta(difference, "soup", "fp").loss_reading == "unclear"
-    assert delta(difference, "soup", "gptq-4bit").error_reading == "unclear"
+    assert delta(difference, "soup", "gptq-4bit").relative_error_reading == "unclear"
     assert delta(difference, "soup", "gptq-4bit").loss_reading == "same"
 
 

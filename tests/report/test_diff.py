@@ -24,10 +24,10 @@ ROW = Delta(
     64,
 )
 SAME = replace(
-    ROW, subject="quiet", loss=Interval(0, 0, 0), loss_reading="same", error_reading="same"
+    ROW, subject="quiet", loss=Interval(0, 0, 0), loss_reading="same", relative_error_reading="same"
 )
 BETTER = replace(ROW, scheme="rtn-3bit", loss=Interval(-0.2, -0.3, -0.1), loss_reading="better")
-FINE = replace(ROW, loss=None, loss_reading=None, scheme="bnb-nf4", error_reading="better")
+FINE = replace(ROW, loss=None, loss_reading=None, scheme="bnb-nf4", relative_error_reading="better")
 PICK = Pick("soup", "gptq-4bit", "loss", None, None, None)
 
 
