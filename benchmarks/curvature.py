@@ -25,8 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 from qaudit.core.spectrum import signs
 from qaudit.engine.hidden_states import return_large_blocks, share_one_arena
-from qaudit.diagnostics.curvature_hessian import LossHessian, Part
-from qaudit.diagnostics.curvature_measure import Shape, product_nbytes
+from qaudit.diagnostics.curvature_hessian import HessianPart, LossHessian
+from qaudit.diagnostics.curvature_measure import PassShape, product_nbytes
 torch.set_num_threads(1)
 share_one_arena()
 return_large_blocks()
@@ -55,7 +55,7 @@ def run(step):
     step()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    shape = Shape(sum(p.numel() for p in parameters), layers, 512, 1408, 8, vocabulary)
+    shape = PassShape(sum(p.numel() for p in parameters), layers, 512, 1408, 8, vocabulary)
     estimate = product_nbytes(shape, windows, context)
     return {"nbytes": peak - before, "seconds": seconds, "value": value, "estimate": estimate}
 """
@@ -82,7 +82,7 @@ def step():
 _OURS = """
 scored_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
 scored_BT[:, 0] = False
-hessian = LossHessian(model, list(model.model.layers), [Part(0, tokens_BT, scored_BT)])
+hessian = LossHessian(model, list(model.model.layers), [HessianPart(0, tokens_BT, scored_BT)])
 vector_P = signs(sum(hessian.sizes), 0, hessian.like)
 def step():
     return float(hessian(vector_P).forms_K[0]) / int(hessian.tokens_D.sum())

@@ -11,7 +11,7 @@ import pytest
 from qaudit.judge.gate import GateInput
 from qaudit.judge.rollouts import answer_length, tokens_to_divergence
 from qaudit.policy.keys import margin_of
-from qaudit.report.gate.checks import margin, value
+from qaudit.report.gate.checks import margin, shown
 from qaudit.types import Check, RolloutEvidence
 from tests.support.gated import SCHEMES, A, check, held, judged, measured, of, policy, rule
 
@@ -65,7 +65,7 @@ def test_answers_that_change_before_the_margin_breach(bound: float, outcome: str
     assert found.documents == PROMPTS
     assert f"the margin is {bound} tokens" in found.message
     assert margin(found) == f"at least {bound} tokens"
-    assert "tokens [" in value(found)
+    assert found.interval is not None and "tokens [" in shown(found.unit, found.interval)
 
 
 def test_answers_that_never_change_pass() -> None:
