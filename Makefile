@@ -84,7 +84,8 @@ kernels: .peers/kernels/.done ## the tests of Triton kernels, in Triton's interp
 
 # Each peer pins libraries that we do not, so each has an environment of its own, in which its
 # file of tests/peers runs. A peer that cannot be imported is a failure, never a skip.
-peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/llamacpp/converter .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done .peers/autoround/.done ## hold our arithmetic against the peers'
+peers: $(VENV)/.dev .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/llamacpp/converter .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done .peers/autoround/.done ## hold our arithmetic against the peers'
+	$(PY) -m pytest -o filterwarnings=default -m peers tests/peers/test_transformers_runs.py $(PYTEST)
 	.peers/llmcompressor/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_llmcompressor.py $(PYTEST)
 	GPTQMODEL_CPU_WORKERS=2 .peers/gptqmodel/bin/python -m pytest -o filterwarnings=default \

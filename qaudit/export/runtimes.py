@@ -150,11 +150,27 @@ def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
     return Loaded(model.vocabulary, lambda tokens_BT: model(tokens_BT)[:, :-1])
 
 
+def _mlx(folder: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder in MLX, which computes in the types of its file."""
+    import mlx.core as mx
+    import numpy as np
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+
+    def logits(tokens_BT: Tensor) -> Tensor:
+        logits_BTV = model(mx.array(tokens_BT.numpy())).astype(mx.float32)
+        return torch.from_numpy(np.array(logits_BTV))[:, :-1]
+
+    return Loaded(int(model.args.vocab_size), logits)
+
+
 RUNTIMES = (
     Program("transformers", ("transformers",), _transformers),
     Program("gptqmodel", ("gptqmodel",), _gptqmodel),
     Program("vllm", ("vllm",), _vllm),
     Program("llama.cpp", ("xllamacpp",), _llama_cpp, rounds_activations=True),
+    Program("mlx", ("mlx-lm",), _mlx),
 )
 
 

@@ -127,9 +127,6 @@ def verify(
         return Verification(record, differences, trusted=trusted, unhashed=unhashed)
     from qaudit.export.runtimes import limit_of, runtime_for
 
-    if runtime is None and not form.loaded_by:
-        why = f"no runtime here loads `{record.format}`"
-        return Verification(record, (), why_not_run=why, trusted=trusted)
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
         why, how = f"{' and '.join(missing)} is not installed", install(*missing)

@@ -69,6 +69,7 @@ class MlxFiles(Format):
     suffixes = (".weight", ".scales", ".biases")
     reader = Reader("mlx", (".scales",), suffixes, _mlx, beside=(".biases",))
     runtimes = (Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
+    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"mlx": ()}
 
     def snippet(self, place: str, model: str, config: Document) -> str:
         return (

@@ -9,6 +9,7 @@ EXTRAS = {
     "gguf": "gguf",
     "gptqmodel": "gptqmodel",
     "lm_eval": "tasks",
+    "mlx-lm": "mlx",
     "pandas": "pandas",
     "pyarrow": "parquet",
     "vllm": "vllm",

@@ -112,30 +112,25 @@ def test_other_formats_run_as_audited(
     assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
 
 
-def test_files_that_no_runtime_here_loads_are_compared_all_the_same(
-    qaudit: Run, place: Path
-) -> None:
-    scheme = "rtn-4bit:group=32:sym=false"
-    options = (*TEXT, "--schemes", scheme, "--out", "o", "-q")
-    assert qaudit("scan", "series/step200", *options).code == 0
-    assert qaudit("export", "o", *of(scheme), "--format", "mlx", "--out", "new", "-q").code == 0
-    done = qaudit("verify", "new", "--audit", "o")
-    assert done.code == 0, done.err
-    assert "not run: no runtime here loads `mlx`" in done.out
-
-
-@pytest.mark.parametrize("form", ["gptq", "awq"])
+@pytest.mark.parametrize(
+    ("form", "runtime", "package"),
+    [
+        ("gptq", "gptqmodel", "gptqmodel"),
+        ("awq", "gptqmodel", "gptqmodel"),
+        ("mlx", "mlx", "mlx-lm"),
+    ],
+)
 def test_without_its_runtime_the_files_are_compared_all_the_same(
-    qaudit: Run, exported: Path, form: str
+    qaudit: Run, exported: Path, form: str, runtime: str, package: str
 ) -> None:
     assert qaudit("export", "out", *of(SCHEME), "--format", form, "--out", form, "-q").code == 0
     done = qaudit("verify", form, "--audit", "out")
     assert done.code == 0
-    assert "not run: gptqmodel is not installed" in done.out
-    assert "to run it: pip install 'qaudit-llm[gptqmodel]'" in done.out
+    assert f"not run: {package} is not installed" in done.out
+    assert f"to run it: pip install 'qaudit-llm[{runtime}]'" in done.out
     assert "those that were audited; the model was not run." in done.out
-    named = qaudit("verify", form, "--audit", "out", "--runtime", "gptqmodel")
-    refused(named, 4, "gptqmodel is not installed", "qaudit-llm[gptqmodel]")
+    named = qaudit("verify", form, "--audit", "out", "--runtime", runtime)
+    refused(named, 4, f"{package} is not installed", f"qaudit-llm[{runtime}]")
 
 
 def test_only_the_runtime_holds_a_whole_model(

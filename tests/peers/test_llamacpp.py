@@ -42,10 +42,12 @@ from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
 from tests.support import released
+from tests.support.cli import Run
 from tests.support.converter import TOKENS, Converter
 from tests.support.converter import TYPES as MODEL_TYPES
 from tests.support.converter import make as make_converted
 from tests.support.gguf import HASHES, importance, permuted, rewrite, weight, write_gguf
+from tests.support.runtimes import REAL, place_with, verified
 from tests.support.tiny import make
 
 pytestmark = pytest.mark.peers
@@ -364,3 +366,14 @@ def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> Non
     with torch.no_grad():
         plain = released.plain(wrapper, "gemma3")(torch.tensor([TOKENS])).logits[0].numpy()
     assert np.abs(logits - plain).max() <= 1e-3 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("scheme", ["gguf-q8_0", "gguf-q4_k"])
+def test_verify_runs_an_exported_file_of_135m(
+    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Rows of 576 columns do not divide by 256, so that `q4_k` falls back."""
+    monkeypatch.chdir(place_with(tmp_path, **REAL))
+    run = verified(qaudit, "gguf", scheme)
+    assert run["runtime"].startswith("xllamacpp")
+    assert abs(run["difference"]) < 0.02  # it rounds activations to 8 bits

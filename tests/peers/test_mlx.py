@@ -21,10 +21,12 @@ from qaudit.export.folder import export_quantized
 from qaudit.formats.registry import format_named
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
+from tests.support.cli import Run
 from tests.support.damage import ODD
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer, write_documents
 from tests.support.quantized import write
+from tests.support.runtimes import REAL, place_with, verified
 
 pytestmark = pytest.mark.peers
 
@@ -237,3 +239,13 @@ def by_mlx_lm(folder: Path, names: list[str]) -> dict[str, torch.Tensor] | None:
     except Exception:  # noqa: BLE001 - a library raises what it likes
         return None
     return weights
+
+
+@pytest.mark.parametrize("shape", [{}, REAL], ids=["tiny", "135M"])
+def test_verify_runs_an_exported_folder(
+    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: dict[str, object]
+) -> None:
+    monkeypatch.chdir(place_with(tmp_path, **shape))
+    run = verified(qaudit, "mlx", f"gptq-4bit:group={64 if shape else 32}")
+    assert run["runtime"].startswith("mlx-lm 0.32")
+    assert abs(run["difference"]) < 1e-3
