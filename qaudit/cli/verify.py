@@ -27,7 +27,9 @@ def verify(
     runtime: Annotated[
         str | None,
         option(
-            "What to compare with", "transformers, gptqmodel or vllm.", show_default="by the format"
+            "What to compare with",
+            "transformers, gptqmodel, llama.cpp, mlx or vllm.",
+            show_default="by the format",
         ),
     ] = None,
     policy: Annotated[

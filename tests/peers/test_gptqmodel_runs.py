@@ -9,7 +9,7 @@ import pytest
 from tests.support.cli import Run
 from tests.support.runtimes import REAL, place_with, verified
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.peers
         ("gptq", "gptq-mix:budget=3.9:group=32:members=348", {}),
         ("awq", "rtn-4bit:group=32:sym=false", {}),
         pytest.param("gptq", "gptq-4bit:group=64", REAL, id="gptq-135M"),
-        pytest.param("awq", "awq-4bit:group=64:sym=false", REAL, id="awq-135M"),
+        pytest.param("awq", "awq-4bit:group=64", REAL, id="awq-135M"),
     ],
 )
 def test_files_run_as_audited(

@@ -369,6 +369,7 @@ def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["gguf-q8_0", "gguf-q4_k"])
+@pytest.mark.usefixtures("without_pictures")
 def test_verify_runs_an_exported_file_of_135m(
     qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:

@@ -242,6 +242,7 @@ def by_mlx_lm(folder: Path, names: list[str]) -> dict[str, torch.Tensor] | None:
 
 
 @pytest.mark.parametrize("shape", [{}, REAL], ids=["tiny", "135M"])
+@pytest.mark.usefixtures("without_pictures")
 def test_verify_runs_an_exported_folder(
     qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: dict[str, object]
 ) -> None:

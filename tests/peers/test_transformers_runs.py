@@ -12,7 +12,7 @@ from qaudit.saved.evidence import read_saved
 from tests.support.cli import Run
 from tests.support.runtimes import REAL, place_with, verified
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
 
 
 @pytest.fixture
