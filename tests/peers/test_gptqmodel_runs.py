@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
         ("gptq", "gptq-mix:budget=3.9:group=32:members=348", {}),
         ("awq", "rtn-4bit:group=32:sym=false", {}),
         pytest.param("gptq", "gptq-4bit:group=64", REAL, id="gptq-135M"),
-        pytest.param("awq", "awq-4bit:group=64", REAL, id="awq-135M"),
+        pytest.param("awq", "awq-4bit:group=64:exact_fold=true", REAL, id="awq-135M"),
     ],
 )
 def test_files_run_as_audited(
