@@ -94,6 +94,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.bnb_codes",),
     "gptqmodel": ("qaudit.export.runtimes",),
+    "mlx": ("qaudit.export.runtimes",),
+    "mlx_lm": ("qaudit.export.runtimes",),
     "vllm": ("qaudit.export.runtimes",),
     "tqdm": ("qaudit.export.runtimes",),  # where bars of other libraries are left out
     "transformers": (
