@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -15,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import psutil
 
 from qaudit.checkpoints.stamps import hub_cache, own_cache
@@ -23,8 +25,10 @@ from qaudit.host import available_nbytes, free_disk_nbytes
 from qaudit.planning.pin import libraries
 from qaudit.planning.price import choose_device, why_auto
 from qaudit.report.format import duration, size
+from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.extras import INSTALL, install
 from qaudit.support.lazy import torch
+from qaudit.types import Window
 
 if TYPE_CHECKING:
     from qaudit.core.linears import Linears
@@ -33,6 +37,12 @@ if TYPE_CHECKING:
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 FASTER = 1.5
 """A dtype is recommended from this ratio on: a run reads and waits, too."""
+
+_OF_ONE_BLOCK = tuple(name for name in DEFAULT_SCHEMES if name.endswith("-4bit"))
+_CLOSE = 1e-4  # of a loss in float32: the order of sums differs
+_CHAOS = 2e-2  # of schemes that calibrate, which amplify that order
+_SIDE = 4096  # of the matrices whose product is timed
+_SEVEN_B, _TOKENS = 7e9, 131_072
 
 _OPTIONAL = {
     "accelerate": "`verify` of bitsandbytes files",
@@ -91,8 +101,6 @@ def _machine() -> Iterator[Fact]:
 
 def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
     """Audit one block on the GPU, and compare its losses with the CPU's."""
-    from qaudit.engine.device_check import check_device
-
     hint = "use `--device cpu`, and have the device or its driver checked"
     try:
         checked = check_device(device, dtype)
@@ -108,6 +116,99 @@ def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
         f"the CPU's losses; {checked.rate / 1e12:.3g} TFLOP/s in {name}: forward passes of a "
         f"default audit of a 7B model in {duration(checked.seconds_of_7b)}",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceCheck:
+    """How far losses are from the CPU's, and the rate of a product of matrices."""
+
+    apart: dict[str, float]  # relative, by scheme
+    rate: float  # FLOP per second
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, apart in self.apart.items()
+            if not apart <= (_CHAOS if _calibrates(name) else _CLOSE)
+        )
+
+    @property
+    def seconds_of_7b(self) -> float:
+        """Return what the forward passes of a default audit of a 7B model take at this rate."""
+        return (1 + len(DEFAULT_SCHEMES)) * _TOKENS * 2 * _SEVEN_B / self.rate
+
+
+def _calibrates(stream: str) -> bool:
+    from qaudit.core.registry import parse_scheme
+    from qaudit.core.scheme import Calibration
+
+    return stream in _OF_ONE_BLOCK and parse_scheme(stream).calibration is not Calibration.NONE
+
+
+def check_device(device: torch.device, dtype: torch.dtype) -> DeviceCheck:
+    """Audit one block on a GPU and on the CPU; time a product of matrices."""
+    with tempfile.TemporaryDirectory(prefix="qaudit-") as temporary:
+        folder = _make_model(Path(temporary))
+        there, here = (_losses(folder, place) for place in (device, torch.device("cpu")))
+    apart = {name: abs(there[name] / here[name] - 1) for name in here}
+    return DeviceCheck(apart, _rate(device, dtype))
+
+
+def _make_model(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=320,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _losses(folder: Path, device: torch.device) -> dict[str, float]:
+    from qaudit.checkpoints.safetensors import WeightFolder
+    from qaudit.core.registry import parse_schemes
+    from qaudit.engine.batches import make_batches
+    from qaudit.engine.block_pass import run_blocks
+    from qaudit.engine.hidden_states import HiddenStates
+    from qaudit.engine.tokens import Feed
+    from qaudit.model.blocks import BlockModel
+
+    draw = np.random.default_rng(0)
+    rows = draw.integers(3, 512, (8, 64), dtype=np.int32)
+    calibration, evaluation = (
+        make_batches([Window(k, row) for k, row in enumerate(some)], 64)
+        for some in (rows[:4], rows[4:])
+    )
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=device)
+    with HiddenStates(folder / "spill", 2**30, device, 2**28) as states:
+        tallies = run_blocks(
+            model, Feed(calibration, evaluation), parse_schemes(_OF_ONE_BLOCK), states
+        )
+    names = ("fp", *_OF_ONE_BLOCK)
+    return {
+        name: float(torch.cat([nll[:, 1:].flatten() for nll in tally.nll]).double().mean())
+        for name, tally in zip(names, tallies.values(), strict=True)
+    }
+
+
+def _rate(device: torch.device, dtype: torch.dtype, side: int = _SIDE) -> float:
+    a = torch.ones(side, side, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(4):  # the first one warms up
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        a @ a
+        torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2.0 * side**3 / best
 
 
 def _torch_fault() -> Fact | None:

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from qaudit.cli.app import app
 from qaudit.core.registry import schemes
 from qaudit.core.schemes.rtn import RoundToNearest
-from qaudit.engine import device_check
-from qaudit.engine.device_check import DeviceCheck, check_device
-from qaudit.engine.doctor import EXAMPLE_REPO, Fact, _one_block, examine
+from qaudit.engine import doctor
+from qaudit.engine.doctor import EXAMPLE_REPO, DeviceCheck, Fact, _one_block, check_device, examine
 from qaudit.planning import price
 from tests.support.hub import Hub
 from tests.support.pretended_device import pretended
@@ -92,22 +91,22 @@ HERE = torch.device("cuda"), torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_check, "SIDE", 16)
-    monkeypatch.setattr(device_check._rate, "__defaults__", (16,))
+    monkeypatch.setattr(doctor, "_SIDE", 16)
+    monkeypatch.setattr(doctor._rate, "__defaults__", (16,))
 
 
 def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:
     with pretended() as device:
         checked = check_device(*HERE)
         assert device.tried > 100
-    assert checked.apart == dict.fromkeys(("fp", *device_check.SCHEMES), 0.0)
+    assert checked.apart == dict.fromkeys(("fp", *doctor._OF_ONE_BLOCK), 0.0)
     assert checked.wrong == ()
     assert checked.rate > 0
 
 
 def test_doctor_says_what_a_7b_would_take() -> None:
     checked = DeviceCheck({"fp": 1e-6, "gptq-4bit": 1e-3}, rate=5e14)
-    with mock.patch.object(device_check, "check_device", lambda *_: checked):
+    with mock.patch.object(doctor, "check_device", lambda *_: checked):
         fact = _one_block(*HERE)
     assert fact.state == "ok"
     assert fact.value == (
@@ -130,7 +129,7 @@ def test_doctor_says_what_a_7b_would_take() -> None:
     ],
 )
 def test_doctor_calls_a_device_with_other_losses_a_fault(failure: Any, value: str) -> None:
-    with mock.patch.object(device_check, "check_device", failure):
+    with mock.patch.object(doctor, "check_device", failure):
         fact = _one_block(*HERE)
     assert (fact.state, fact.value) == ("fault", value)
 

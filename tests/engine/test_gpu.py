@@ -10,7 +10,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN, _difference, choose
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.device_check import check_device
+from qaudit.engine.doctor import check_device
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.model.blocks import BlockModel
 from tests.support.awkward import NAMES, made, short

@@ -104,7 +104,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.groups",
         "qaudit.model.config",
         "qaudit.model.routes",
-        "qaudit.engine.device_check",  # makes a model of one block
+        "qaudit.engine.doctor",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.text.tokenizer",
         "qaudit.export.runtimes",
