@@ -210,9 +210,8 @@ def _lines(judged: Gate, objective: str) -> Iterator[str]:
     yield from (f"warning {w.rule} {w.subject} {w.scheme}: {w.message}; {w.hint}"
                 for w in judged.warnings)  # fmt: skip
     yield from (f"other: {other}" for other in verdict.others)
-    left = len(judged.checks) - len(findings_of(judged))
-    if left:
-        yield f"{left} of {len(judged.checks)} checks are no findings of a scan"
+    found = [f"{f.level} {f.rule} of {f.subject} {f.outcome}" for f in findings_of(judged)]
+    yield f"findings of a scan: {', '.join(found) or 'none'}"
 
 
 def _check(check: Check) -> Iterator[str]:

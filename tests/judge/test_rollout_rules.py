@@ -56,9 +56,7 @@ def asked(stream: RolloutEvidence, metric: str, bound: float) -> Check:
 SPREAD = np.linspace(40, 80, PROMPTS)
 
 
-@pytest.mark.parametrize(
-    ("bound", "outcome"), [(30, "pass"), (60, "inconclusive"), (90, "fail"), (200, "fail")]
-)
+@pytest.mark.parametrize(("bound", "outcome"), [(30, "pass"), (60, "inconclusive"), (90, "fail")])
 def test_answers_that_change_before_the_margin_breach(bound: float, outcome: str) -> None:
     found = asked(evidence(SPREAD), "tokens_to_divergence", bound)
     assert found.outcome == outcome
@@ -66,25 +64,6 @@ def test_answers_that_change_before_the_margin_breach(bound: float, outcome: str
     assert f"the margin is {bound} tokens" in found.message
     assert margin(found) == f"at least {bound} tokens"
     assert found.interval is not None and "tokens [" in shown(found.unit, found.interval)
-
-
-def test_answers_that_never_change_pass() -> None:
-    found = asked(evidence(TOKENS), "tokens_to_divergence", 100)
-    assert found.outcome == "pass"
-    assert "change within more than is written [inf, inf]" in found.message
-
-
-def test_sampled_rollouts_do_not_answer_where_answers_change() -> None:
-    found = asked(evidence(-1), "tokens_to_divergence", 100)
-    assert found.outcome == "missing"
-    assert "was not measured: the rollouts are sampled, none is greedy" in found.message
-
-
-@pytest.mark.parametrize(
-    ("end", "outcome"), [(1.02, "pass"), (0.98, "pass"), (1.2, "fail"), (0.8, "fail")]
-)
-def test_answers_that_end_otherwise_breach_both_ways(end: float, outcome: str) -> None:
-    assert asked(evidence(SPREAD, end), "answer_length", 0.1).outcome == outcome
 
 
 def test_a_change_of_length_has_no_sign() -> None:
@@ -105,24 +84,6 @@ def test_a_prompt_counts_once() -> None:
 
 
 COLUMNS = ("prompt", "tokens", "nll_sum", "agreed", "end_sum", "kl_sum")
-
-
-def test_audits_without_rollouts_are_asked_for_them() -> None:
-    rules = policy(
-        rule(subjects=(A,), schemes=(GPTQ,), metric="tokens_to_divergence", margin=100.0)
-    )
-    found = check(judged(rules, held()), A)
-    assert found.outcome == "missing"
-    assert "no rollouts were scored" in found.message
-    assert "rollouts=" in found.hint
-
-
-def test_few_prompts_are_inconclusive() -> None:
-    few = evidence(150)
-    few = RolloutEvidence(**{k: v[:5] if k in COLUMNS else v for k, v in vars(few).items()})
-    found = asked(few, "tokens_to_divergence", 20)
-    assert found.outcome == "inconclusive"
-    assert "prompts" in found.hint
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.table import Measurements
 from qaudit.policy import preset
 from qaudit.types import (
-    ByConfidence,
     Checkpoint,
     ClassVerdict,
     Evidence,
@@ -34,7 +33,6 @@ from qaudit.types import (
     Gate,
     Ignore,
     Interval,
-    Level,
     Measurement,
     Policy,
     PolicyRule,
@@ -264,57 +262,6 @@ def test_means_that_a_search_tried_count() -> None:
     assert other.at_once == 1
 
 
-def test_a_contender_that_breaks_a_rule_does_not_ship_for_its_bits() -> None:
-    rows = tied(BITS)
-    kl = {"gptq-4bit": 0.5, "bnb-nf4": 0.01, "rtn-4bit": 0.01}
-    rows = [m if m.scheme == "fp" else with_divergence(m, kl[m.scheme]) for m in rows]
-    rules = [
-        PolicyRule("four", "relative_error", 0.05, subjects=("@ships",)),
-        PolicyRule("kl", "kl", 0.1, subjects=("@ships",)),
-    ]
-    answer, verdict = gated(rows, Policy("ours", tuple(rules)))
-    assert (answer.exit_code, verdict.classes[0].scheme) == (0, "rtn-4bit")
-
-
-def test_a_contender_with_fewer_bits_that_is_undecided_leaves_it_to_one_that_passes() -> None:
-    swing = np.where(np.arange(60) % 2, 60.0, -60.0)
-    rows = [
-        sample.with_loss(m, m.evidence.nll_sum + swing) if m.scheme == "gptq-4bit" else m
-        for m in tied(BITS)
-    ]
-    rule = PolicyRule("four", "relative_error", 0.05, subjects=("@ships",))
-    _, verdict = gated(rows, Policy("ours", (rule,)))
-    (only,) = verdict.classes
-    assert (only.status, only.scheme, only.at_once) == ("ship", "rtn-4bit", 3)
-    # Where none passes, the fewest bits are undecided.
-    strict = replace(rule, margin=0.0)
-    _, verdict = gated(rows, Policy("ours", (strict,)))
-    assert (verdict.classes[0].status, verdict.classes[0].scheme) == ("undecided", "gptq-4bit")
-
-
-def test_where_the_leader_breaks_a_rule_another_subject_is_named_and_does_not_ship() -> None:
-    losses = {
-        ("a", "fp"): 1.9,
-        ("a", "gptq-4bit"): 2.0,
-        ("b", "fp"): 2.0,
-        ("b", "gptq-4bit"): 2.001,
-    }
-    rule = PolicyRule("four", "relative_error", 0.02, subjects=("@ships",))
-    _, verdict = gated(measured(losses, noise=2.0, seed=1), Policy("ours", (rule,)))
-    (only,) = verdict.classes
-    assert (only.subject, only.status) == ("a", "hold")
-    assert only.changes[0] == "`b` at gptq-4bit, whose loss is indistinguishable, breaks no rule"
-
-
-def test_a_clear_failure_is_no_matter_of_documents_and_few_never_pass() -> None:
-    for error, exit_code, status in ((0.2, 1, "hold"), (0.0001, 3, "undecided")):
-        rows = [
-            replace(m, evidence=of_first(m.evidence, 13)) for m in of_errors({"gptq-4bit": error})
-        ]
-        answer, verdict = gated(rows)
-        assert (answer.exit_code, verdict.classes[0].status) == (exit_code, status)
-
-
 def test_classes_do_not_pay_for_each_other() -> None:
     alone, _ = gated(of_errors({"gptq-4bit": 0.01}))
     both, _ = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.001}))
@@ -424,133 +371,6 @@ def of_errors(errors: dict[str, float], subject: str = "a") -> list[Measurement]
     return measured(losses, noise=0.001)
 
 
-def told(verdict: Verdict) -> list[tuple[str, str, str]]:
-    return [(one.bit_class, one.level, one.status) for one in verdict.classes]
-
-
-def test_release_covers_eight_four_and_three_bits() -> None:
-    rows = of_errors({"bnb-int8": 0.001, "gptq-4bit": 0.01, "gptq-3bit": 0.2})
-    answer, verdict = gated(rows)
-    assert told(verdict) == [("8", "error", "ship"), ("4", "error", "ship"), ("3", "warn", "hold")]
-    assert (answer.exit_code, verdict.status) == (0, "ship")
-    three = verdict.classes[-1]
-    assert (three.rule, three.margin, three.unit) == ("three-bit", 0.08, "fraction")
-    assert three.relative_error is not None
-    assert three.relative_error.low > 0.08
-    assert "the margin is 8 %" in three.breaches[0]
-
-
-def test_a_scheme_that_does_not_ship_is_not_judged() -> None:
-    answer, _ = gated(of_errors({"gptq-4bit": 0.01, "rtn-4bit": 0.3}))
-    assert answer.exit_code == 0
-    assert {check.scheme for check in answer.checks} == {"gptq-4bit"}
-
-
-def test_a_class_that_was_not_measured_is_asked_for_by_name_alone() -> None:
-    rows = of_errors({"gptq-4bit": 0.01})
-    assert gated(rows)[0].exit_code == 0
-    answer, verdict = gated(rows, bits=("8", "4"))
-    assert told(verdict) == [("8", "error", "incomplete"), ("4", "error", "ship")]
-    assert (answer.exit_code, verdict.status) == (3, "incomplete")
-    assert verdict.classes[0].needs == ("scan again with a scheme of 8 bits in `--schemes`",)
-    answer, verdict = gated(rows, bits=("3",))  # which only warns unless it is named
-    assert told(verdict) == [("3", "error", "incomplete")]
-    assert (answer.exit_code, verdict.status) == (3, "incomplete")
-
-
-def test_where_no_class_that_counts_was_measured_the_answer_is_incomplete() -> None:
-    answer, verdict = gated(of_errors({"gptq-3bit": 0.01}))
-    assert (answer.verdict, verdict.status) == ("incomplete", "incomplete")
-    assert "nothing was measured at 8 or 4 bits" in verdict.others[0]
-
-
-def test_a_class_that_is_not_asked_for_changes_no_answer() -> None:
-    rows = of_errors({"gptq-4bit": 0.01, "rtn-6bit": 0.3})
-    answer, verdict = gated(rows)
-    assert told(verdict) == [("6", "off", "unjudged"), ("4", "error", "ship")]
-    assert (answer.exit_code, verdict.status) == (0, "ship")
-    assert verdict.classes[0].needs == ()
-
-
-def test_a_class_that_the_command_names_and_no_rule_covers_is_inconclusive() -> None:
-    answer, verdict = gated(of_errors({"gptq-4bit": 0.01, "rtn-6bit": 0.3}), bits=("6", "4"))
-    assert told(verdict) == [("6", "error", "undecided"), ("4", "error", "ship")]
-    assert (answer.exit_code, verdict.status) == (3, "undecided")
-
-
-def test_a_class_that_no_rule_covers_is_undecided() -> None:
-    rules = tuple(r for r in preset("release").rules if r.name != "four-bit")
-    answer, verdict = gated(of_errors({"gptq-4bit": 0.01}), replace(preset("release"), rules=rules))
-    assert (answer.exit_code, told(verdict)) == (3, [("4", "error", "undecided")])
-    (check,) = answer.of("inconclusive")
-    assert (check.rule, check.scheme) == ("QA040", "gptq-4bit")
-    off = replace(preset("release"), rules=rules, classes={"8": "error"})
-    answer, verdict = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.0}), off)
-    assert (answer.exit_code, told(verdict)[1]) == (0, ("4", "off", "unjudged"))
-
-
-@pytest.mark.parametrize("classes", [{"4": "off"}, {"8": "off"}, {"8": "warn"}])
-def test_a_rule_about_what_ships_that_no_class_is_left_for_is_not_a_pass(
-    classes: dict[str, Level],
-) -> None:
-    rule = PolicyRule("x", "relative_error", 0.02, subjects=("@ships",))
-    policy = Policy("ours", (rule,), classes=classes)
-    answer, verdict = gated(of_errors({"gptq-4bit": 0.3}), policy)
-    assert (answer.exit_code, verdict.status) == (3, "incomplete")
-    assert "leaves out 4 bits" in verdict.others[0]
-    both = {"gptq-4bit": 0.3, "bnb-int8": 0.001}
-    answer, _ = gated(of_errors(both), replace(policy, classes={"4": "off", "8": "error"}))
-    assert answer.exit_code == 0
-    answer, _ = gated(of_errors(both), replace(policy, rules=(replace(rule, level="warn"),)))
-    assert answer.exit_code == 0
-
-
-def test_a_rule_on_the_pick_covers_what_ships_of_its_class() -> None:
-    plain = Policy("old", (PolicyRule("four", "relative_error", 0.02, schemes=("*-4bit",)),))
-    rows = of_errors({"gptq-4bit": 0.01, "rtn-4bit": 0.3, "gptq-3bit": 0.1})
-    answer, verdict = gated(rows, plain)
-    assert {check.scheme for check in answer.checks} == {"gptq-4bit", "rtn-4bit"}
-    assert told(verdict) == [("4", "error", "ship"), ("3", "off", "unjudged")]
-    # Another error of the policy, that of a scheme that does not ship, decides beside the classes.
-    assert (answer.exit_code, verdict.status) == (1, "hold")
-    assert "rtn-4bit raises the loss" in verdict.others[0]
-
-
-def test_what_a_class_of_no_finite_loss_has_is_a_breach() -> None:
-    rows = of_errors({"gptq-4bit": float("nan")})
-    answer, verdict = gated(rows)
-    assert (answer.exit_code, told(verdict)) == (1, [("4", "error", "hold")])
-    assert verdict.classes[0].subject is None
-
-
-@pytest.mark.parametrize(("kl", "outcome"), [(0.01, "pass"), (0.2, "fail"), (None, "missing")])
-def test_rules_of_divergence_warn_and_never_decide(kl: float | None, outcome: str) -> None:
-    rows = of_errors({"gptq-4bit": 0.01})
-    if kl is not None:
-        rows = [m if m.scheme == "fp" else with_divergence(m, kl) for m in rows]
-    rules = [r for r in preset("release").rules if r.name in ("four-bit", "four-bit-kl")]
-    answer, verdict = gated(rows, replace(preset("release"), rules=tuple(rules)))
-    assert {c.metric: c.outcome for c in answer.checks} == {"relative_error": "pass", "kl": outcome}
-    assert (answer.exit_code, verdict.classes[0].status) == (0, "ship")
-    assert bool(verdict.classes[0].warnings) == (outcome != "pass")
-
-
-def test_the_worst_stratum_decides_where_a_rule_asks_for_it() -> None:
-    rows = of_errors({"gptq-4bit": 0.01})
-    strata = tuple("code" if k % 6 < 2 else "prose" for k in range(60))
-    harm = np.where(np.array(strata) == "code", 1.05, 1.0)
-
-    def grouped(m: Measurement) -> Measurement:
-        nll = m.evidence.nll_sum * (1.0 if m.scheme == "fp" else harm)
-        return replace(m, evidence=replace(m.evidence, strata=strata, nll_sum=nll))
-
-    rule = PolicyRule("worst", "relative_error", 0.04, subjects=("@ships",), strata="worst")
-    for asked, outcome in ((rule, "fail"), (replace(rule, strata=None), "pass")):
-        answer, _ = gated([grouped(m) for m in rows], Policy("p", (asked,)))
-        assert [check.outcome for check in answer.checks] == [outcome]
-    assert gated(rows, Policy("p", (rule,)))[0].checks[0].outcome == "missing"
-
-
 LEVELS = st.sampled_from(["error", "warn", "off"])
 ERRORS = st.sampled_from([0.0, 0.004, 0.019, 0.021, 0.08, 0.3, float("nan")])
 SELECTORS = st.sampled_from([("@ships",), ("@pick",), ("@all",), ("@ships", "a")])
@@ -591,34 +411,3 @@ def test_the_verdict_and_the_gate_have_one_answer(
         assert one.status != "hold" or one.level != "error" or answer.exit_code == 1
     # What no class accounts for is among the others.
     assert verdict.status in (statuses | {"ship"}) or verdict.others
-
-
-def test_sure_tokens_that_changed_are_judged_by_their_share_of_sure_tokens() -> None:
-    rows = of_errors({"gptq-4bit": 0.01})
-    tokens = rows[0].evidence.tokens
-    draw = np.random.default_rng(0)
-    counts = np.stack([tokens - 45, np.full_like(tokens, 20), tokens * 0 + 15, tokens * 0 + 10], 1)
-    flips = np.stack([tokens * 0 + 20, tokens * 0 + 5, draw.integers(0, 2, 60), tokens * 0], 1)
-    sums = ByConfidence(counts, counts * 0.01, flips)
-
-    def with_sums(m: Measurement, sums: ByConfidence = sums) -> Measurement:
-        quantized = with_divergence(m, 0.02)
-        assert quantized.evidence.fidelity is not None
-        fidelity = replace(quantized.evidence.fidelity, by_confidence=sums)
-        return replace(quantized, evidence=replace(quantized.evidence, fidelity=fidelity))
-
-    rule = PolicyRule("sure", "sure_top1", 0.05, subjects=("@ships",), bits=("4",))
-    policy = replace(preset("release"), rules=(rule,), classes={})
-    answer, _ = gated([m if m.scheme == "fp" else with_sums(m) for m in rows], policy)
-    (check,) = answer.checks
-    assert check.interval is not None
-    assert check.interval.estimate == pytest.approx(flips[:, 2].sum() / (60 * 25))
-    assert check.outcome == "pass"
-    answer, _ = gated([m if m.scheme == "fp" else with_divergence(m, 0.02) for m in rows], policy)
-    assert [check.outcome for check in answer.checks] == ["missing"]
-    counts[:, 1] += counts[:, 2:].sum(1)
-    unsure = ByConfidence(counts * [1, 1, 0, 0], sums.kl_sum, flips * [1, 1, 0, 0])
-    answer, _ = gated([m if m.scheme == "fp" else with_sums(m, unsure) for m in rows], policy)
-    (check,) = answer.checks
-    assert check.outcome == "missing"
-    assert "gives no token of these documents at least 0.5" in check.message
