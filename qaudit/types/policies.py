@@ -76,21 +76,15 @@ class Policy:
     line_of_classes: int = 1
 
 
-@dataclass(frozen=True)
-class Check(Row):
-    """One rule held against one subject and scheme."""
+@dataclass(frozen=True, kw_only=True)
+class Check(Finding):
+    """One rule held against one subject and scheme: a finding, with what the policy asked for."""
 
-    rule: str  # QA001 ...
     name: str  # the policy's own name for it
-    level: Level
+    level: Level  # type: ignore[assignment]
     metric: Metric | Literal["coverage", "documents"]
-    subject: str
-    scheme: str | None
-    outcome: Literal["pass", "fail", "inconclusive", "missing"]
-    message: str
+    outcome: Literal["pass", "fail", "inconclusive", "missing"]  # type: ignore[assignment]
     hint: str = ""
-    interval: Interval | None = None
-    margin: float | None = None
     unit: Unit = "fraction"
     documents: int = 0  # or items, of accuracy
     against: str | None = None  # the subject of the baseline, or the best member of the soup

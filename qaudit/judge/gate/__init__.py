@@ -21,9 +21,10 @@ none of the classes that count was measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import MAXYEAR, date
 from functools import partial
+from typing import Any, Literal
 
 from qaudit.judge.choose import ClassChoice, cell_of
 from qaudit.judge.gate.audits import (
@@ -142,21 +143,16 @@ def findings_of(judged: Gate) -> tuple[Finding, ...]:
     Missing measurements are left to the verdict and to `gate`: the exit code of a scan reports
     what it left out.
     """
-    return tuple(
-        Finding(
-            rule=check.rule,
-            level="info" if check.ignored or check.outcome == "pass" else check.level,
-            subject=check.subject,
-            scheme=check.scheme,
-            message=check.message + (f" ({check.ignored.reason})" if check.ignored else ""),
-            hint=check.hint,
-            interval=check.interval,
-            margin=check.margin,
-            outcome=check.outcome,
-        )
-        for check in judged.checks
-        if check.outcome != "missing" and check.level != "off"
-    )
+    found = []
+    for check in judged.checks:
+        own: dict[str, Any] = {f.name: getattr(check, f.name) for f in fields(Finding)}
+        if check.ignored or check.outcome == "pass":
+            own["level"] = "info"
+        if check.ignored:
+            own["message"] += f" ({check.ignored.reason})"
+        if check.outcome != "missing":
+            found.append(Finding(**own))
+    return tuple(found)
 
 
 def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
@@ -185,8 +181,7 @@ def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
 
 def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
     """QA025: every gated subject under every required scheme, and every required subject."""
-    line = policy.line_of_required
-    required = partial(Check, REQUIRED, "required", "error", "coverage", line=line)
+    required = partial(_required, policy)
     for selector in policy.required_subjects:
         labels = audit.labels([selector])
         if all(label in audit.skipped for label in labels):
@@ -215,6 +210,28 @@ def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
         if label in audit.skipped:
             message = f"{scheme} is required of it, and {audit.not_measured(label)}"
         yield required(label, scheme, "missing", message, f"scan with `--schemes {scheme}`, too")
+
+
+def _required(
+    policy: Policy,
+    subject: str,
+    scheme: str | None,
+    outcome: Literal["pass", "missing"],
+    message: str,
+    hint: str = "",
+) -> Check:
+    return Check(
+        rule=REQUIRED,
+        name="required",
+        level="error",
+        metric="coverage",
+        subject=subject,
+        scheme=scheme,
+        outcome=outcome,
+        message=message,
+        hint=hint,
+        line=policy.line_of_required,
+    )
 
 
 def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
@@ -304,7 +321,8 @@ def verdict_of(gate: Gate, objective: str) -> Verdict:
 
 def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Iterator[Check]:
     """QA040: a class that is asked for, and no rule covers what ships of it, or nothing does."""
-    measured = {chosen.bit_class for chosen in audit.choices if _is_measured(audit, chosen)}
+    every = {*audit.table.class_of.values()}
+    measured = {c.bit_class for c in audit.choices if c.subject is not None or c.bit_class in every}
     for chosen in audit.choices:
         name, level = chosen.bit_class, policy.classes.get(chosen.bit_class, "off")
         level = "error" if name in audit.bits else level
@@ -313,9 +331,10 @@ def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Ite
         elif level != "off" and not any(map(_answers, _covering(chosen, checks))):
             yield _of_class(policy, name, level, "inconclusive", chosen)
     required = [name for name, level in policy.classes.items() if level == "error"]
+    named = {name for name, level in policy.classes.items() if level != "off"}
     if required and not audit.bits and not measured & {*required}:
         yield _of_class(policy, " or ".join(required), "error", "missing")
-    elif measured and not audit.bits and not any(_is_named(policy, name) for name in measured):
+    elif measured and not audit.bits and not named & measured:
         yield from _without_classes(policy, sorted(measured), checks)
 
 
@@ -329,25 +348,14 @@ def without_answers(policy: Policy, audit: GateInput, checks: Sequence[Check]) -
             continue
         evidence = measured.evidence
         if not evidence.tasks and not evidence.rollouts and _covering(chosen, checks):
-            yield Check(
-                rule=REQUIRED,
-                name="required",
-                level="warn",
-                metric="coverage",
-                subject=measured.subject,
-                scheme=measured.scheme,
-                outcome="missing",
-                message=f"`{measured.subject}` at {measured.scheme} is below {NEAR_BASELINE} nats, "
-                "where KL divergence ranks nothing, and neither tasks nor rollouts were measured",
-                hint="scan with `--tasks NAMES` or `--set rollouts=FOLDER`, or `qaudit import` "
-                "answers of both",
-                bit_class=chosen.bit_class,
-                line=policy.line_of_required,
+            message = (
+                f"`{measured.subject}` at {measured.scheme} is below {NEAR_BASELINE} nats, "
+                "where KL divergence ranks nothing, and neither tasks nor rollouts were measured"
             )
-
-
-def _is_named(policy: Policy, name: str) -> bool:
-    return policy.classes.get(name, "off") != "off"
+            hint = "scan with `--tasks NAMES` or `--set rollouts=FOLDER`, or `qaudit import` "
+            hint += "answers of both"
+            check = _required(policy, *cell_of(measured), "missing", message, hint)
+            yield replace(check, level="warn", bit_class=chosen.bit_class)
 
 
 def _without_classes(
@@ -368,10 +376,6 @@ def _answers(check: Check) -> bool:
     if check.rule == REQUIRED:  # only that something was not measured
         return False
     return check.level == "error" or check.record is None or not check.record.of_fidelity
-
-
-def _is_measured(audit: GateInput, chosen: ClassVerdict) -> bool:
-    return chosen.subject is not None or chosen.bit_class in audit.table.class_of.values()
 
 
 def _of_class(
