@@ -268,12 +268,12 @@ def take_further(
     copies, taken = NearCopies(), list[Encoded]()
     for encoded in scored:
         copies.add(encoded.compared)
-    first, known = copies.count, {encoded.sha256 for encoded in scored}
-    documents = itertools.islice(usable.cut(usable.hashes()), len(known) + POOL * count)
+    first, judged = copies.count, {encoded.sha256 for encoded in scored}
+    documents = itertools.islice(usable.cut(usable.hashes()), len(judged) + POOL * count)
     is_chat = any(encoded.roles is not None for encoded in scored)
     with suppress(CorpusError):  # what is not measured on may be damaged
         for encoded in documents:
-            if encoded.sha256 in known or encoded.cut in without:
+            if encoded.sha256 in judged or encoded.cut in without:
                 continue
             unit = copies.add(encoded.compared)
             if unit >= first and (encoded.roles is not None) == is_chat:

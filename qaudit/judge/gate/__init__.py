@@ -145,13 +145,13 @@ def findings_of(judged: Gate) -> tuple[Finding, ...]:
     """
     found = []
     for check in judged.checks:
-        own: dict[str, Any] = {f.name: getattr(check, f.name) for f in fields(Finding)}
+        columns: dict[str, Any] = {f.name: getattr(check, f.name) for f in fields(Finding)}
         if check.ignored or check.outcome == "pass":
-            own["level"] = "info"
+            columns["level"] = "info"
         if check.ignored:
-            own["message"] += f" ({check.ignored.reason})"
+            columns["message"] += f" ({check.ignored.reason})"
         if check.outcome != "missing":
-            found.append(Finding(**own))
+            found.append(Finding(**columns))
     return tuple(found)
 
 

@@ -188,7 +188,7 @@ def _result(of: Check | Finding, gate: Gate) -> dict[str, Any]:
     }
     if gate.baseline is not None:
         row["baselineState"] = "unchanged" if known else "new"
-    if isinstance(of, Finding):
+    if not isinstance(of, Check):
         return row
     levels = {"error": "error", "warn": "warning"}
     failed, interval, ignored = of.outcome == "fail", of.interval, of.ignored
