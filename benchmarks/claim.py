@@ -62,9 +62,9 @@ def further(full_SD: Array, added_SCD: Array, subjects: int) -> tuple[Array, Arr
     mean_C1 = rate_CD.mean(1, keepdims=True)
     common = draw.integers(0, count, 2000)
     full = full_SD[0, common] * np.exp(0.002 * draw.standard_normal((subjects, 2000)))
-    own = (rate_CD - mean_C1)[:, draw.integers(0, count, (subjects, 2000))].transpose(1, 0, 2)
+    alone = (rate_CD - mean_C1)[:, draw.integers(0, count, (subjects, 2000))].transpose(1, 0, 2)
     shared = (rate_CD - mean_C1)[:, common]
-    rate = mean_C1 + np.sqrt(0.4) * shared + np.sqrt(0.6) * own
+    rate = mean_C1 + np.sqrt(0.4) * shared + np.sqrt(0.6) * alone
     return full, rate * full[:, None]
 
 
@@ -157,8 +157,8 @@ def cases(demo: Path, docstrings: Path) -> Iterator[tuple[str, Array, Array]]:
     draw = np.random.default_rng(6)
     place = np.arange(2048) % base[0].shape[1]
     full, added = four[0][:, place], four[1][:, :, place]
-    own, common = draw.standard_normal(added.shape), draw.standard_normal(len(place))
-    yield "4 x 3 lognormal", *tied(full, added * np.exp(np.sqrt(0.5) * (own + common) - 0.5))
+    apart, common = draw.standard_normal(added.shape), draw.standard_normal(len(place))
+    yield "4 x 3 lognormal", *tied(full, added * np.exp(np.sqrt(0.5) * (apart + common) - 0.5))
     yield "rare 5 % x 19", *tied(full, added * np.where(draw.random(added.shape) < 0.05, 19.0, 1.0))
 
 
