@@ -40,9 +40,12 @@ def talks(place: Path) -> Path:
     return place
 
 
-def test_conversations_are_scored_by_role(talks: Path, qaudit: Run) -> None:
+def test_conversations_are_scored_by_role_and_once(talks: Path, qaudit: Run) -> None:
     done = qaudit(*SCAN)
     assert done.code == 0, done.err
+    evidence = {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")}
+    assert qaudit(*SCAN).code == 0
+    assert {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")} == evidence
     audit: Any = audit_of(talks / "out")
     rows = audit["diagnostics"]["roles"]
     cells = {(row["scheme"], row["role"]) for row in rows}
@@ -80,13 +83,6 @@ def test_all_tokens_are_scored_on_request(talks: Path, qaudit: Run) -> None:
     assert audit["plan"]["protocol"]["sources"]["scored"] == "all"
 
 
-def test_the_same_command_measures_nothing_again(talks: Path, qaudit: Run) -> None:
-    assert qaudit(*SCAN).code == 0
-    evidence = {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")}
-    assert qaudit(*SCAN).code == 0
-    assert {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")} == evidence
-
-
 def test_a_checkpoint_without_a_template_is_refused_before_it_is_measured(
     talks: Path, qaudit: Run
 ) -> None:
@@ -100,8 +96,3 @@ def test_a_hostile_template_ends_the_plan(talks: Path, qaudit: Run) -> None:
     (talks / "bomb.jinja").write_text("{{ 'a' * 10**10 }}")
     done = qaudit(*SCAN, "--set", "chat_template=bomb.jinja")
     refused(done, 2, "line 1 of `talks.jsonl` cannot be rendered", "`--set chat_template=FILE`")
-
-
-def test_tools_that_are_no_list_are_refused(talks: Path, qaudit: Run) -> None:
-    write_talks(talks / "talks.jsonl", range(3), tools="look")
-    refused(qaudit(*SCAN), 2, "`tools` in line 1 of `talks.jsonl` is no list", "leave it out")

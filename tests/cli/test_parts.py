@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
+from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, run_in
 from tests.support.models import write_documents
 from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, losses, same_audit, start, until
 
@@ -29,6 +29,23 @@ def planned(place: Path, qaudit: Run) -> Path:
     write_documents(place / "calibration.jsonl", range(100, 108))
     assert qaudit("plan", *ASKED, "--out", "out").code == 0
     return place / "out"
+
+
+@pytest.fixture(scope="module")
+def part(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a plan of which one part measured the first round."""
+    folder = tmp_path_factory.mktemp("part") / "place"
+    shutil.copytree(shipped, folder)
+    write_documents(folder / "calibration.jsonl", range(100, 108))
+    assert run_in(folder, "plan", *ASKED, "--out", "out") == 0
+    assert run_in(folder, "part", "out", "--part", "0/1") == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def once(part: Path, place: Path) -> Path:
+    write_documents(place / "calibration.jsonl", range(100, 108))
+    return shutil.copytree(part, place / "out")
 
 
 @pytest.fixture
@@ -90,53 +107,43 @@ def test_a_copy_that_another_plan_measured_is_refused(
     refused(done, 2, "was measured by another plan", "copy the folder of the plan")
 
 
-def test_another_library_is_refused_by_its_name(planned: Path, qaudit: Run, monkeypatch) -> None:
-    monkeypatch.setattr("qaudit.planning.pin._installed", lambda _: {"torch": "9.9"})
-    done = qaudit("part", planned, "--part", "0/1")
-    refused(done, 78, "torch 9.9 instead of", "in the environment of the plan")
+@pytest.mark.parametrize(
+    ("patched", "value", "sentence", "hint"),
+    [
+        ("planning.pin._installed", {"torch": "9.9"}, "torch 9.9 instead of", "environment of the"),
+        ("executors.ready.wrong_products", 7, "7 of 1048576 products in float32", "another device"),
+        ("", 0, "the text is not that of the plan", "the same files"),
+    ],
+)
+def test_what_is_not_fit_for_a_plan_is_refused_before_weights(
+    planned: Path, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch,
+    patched: str, value: object, sentence: str, hint: str,
+) -> None:  # fmt: skip
+    if patched:
+        monkeypatch.setattr(f"qaudit.{patched}", lambda *_: value)
+    else:
+        write_documents(place / "evaluation.jsonl", range(300, 312))
+    refused(qaudit("part", planned, "--part", "0/1"), 78, sentence, hint)
     assert not (planned / "evidence").exists()
 
 
-def test_another_text_is_refused_before_weights(planned: Path, place: Path, qaudit: Run) -> None:
-    write_documents(place / "evaluation.jsonl", range(300, 312))
-    done = qaudit("part", planned, "--part", "0/1")
-    refused(done, 78, "the text is not that of the plan", "the same files")
-    assert not (planned / "evidence").exists()
-
-
-def test_a_defective_device_is_refused_before_weights(
-    planned: Path, qaudit: Run, monkeypatch
-) -> None:
-    monkeypatch.setattr("qaudit.executors.ready.wrong_products", lambda *_: 7)
-    done = qaudit("part", planned, "--part", "0/1")
-    refused(done, 78, "7 of 1048576 products in float32 are wrong", "another device")
-
-
-def test_a_subject_that_ends_its_process_twice_is_given_up(
-    place: Path, planned: Path, qaudit: Run
-) -> None:
-    units = planned / "parts" / "units"
-    units.mkdir()
-    assert qaudit("part", planned, "--part", "0/1").code == 0
-    (record,) = units.glob("step10-*.json")
+def test_a_subject_that_ends_its_process_twice_is_given_up(once: Path, qaudit: Run) -> None:
+    (record,) = (once / "parts" / "units").glob("step10-*.json")
     record.unlink()
     record.with_suffix(".attempts").write_text("n1 1\nn2 2\n")  # as two kills leave it
-    done = qaudit("part", planned, "--part", "0/1")
-    assert done.code == 3
-    assert json.loads(qaudit("status", planned, "--json").out)["failed"] == ["step10"]
-    assert qaudit("collect", planned).code == 3
-    assert qaudit("part", planned, "--part", "0/1").code == 0
-    assert json.loads(qaudit("status", planned, "--json").out)["failed"] == []
+    assert qaudit("part", once, "--part", "0/1").code == 3
+    assert json.loads(qaudit("status", once, "--json").out)["failed"] == ["step10"]
+    assert qaudit("collect", once).code == 3
+    assert qaudit("part", once, "--part", "0/1").code == 0
+    assert json.loads(qaudit("status", once, "--json").out)["failed"] == []
 
 
-def test_edited_evidence_is_measured_again(planned: Path, qaudit: Run) -> None:
-    assert qaudit("part", planned, "--part", "0/1").code == 0
-    victim = sorted((planned / "evidence").glob("step10-*.npz"))[0]
+def test_edited_evidence_is_measured_again(once: Path, qaudit: Run) -> None:
+    victim = sorted((once / "evidence").glob("step10-*.npz"))[0]
     victim.write_bytes(b"no archive")
-    state = json.loads(qaudit("status", planned, "--json").out)
-    assert state["missing"] == ["step10"]
-    assert qaudit("part", planned, "--part", "0/1").code == 0
-    assert json.loads(qaudit("status", planned, "--json").out)["missing"] == []
+    assert json.loads(qaudit("status", once, "--json").out)["missing"] == ["step10"]
+    assert qaudit("part", once, "--part", "0/1").code == 0
+    assert json.loads(qaudit("status", once, "--json").out)["missing"] == []
 
 
 def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
@@ -192,13 +199,13 @@ def test_a_login_node_without_torch_collects(place: Path, planned: Path, qaudit:
     assert process.returncode == 0, err
 
 
-def test_a_scan_afterwards_measures_nothing(planned: Path, qaudit: Run) -> None:
-    measured(qaudit, planned, 1)
-    before = losses(planned)
-    files = sorted(path.name for path in (planned / "evidence").glob("*.npz"))
-    assert qaudit("scan", *ASKED, "--out", planned).code == 0
-    assert losses(planned) == before
-    assert sorted(path.name for path in (planned / "evidence").glob("*.npz")) == files
+def test_a_scan_afterwards_measures_nothing(once: Path, qaudit: Run) -> None:
+    measured(qaudit, once, 1)
+    before = losses(once)
+    files = sorted(path.name for path in (once / "evidence").glob("*.npz"))
+    assert qaudit("scan", *ASKED, "--out", once).code == 0
+    assert losses(once) == before
+    assert sorted(path.name for path in (once / "evidence").glob("*.npz")) == files
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,24 +144,13 @@ def test_audits_in_other_precision_are_refused_by_name(
     refused(done, 2, f"`out` was measured with dtype {dtype} and `other` with float16", "alike")
 
 
-def test_evidence_that_was_changed_is_not_believed(qaudit: Run, audited: Path) -> None:
+@pytest.mark.parametrize("edit", [lambda raw: raw[:-1] + b"x", lambda raw: b""])
+def test_evidence_that_was_changed_is_not_believed(
+    qaudit: Run, audited: Path, edit: Callable[[bytes], bytes]
+) -> None:
     path = next((audited / "evidence").glob("*.npz"))
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    path.write_bytes(edit(path.read_bytes()))
     refused(qaudit("pick", "out"), 4, "is not the evidence that the audit was made from", "again")
-
-
-def test_missing_evidence_is_named(qaudit: Run, audited: Path) -> None:
-    path = next((audited / "evidence").glob("*.npz"))
-    path.unlink()
-    refused(qaudit("pick", "out"), 4, path.name, "again")
-
-
-def test_evidence_outside_the_audit_is_not_read(qaudit: Run, audited: Path) -> None:
-    path = audited / "audit.json"
-    audit = json.loads(path.read_text())
-    audit["measurements"][0]["evidence"] = "../../etc/passwd"
-    path.write_text(json.dumps(audit))
-    refused(qaudit("pick", "out"), 4, "is outside the audit", "edited by hand")
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (0.01, 3)])

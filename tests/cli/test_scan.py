@@ -38,29 +38,20 @@ def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) 
 
 
 def test_json_alone_goes_to_stdout_when_asked_for(place: Path, scan: Run) -> None:
-    done = scan("series", "--json")
+    done = scan("series", "--checkpoints", "step*0?", "--json")
     assert json.loads(done.out) == audit_of(place / "out")
     assert done.out == (place / "out" / "audit.json").read_text(encoding="utf-8")
+    assert labels(json.loads(done.out)) == ["step200", "step1000"]  # as the glob chooses
     assert "plan " in done.err
     assert done.code == 0
 
 
-def test_a_quiet_scan_says_nothing_on_stderr(scan: Run) -> None:
-    done = scan("series", "-q")
-    assert done.err == ""
-    assert "step1000" in done.out
-    assert done.code == 0
-
-
-def test_folders_side_by_side_are_one_series_in_order_of_training(place: Path, scan: Run) -> None:
-    done = scan("series/step1000", "series/step10")
+def test_folders_are_one_series_in_order_and_a_quiet_scan_says_nothing_on_stderr(
+    place: Path, scan: Run
+) -> None:
+    done = scan("series/step1000", "series/step10", "-q")
     assert labels(audit_of(place / "out")) == ["step10", "step1000"]
-    assert done.code == 0
-
-
-def test_a_glob_chooses_checkpoints(place: Path, scan: Run) -> None:
-    assert scan("series", "--checkpoints", "step*0?").code == 0
-    assert labels(audit_of(place / "out")) == ["step200", "step1000"]
+    assert (done.code, done.err, "step1000" in done.out) == (0, "", True)
 
 
 def test_a_soup_is_measured_beside_its_members(place: Path, scan: Run) -> None:
@@ -187,3 +178,18 @@ def test_a_scan_of_few_documents_says_what_is_missing(place: Path, qaudit: Run) 
     )
     assert "evaluate on at least" in done.out
     assert done.code == 0
+
+
+def test_every_scheme_has_its_divergence_also_where_full_precision_was_measured_before(
+    place: Path, scan: Run
+) -> None:
+    assert scan("series/step10").code == 0
+    assert scan("series/step10", "--schemes", "rtn-2bit").code == 0  # beside rtn-4bit
+    full, four, two = audit_of(place / "out")["measurements"]
+    assert (full["scheme"], four["scheme"], two["scheme"]) == ("fp", "rtn-4bit", "rtn-2bit")
+    assert full["kl"] is None
+    assert 0 < four["kl_low"] <= four["kl"] <= four["kl_high"]
+    assert four["kl"] < two["kl"] <= two["kl_max"]
+    assert two["kl_p50"] <= two["kl_p90"] <= two["kl_p99"] <= two["kl_max"] * 1.1
+    assert 0 < two["top1_agreement"] <= 1
+    assert 0 < two["rms_dp"] < 1

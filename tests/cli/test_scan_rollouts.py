@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qaudit.text.rollouts import Rollout, TokenMarker, read_rollouts, roles_of
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support.cards import whole_at
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, refused, run_in
 from tests.support.models import text
 from tests.support.rollouts import written
 
@@ -45,18 +46,30 @@ def greedy(folder: Path, prompts: int = 12) -> list[Rollout]:
     ]
 
 
+@pytest.fixture(scope="module")
+def scored(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with rollouts and a scan that scored them."""
+    root = tmp_path_factory.mktemp("scored") / "place"
+    shutil.copytree(shipped, root)
+    folder = root / "series" / "step10"
+    written(root / "rolls", greedy(folder), tokenizer_sha256=tokenizer_sha256([folder]))
+    assert run_in(root, "scan", *QUICK, *ROLLOUTS) == 0
+    return root
+
+
 @pytest.fixture
-def rolls(place: Path) -> Path:
-    folder = place / "series" / "step10"
-    written(place / "rolls", greedy(folder), tokenizer_sha256=tokenizer_sha256([folder]))
-    return place / "rolls"
+def rolls(scored: Path, place: Path) -> Path:
+    return shutil.copytree(scored / "rolls", place / "rolls")
 
 
-@pytest.mark.usefixtures("rolls")
+@pytest.fixture
+def audited(scored: Path, rolls: Path, place: Path) -> Path:
+    return shutil.copytree(scored / "out", place / "out")
+
+
+@pytest.mark.usefixtures("audited")
 def test_rollouts_are_scored_beside_documents(place: Path, scan: Run) -> None:
     assert scan("series/step10", "--out", "plain").code == 0
-    done = scan(*ROLLOUTS)
-    assert done.code == 0, done.err
     audit: Any = audit_of(place / "out")
     rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
     assert rows.keys() == {"fp", "rtn-4bit"}
@@ -146,21 +159,18 @@ def test_marks_of_written_rollouts_become_expected_scores(
         assert row["unweighed"] == "they are answers of other weights than those of `step200`"
 
 
-@pytest.mark.usefixtures("rolls")
-def test_the_same_scan_measures_no_rollout_again(place: Path, scan: Run) -> None:
-    assert scan(*ROLLOUTS).code == 0
-    before = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.npz")}
-    assert scan(*ROLLOUTS).code == 0
-    assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.npz")} == before
+def test_the_same_scan_measures_no_rollout_again(audited: Path, scan: Run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in audited.rglob("*.npz")}
+    assert before and scan(*ROLLOUTS).code == 0
+    assert {path: path.stat().st_mtime_ns for path in audited.rglob("*.npz")} == before
 
 
 def test_a_release_with_rollouts_is_gated_by_one_with_others(
-    place: Path, rolls: Path, scan: Run, qaudit: Run
+    place: Path, rolls: Path, audited: Path, scan: Run, qaudit: Run
 ) -> None:
     (place / "policy.yaml").write_text(
         "rules: [{name: a, metric: loss_against_baseline, margin: 1 nats, subjects: '@last'}]\n"
     )
-    assert scan(*ROLLOUTS).code == 0
     folder = place / "series" / "step10"
     written(rolls, greedy(folder)[:6], tokenizer_sha256=tokenizer_sha256([folder]))
     assert scan(*ROLLOUTS, "--out", "later").code == 0
@@ -169,18 +179,22 @@ def test_a_release_with_rollouts_is_gated_by_one_with_others(
     assert gated.code in (0, 3), gated.err  # few documents
 
 
-def test_a_folder_that_is_not_there_ends_the_plan(scan: Run) -> None:
-    refused(scan(*ROLLOUTS), 2, "there is no folder `rolls`", "`qaudit rollouts`")
+LONG = [Rollout(prompt=0, prompt_sha256="a", ids=(1,), new_ids=(5,) * 100)]
 
 
-def test_rollouts_of_another_tokenizer_end_the_plan(place: Path, scan: Run) -> None:
-    written(place / "rolls", greedy(place / "series" / "step10"))
-    refused(scan(*ROLLOUTS), 2, "tokens of another tokenizer", "`org/model`")
-
-
-def test_rollouts_that_are_too_long_end_the_plan(place: Path, rolls: Path, scan: Run) -> None:
-    folder = place / "series" / "step10"
-    long = [Rollout(prompt=0, prompt_sha256="a", ids=(1,), new_ids=(5,) * 100)]
-    written(rolls, long, tokenizer_sha256=tokenizer_sha256([folder]))
-    sentence = "has 101 tokens with its prompt, and the models read 64"
-    refused(scan(*ROLLOUTS), 2, sentence, "`--max-tokens`")
+@pytest.mark.parametrize(
+    ("samples", "own", "sentence", "hint"),
+    [
+        ([], True, "there is no folder `rolls`", "`qaudit rollouts`"),
+        (LONG, False, "tokens of another tokenizer", "`org/model`"),
+        (LONG, True, "has 101 tokens with its prompt, and the models read 64", "`--max-tokens`"),
+    ],
+)
+def test_rollouts_that_cannot_be_scored_end_the_plan(
+    place: Path, scan: Run, samples: list[Rollout], own: bool, sentence: str, hint: str
+) -> None:
+    tokenizer = tokenizer_sha256([place / "series" / "step10"]) if own else "another"
+    if samples:
+        written(place / "rolls", samples, tokenizer_sha256=tokenizer)
+    refused(scan(*ROLLOUTS), 2, sentence, hint)
+    assert not (place / "out" / "audit.json").exists()

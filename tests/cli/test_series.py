@@ -12,10 +12,11 @@ import pytest
 
 from qaudit.errors import UnreachableError
 from qaudit.hub.listing import Listing
-from tests.support import released
+from tests.support import released, sample
 from tests.support.cli import Run, refused
 from tests.support.hub import Hub, Serve, write_headers
 from tests.support.names import names_of
+from tests.support.saved_audits import save
 
 REPO = "allenai/OLMo-2-1124-7B"
 
@@ -236,3 +237,32 @@ def test_a_type_that_cannot_be_opened_is_shown_with_its_reason(
     assert "`step10` cannot be audited" in done.out and "would not be quantized" in done.out
     done = qaudit("series", "runs", "--json")
     assert "would not be quantized" in json.loads(done.out)["refusals"][0]
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """Return an audit of nine checkpoints of the demo's run of twelve."""
+    left = ("stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750")
+    few = tuple(s for s in sample.series() if s.kind == "checkpoint" and s.label not in left)
+    save(tmp_path / "out", subjects=few)
+    return tmp_path / "out"
+
+
+def test_the_unmeasured_checkpoints_are_named_with_what_is_predicted(
+    qaudit: Run, audit: Path
+) -> None:
+    done = qaudit("series", "demo", "--after", audit, "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    names = {row["label"] for row in found["prospects"]}
+    assert names == {"stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750"}
+    # The loss falls fastest at the end of the decay, where the last measured neighbours are best.
+    assert found["prospects"][0]["label"] == "stage2-ingredient1-step750"
+    assert "--checkpoints stage2-ingredient1-step750" in done.err
+    shown = qaudit("series", "demo", "--after", audit, "-q")
+    assert "Error at checkpoints left out, quantized loss" in shown.out
+
+
+def test_an_audit_of_another_series_is_refused(qaudit: Run, audit: Path, place: Path) -> None:
+    done = qaudit("series", place / "series", "--after", audit)
+    refused(done, 2, "no checkpoint of", "an audit of the same series")
