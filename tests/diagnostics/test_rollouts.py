@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from qaudit.core import statistics
-from qaudit.diagnostics.rollouts import judge
+from qaudit.diagnostics.rollouts import _tokens, judge
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import Diagnostics, Positions, Roles, RolloutEvidence, RolloutRow
+from qaudit.types import Diagnostics, Interval, Positions, Roles, RolloutEvidence, RolloutRow
 from tests.support import sample
 from tests.support.cards import section, whole
 from tests.support.schemas import violations
@@ -81,6 +81,16 @@ def test_a_median_beyond_the_rollouts_is_not_measured() -> None:
     assert found.tokens_to_divergence is None
     assert found.never_diverges is not None
     assert found.never_diverges.estimate == pytest.approx(8 / 12)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"), [((3.0, 9.0), "5 [3, 9]"), ((3.0, np.inf), "5 [3, never]")]
+)
+def test_a_bound_beyond_the_longest_rollout_is_never(
+    bounds: tuple[float, float], text: str
+) -> None:
+    median = replace(row(evidence()), tokens_to_divergence=Interval(5.0, *bounds))
+    assert _tokens(median) == text
 
 
 def test_sampled_rollouts_have_no_divergence() -> None:

@@ -110,6 +110,8 @@ def test_a_size_without_a_hash_is_a_size() -> None:
     text = render_catalog(catalog(checkpoint("a"), nbytes={"a": 7_000_000}))
     assert "7.0 MB" in text
     assert "1 checked" in text
+    assert "not checked" not in text
+    assert "not checked (`--check`" in render_catalog(catalog(checkpoint("a")))
 
 
 def test_names_that_do_not_fit_are_cut_in_their_middle() -> None:
