@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from qaudit import families
@@ -25,39 +27,28 @@ PLAIN, PICKLED = checkpoint("step1"), checkpoint("step2", "pickle")
 CODED, BOTH = checkpoint("step3", "remote_code"), checkpoint("step4", "pickle", "remote_code")
 
 
-def test_what_needs_nothing_is_not_refused() -> None:
-    refuse([PLAIN], allow_pickle=False, trust_remote_code=False)
-    assert allowed_notes([PLAIN]) == ()
-
-
-def test_pickles_are_refused_with_the_flag_that_allows_them() -> None:
-    error = refusal(PLAIN, PICKLED)
-    assert error.message == (
-        "`step2` of `org/name` has its weights as pickles only, and opening a pickle can run code"
-    )
-    assert error.hint.startswith("pass `--allow-pickle` if you trust where it comes from")
-    assert "nothing but tensors" in error.hint
-    assert "--trust-remote-code" not in error.hint
-
-
-def test_code_is_refused_with_what_allowing_it_means() -> None:
-    error = refusal(PLAIN, CODED)
-    assert "`step3` of `org/name` has its model as code of its own" in error.message
-    assert "`--trust-remote-code`" in error.hint
-    assert "runs on this machine with all your rights" in error.hint
+PICKLES = "`step2` of `org/name` has its weights as pickles only, and opening a pickle can run code"
+CODE = "`step3` of `org/name` has its model as code of its own, which is not run unless asked for"
 
 
 @pytest.mark.parametrize(
-    ("pickle", "code", "flags"),
+    ("needing", "allowed", "message", "hint"),
     [
-        (False, False, "pass `--allow-pickle` `--trust-remote-code` if"),
-        (True, False, "pass `--trust-remote-code` if"),
-        (False, True, "pass `--allow-pickle` if"),
+        (PICKLED, {}, PICKLES, "pass `--allow-pickle` if .* nothing but tensors"),
+        (CODED, {}, CODE, "pass `--trust-remote-code` if .* with all your rights"),
+        (BOTH, {}, "", "pass `--allow-pickle` `--trust-remote-code` if"),
+        (BOTH, {"pickle": True}, "", "pass `--trust-remote-code` if"),
+        (BOTH, {"code": True}, "", "pass `--allow-pickle` if"),
     ],
 )
-def test_only_what_is_not_allowed_yet_is_asked_for(pickle: bool, code: bool, flags: str) -> None:
-    assert refusal(BOTH, pickle=pickle, code=code).hint.startswith(flags)
-    refuse([BOTH], allow_pickle=True, trust_remote_code=True)
+def test_what_is_not_allowed_yet_is_refused_with_the_flag_and_what_it_means(
+    needing: Checkpoint, allowed: dict[str, bool], message: str, hint: str
+) -> None:
+    error = refusal(PLAIN, needing, **allowed)
+    assert message in (error.message, "")
+    assert re.match(hint, error.hint)
+    refuse([PLAIN, needing], allow_pickle=True, trust_remote_code=True)
+    refuse([PLAIN], allow_pickle=False, trust_remote_code=False)
 
 
 def test_many_are_counted_and_one_is_named() -> None:
@@ -97,6 +88,7 @@ def test_what_was_allowed_is_told() -> None:
     pickled, coded = allowed_notes([PLAIN, PICKLED, CODED])
     assert pickled.startswith("`step2` of `org/name`: pickled weights are read")
     assert coded == "`step3` of `org/name`: code of the repository is run on this machine"
+    assert allowed_notes([PLAIN]) == ()
 
 
 def test_a_family_that_nobody_ships_has_nothing_to_add() -> None:
