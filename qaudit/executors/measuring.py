@@ -193,7 +193,8 @@ class Measuring:
         if keys in pending:
             twins.append((job, pending[keys]))
             return None
-        if any(not set(keys).isdisjoint(other) for other in pending):
+        own = {*keys}
+        if any(not own.isdisjoint(other) for other in pending):
             job.results = [None] * len(job.tasks)  # a job before it measures some of them
         pending[keys], job.stored = job, event
         return None
