@@ -100,7 +100,7 @@ def test_what_is_here_already_is_neither_fetched_nor_counted_against_the_budget(
 
 def test_texts_are_fetched_first_and_come_off_the_budget() -> None:
     traffic = priced(SERIES[:2], 31 * GB, 500 * GB, texts=GB)
-    assert traffic.nbytes_to_fetch == 2 * SIZE + GB
+    assert (traffic.nbytes_to_fetch, traffic.nbytes_cached) == (2 * SIZE + GB, 0)
     assert traffic.nbytes_disk_peak == SIZE + GB
     with pytest.raises(MachineError, match=r"needs 29\.2 GB of disk beside 1\.0 GB of text"):
         priced(SERIES[:2], 30 * GB, 500 * GB, texts=GB)
@@ -168,6 +168,14 @@ def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> Non
         "give `--set disk_budget=117GB`: 500.0 GB are free, or leave out the soup `ends`, "
         "or mix 2 of its 4 members"
     )
+
+
+def test_a_soup_of_two_or_one_that_is_alone_is_refused_without_smaller_ones() -> None:
+    pair = soup("pair", *ENDS[:2])
+    error = refusal([*SERIES, pair], 40 * GB, 500 * GB)
+    assert "`pair` needs 58.4 GB of disk for its 2 members at once" in error.message
+    assert error.hint.endswith("are free, or leave out the soup `pair`")
+    assert refusal([pair], 40 * GB, 500 * GB).hint.endswith("are free")
 
 
 def test_what_is_proposed_is_accepted() -> None:
