@@ -8,7 +8,7 @@ import torch
 
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.schemes.mxfp4 import MxFloat4Weights
+from qaudit.core.schemes.float4 import MxFloat4Weights
 
 
 def weight():
