@@ -10,6 +10,7 @@ to the loss less what the width adds, and the same of the divergence, at 95 %.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import qaudit
@@ -20,6 +21,7 @@ from qaudit.judge.quantities import interval_of
 from qaudit.judge.table import divergences, losses
 
 DEMO = Path(qaudit.demo.__path__[0])
+DOCUMENT_TOKENS = 256  # whole documents of the default text took most of an hour
 UNIFORM = {
     3.25: "gptq-3bit:group=64",
     3.5: "gptq-3bit:group=32",
@@ -43,15 +45,23 @@ def main() -> None:
         options.model,
         schemes=[*UNIFORM.values(), *(text for budget in UNIFORM for text in mixtures(budget))],
         evaluation_documents=options.documents,
+        document_tokens=DOCUMENT_TOKENS,
+        arithmetic=False,
         out=options.out,
     )
+    print_paired(
+        audit, [(parse_scheme(text).short, mixtures(budget)) for budget, text in UNIFORM.items()]
+    )
+
+
+def print_paired(audit: qaudit.Audit, compared: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Print schemes beside the one that each of them is compared with."""
     table = audit.evidence.table
     rows = {row.scheme: row for row in audit.record.measurements}
     subject = audit.record.subjects[0].label
     print("| scheme | bits | added loss, % | KL | less loss | less KL | seconds |")
-    for budget, uniform in UNIFORM.items():
-        width = parse_scheme(uniform).short
-        for name in (width, *mixtures(budget)):
+    for first, others in compared:
+        for name in (first, *others):
             row = rows[name]
             assert row.relative_error is not None and row.kl is not None
             cells = [
@@ -61,11 +71,11 @@ def main() -> None:
                 f"{row.kl.estimate:.4f}",
             ]
             for sums in (losses, divergences):
-                pair = [(subject, name), (subject, width)]
+                pair = [(subject, name), (subject, first)]
                 change = interval_of(table, pair, statistics.change, sums=sums)
                 cells.append(
                     f"{change.estimate:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
-                    if change is not None and name != width
+                    if change is not None and name != first
                     else ""
                 )
             print(f"| {' | '.join(cells)} | {row.seconds:.0f} |")

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from qaudit.core.mixture import (
+    FITTED,
     FUSED,
     NO_TABLE,
+    SCORED,
     Entry,
     Mixture,
     Options,
@@ -42,9 +44,6 @@ from qaudit.errors import SchemeError
 from qaudit.model.beside import beside, leave
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.planning.mixtures import read_table, write_table
-
-FITTED, SCORED = 8192, 4096
-"""Tokens of calibration text: more moved the divergence of no mixture of the demo by a percent."""
 
 Progress = Callable[[int, int, str], None]
 

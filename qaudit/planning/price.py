@@ -23,6 +23,7 @@ import psutil
 from qaudit.core.column_loops import PLAIN, choose
 from qaudit.core.gram import SAMPLE
 from qaudit.core.linears import STEP_TOKENS
+from qaudit.core.mixture import FITTED, SCORED
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.core.statistics import detectable, excess
@@ -117,6 +118,9 @@ def flops(sizes: Sizes, load: Load) -> float:
         + text.evaluation_tokens * sizes.vocabulary * (2.0 * sizes.hidden + BETWEEN)
     )
     work = evaluating + load.calibrated * calibration_tokens * (forward + gram)
+    if any(scheme.mixes_bits for scheme in load.schemes):
+        # Forwards once, and again for moments and for gradients, which take two.
+        work += min(FITTED + SCORED, calibration_tokens) * (5 * forward + gram)
     for scheme in load.schemes:
         if scheme.experts_see_all:
             work += calibration_tokens * 2.0 * (weights - active)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qaudit.checkpoints.dcp import FSDP_FOLDER
-from tests.support.cli import Run, audit_of, refused, settings
+from tests.support.cli import TEXT, Run, audit_of, refused, settings
 from tests.support.hub import Hub
 
 BASE, SCHEME = "series/step10", "rtn-4bit:group=32"
@@ -111,6 +111,30 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     )
     assert scan("soup", "--out", "of-soup").code == 0
     assert losses(place / "of-soup")["soup", "fp"] == pytest.approx(ours["both", "fp"], rel=1e-6)
+
+
+MIXED_SOUP = """
+targets: [run, series/step10]
+soups:
+  - {label: half, merge: mean, of: [step10, checkpoint-2]}
+schemes: ["gptq-mix:budget=3.75:group=32"]
+"""
+
+
+def test_a_mixture_of_a_soup_with_an_adapter_is_measured_exported_and_verified(
+    qaudit: Run, place: Path, run: Path
+) -> None:
+    (place / "recipe.yaml").write_text(MIXED_SOUP)
+    assert qaudit("scan", "recipe.yaml", *TEXT, "--out", "out").code == 0
+    mixture = "gptq-mix:budget=3.75:group=32"
+    (row,) = (
+        row
+        for row in audit_of(place / "out")["measurements"]
+        if (row["subject"], row["scheme"]) == ("half", mixture)
+    )
+    assert len(set("".join(row["mixture"].values()))) > 1
+    assert qaudit("export", "out", "--subject", "half", "--scheme", mixture, "--out", "w").code == 0
+    assert qaudit("verify", "w", "--audit", "out", "-q").code == 0
 
 
 def test_an_adapter_is_refused_with_what_is_missing(scan: Run, place: Path, run: Path) -> None:
