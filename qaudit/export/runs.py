@@ -7,14 +7,22 @@ memory as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.core import statistics
 from qaudit.core.fidelity import ComparedRows, Reference, row_parts
@@ -26,12 +34,237 @@ from qaudit.engine.read_out import rows_of
 from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
-from qaudit.errors import ModelError, is_out_of_memory
+from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
+from qaudit.export import llamacpp
 from qaudit.export.choice import ExportChoice
-from qaudit.export.runtimes import Loaded, Program, loaded, without_bars
+from qaudit.formats.gguf import FILE as GGUF
+from qaudit.formats.registry import formats
+from qaudit.model.config import class_of, read_config
 from qaudit.model.proven import pad_until
-from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
+from qaudit.model.skeleton import forget_lengths
+from qaudit.support.keys import nearest
+from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Tolerances, Watch
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A folder in its runtime: what it predicts behind every token of a window but the last."""
+
+    vocabulary: int
+    logits: Callable[[Tensor], Tensor]  # (B, T) -> (B, T - 1, V)
+    losses: Callable[[Tensor], Tensor] | None = None  # (B, T - 1), of a runtime without logits
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and the packages it needs; a format says which programs load it."""
+
+    name: str
+    packages: tuple[str, ...]
+    load: Callable[[Path, torch.dtype], Loaded]
+    rounds_activations: bool = False
+
+    def missing(self, form: str) -> tuple[str, ...]:
+        return tuple(
+            name for name in self._needed(form) if find_spec(name.replace("-", "_")) is None
+        )
+
+    def described(self, form: str) -> str:
+        return ", ".join(f"{name} {_version(name)}" for name in self._needed(form))
+
+    def _needed(self, form: str) -> tuple[str, ...]:
+        return (*self.packages, *formats()[form].loaded_by[self.name])
+
+
+@dataclass(frozen=True)
+class Limit:
+    """By how many nats per token a file may run otherwise than it was audited, and why."""
+
+    loss: float
+    kl: float
+    why: str
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "?"
+
+
+def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
+    options: dict[str, Any] = {}
+    config = read_configuration(folder).get("quantization_config", {})
+    if config.get("quant_method") == "compressed-tensors" and not _is_symmetric(config):
+        from transformers import CompressedTensorsConfig
+
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    if str(config.get("format", "")).endswith("fp4-pack-quantized"):
+        dtype = torch.bfloat16  # to which compressed-tensors decodes 4-bit floats
+    disable_progress_bar()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of `dequantize`
+        if config.get("quant_method") == "bitsandbytes":
+            options["device_map"] = "cpu"  # else it looks for a GPU; this needs accelerate
+        model = class_of(read_config(folder)).from_pretrained(folder, dtype=dtype, **options)
+    return _of_library(model.eval())
+
+
+def _of_library(model: Any) -> Loaded:
+    forget_lengths(model)
+
+    def logits(tokens_BT: Tensor) -> Tensor:
+        logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
+        return logits_BTV[:, :-1]
+
+    return Loaded(int(model.config.get_text_config().vocab_size), logits)
+
+
+def _is_symmetric(config: dict[str, Any]) -> bool:
+    return bool(config["config_groups"]["group_0"]["weights"]["symmetric"])
+
+
+def _gptqmodel(folder: Path, dtype: torch.dtype) -> Loaded:
+    from gptqmodel import BACKEND, GPTQModel
+
+    method = read_configuration(folder)["quantization_config"]["quant_method"]
+    backend = BACKEND.GPTQ_TORCH if method == "gptq" else BACKEND.AWQ_TORCH
+    # Its plain kernel takes no float32.
+    narrow = torch.bfloat16 if dtype == torch.float32 else dtype
+    model = GPTQModel.load(str(folder), device="cpu", backend=backend, dtype=narrow).model
+    return _of_library(model.eval())
+
+
+def _vllm(folder: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder in vLLM, which tells the log-probability of each token of a prompt."""
+    from vllm import LLM, SamplingParams
+
+    narrow = torch.bfloat16 if dtype == torch.float32 else dtype  # its kernels take no float32
+    engine = LLM(
+        model=str(folder),
+        dtype=str(narrow).removeprefix("torch."),
+        enforce_eager=True,
+        enable_prefix_caching=False,  # cached tokens have no log-probabilities
+    )
+    asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def losses(tokens_BT: Tensor) -> Tensor:
+        prompts = [{"prompt_token_ids": row} for row in tokens_BT.tolist()]
+        answers = engine.generate(prompts, asked, use_tqdm=False)
+        told_BT = [one.prompt_logprobs[1:] for one in answers]
+        rows = zip(told_BT, tokens_BT[:, 1:].tolist(), strict=True)
+        return torch.tensor(
+            [[-t[token].logprob for t, token in zip(*row, strict=True)] for row in rows]
+        )
+
+    def logits(tokens_BT: Tensor) -> Tensor:
+        raise NotImplementedError("vLLM tells no logits of a prompt")
+
+    return Loaded(1, logits, losses)
+
+
+def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder in llama.cpp, which chooses how it computes."""
+    model = llamacpp.LlamaCpp(folder / GGUF)
+    return Loaded(model.vocabulary, lambda tokens_BT: model(tokens_BT)[:, :-1])
+
+
+def _mlx(folder: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder in MLX, which computes in the types of its file."""
+    import mlx.core as mx
+    import numpy as np
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+
+    def logits(tokens_BT: Tensor) -> Tensor:
+        logits_BTV = model(mx.array(tokens_BT.numpy())).astype(mx.float32)
+        return torch.from_numpy(np.array(logits_BTV))[:, :-1]
+
+    return Loaded(int(model.args.vocab_size), logits)
+
+
+RUNTIMES = (
+    Program("transformers", ("transformers",), _transformers),
+    Program("gptqmodel", ("gptqmodel",), _gptqmodel),
+    Program("vllm", ("vllm",), _vllm),
+    Program("llama.cpp", ("xllamacpp",), _llama_cpp, rounds_activations=True),
+    Program("mlx", ("mlx-lm",), _mlx),
+)
+
+
+def runtime_for(form: str, name: str | None) -> Program:
+    able = [program for program in RUNTIMES if program.name in formats()[form].loaded_by]
+    for program in able:
+        if name in (None, program.name):
+            return program
+    raise UsageError(
+        f"`{name}` is no runtime here that loads `{form}`",
+        hint=nearest(str(name), [program.name for program in able]),
+    )
+
+
+def limit_of(
+    runtime: Program, allowed: Tolerances, folder: Path, dtype: str, *, has_experts: bool
+) -> Limit:
+    """Return the limit that a runtime's arithmetic asks for; `dtype` is that of the audit.
+
+    What runs in bfloat16 and was audited in float32 differs most where activations are rounded to 4
+    bits, of which it moves some to the next code: the demo runs 3.6e-3 nats away as mxfp4, 1.5e-3
+    as nvfp4. Where bitsandbytes' 4-bit kernel has AVX512-BF16, a product is off by 3.2e-3 of itself
+    under `bnb_4bit_compute_dtype: float32` too: 1.7e-3 nats of 135M parameters, 3e-4 of the demo.
+    """
+    if runtime.rounds_activations:
+        rounded = f"{runtime.name} rounds activations to 8 bits"
+        return Limit(allowed.activations, allowed.activations, rounded)
+    config = read_configuration(folder)["quantization_config"]
+    is_float4 = "fp4" in str(config.get("format", ""))
+    narrow = {
+        f"{runtime.name} runs the whole model in bfloat16": runtime.name in ("gptqmodel", "vllm"),
+        "MLX multiplies in the types of the file": runtime.name == "mlx",
+        "transformers runs files of 4-bit floats in bfloat16": is_float4,
+        "bitsandbytes multiplies 4-bit weights in bfloat16": bool(config.get("load_in_4bit")),
+        "transformers decodes experts to bfloat16": has_experts,
+    }
+    if dtype == "float32" and any(narrow.values()):
+        why = next(why for why, holds in narrow.items() if holds)
+        return Limit(allowed.narrow, allowed.narrow, f"{why}, and the audit is in float32")
+    plain = config.get("quant_method") == "compressed-tensors" and _is_symmetric(config)
+    if runtime.name == "transformers" and plain and not is_float4:
+        return Limit(allowed.plain, allowed.plain, "torch multiplies with the weights of the file")
+    return Limit(allowed.loss, allowed.kl, "the runtime has kernels or rounding of its own")
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Let libraries draw no progress bars: ours says where a verification is."""
+    original = tqdm.__init__
+
+    def silent(bar: Any, *arguments: Any, **options: Any) -> None:
+        original(bar, *arguments, **{**options, "disable": True})
+
+    tqdm.__init__ = silent
+    try:
+        yield
+    finally:
+        tqdm.__init__ = original
+
+
+def loaded(runtime: Program, folder: Path, dtype: torch.dtype) -> Loaded:
+    try:
+        with redirect_stdout(sys.stderr):  # where runtimes log; results are on stdout
+            return runtime.load(folder, dtype)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:160]
+        raise ModelError(
+            f"`{runtime.name}` does not load `{folder}`: {reason}",
+            hint="compare its version with the one in the folder's README.md",
+        ) from error
+
+
+# ---------------------------------------------------------------------- beside the audit
 
 _LOGITS = 2**27  # of one call of a model
 

@@ -34,8 +34,7 @@ from qaudit.support.lazy import torch
 from qaudit.types import Evidence, Watch, digest
 
 if TYPE_CHECKING:
-    from qaudit.export.runs import RuntimeRun
-    from qaudit.export.runtimes import Limit
+    from qaudit.export.runs import Limit, RuntimeRun
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def verify(
         return Verification(record, differences, why_not_run=why, trusted=trusted)
     if differences:
         return Verification(record, differences, trusted=trusted, unhashed=unhashed)
-    from qaudit.export.runtimes import limit_of, runtime_for
+    from qaudit.export.runs import limit_of, run, runtime_for
 
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
@@ -137,8 +136,6 @@ def verify(
         )
     held_to = held_to or policy_named(choice.plan.recipe.policy)
     evidence = _evidence(record, audit)
-    from qaudit.export.runs import run
-
     measured = run(choice, evidence, folder, program, watch)
     has_experts = any(".experts." in linear for linear in record.dense)
     limit = limit_of(program, held_to.verify, folder, record.dtype, has_experts=has_experts)

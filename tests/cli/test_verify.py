@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qaudit.engine.kept_weights import sha256_of
-from qaudit.export import runtimes
+from qaudit.export import runs
 from qaudit.export.contents import hashes_in
+from qaudit.export.runs import Loaded
 from qaudit.export.runs import RuntimeRun as Measured
-from qaudit.export.runtimes import Loaded
 from qaudit.export.verify import AsItRuns
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import Interval, Tolerances
@@ -158,14 +158,14 @@ class ScaledLogits:
 @pytest.fixture
 def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let transformers run a folder with other kernels."""
-    (one,) = (one for one in runtimes.RUNTIMES if one.name == "transformers")
+    (one,) = (one for one in runs.RUNTIMES if one.name == "transformers")
 
     def load(folder: Path, dtype: torch.dtype) -> Loaded:
         loaded = one.load(folder, dtype)
         return replace(loaded, logits=ScaledLogits(loaded))
 
-    others = [other for other in runtimes.RUNTIMES if other is not one]
-    monkeypatch.setattr(runtimes, "RUNTIMES", (replace(one, load=load), *others))
+    others = [other for other in runs.RUNTIMES if other is not one]
+    monkeypatch.setattr(runs, "RUNTIMES", (replace(one, load=load), *others))
 
 
 @pytest.mark.usefixtures("inexact")
@@ -194,7 +194,7 @@ class _Engine:
 
     def __init__(self, model: str, dtype: str, **_: object) -> None:
         assert dtype == "bfloat16"
-        (one,) = (one for one in runtimes.RUNTIMES if one.name == "transformers")
+        (one,) = (one for one in runs.RUNTIMES if one.name == "transformers")
         self._loaded = one.load(Path(model), torch.float32)
 
     def generate(self, prompts: list[dict[str, Any]], *_: object, **__: object) -> list[_Answer]:
@@ -388,7 +388,7 @@ def test_a_difference_is_judged_by_its_interval(
     low: float, high: float, agrees: bool | None
 ) -> None:
     middle = Interval((low + high) / 2, low, high)
-    limit = runtimes.Limit(2e-3, 2e-3, "")
+    limit = runs.Limit(2e-3, 2e-3, "")
     run = AsItRuns("a", "b", limit, 9, Measured(middle, middle, middle, None, None))
     assert run.agrees is agrees
 
@@ -404,6 +404,7 @@ _PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
         ("gptqmodel", {"quant_method": "gptq"}, "float32", False, 5e-3, "the whole model"),
         ("gptqmodel", {"quant_method": "gptq"}, "bfloat16", False, 2e-3, "of its own"),
         ("vllm", _PACKED, "float32", False, 5e-3, "the whole model"),
+        ("mlx", {"bits": 4}, "float32", False, 5e-3, "types of the file"),
         ("transformers", {"load_in_4bit": True}, "float32", False, 5e-3, "multiplies 4-bit"),
         ("transformers", {"load_in_4bit": True}, "bfloat16", False, 2e-3, "of its own"),
         ("transformers", {"load_in_8bit": True}, "float32", False, 2e-3, "of its own"),
@@ -426,8 +427,8 @@ def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
 ) -> None:
     whole = {"quantization_config": {"config_groups": _GROUP, **config}}
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    (one,) = (one for one in runtimes.RUNTIMES if one.name == runtime)
-    found = runtimes.limit_of(one, Tolerances(), tmp_path, dtype, has_experts=experts)
+    (one,) = (one for one in runs.RUNTIMES if one.name == runtime)
+    found = runs.limit_of(one, Tolerances(), tmp_path, dtype, has_experts=experts)
     assert (found.loss, found.kl) == (allowed, allowed)
     assert why in found.why
 

@@ -93,11 +93,11 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.bnb_codes",),
-    "gptqmodel": ("qaudit.export.runtimes",),
-    "mlx": ("qaudit.export.runtimes",),
-    "mlx_lm": ("qaudit.export.runtimes",),
-    "vllm": ("qaudit.export.runtimes",),
-    "tqdm": ("qaudit.export.runtimes",),  # where bars of other libraries are left out
+    "gptqmodel": ("qaudit.export.runs",),
+    "mlx": ("qaudit.export.runs",),
+    "mlx_lm": ("qaudit.export.runs",),
+    "vllm": ("qaudit.export.runs",),
+    "tqdm": ("qaudit.export.runs",),  # where bars of other libraries are left out
     "transformers": (
         "qaudit.model.blocks",
         "qaudit.model.skeleton",
@@ -107,7 +107,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.doctor",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.text.tokenizer",
-        "qaudit.export.runtimes",
+        "qaudit.export.runs",
         "qaudit.rollouts.generate",
     ),
     "tokenizers": (
