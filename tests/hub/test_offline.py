@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import hf_hub_download, snapshot_download
 from safetensors.numpy import save
 
 from qaudit.checkpoints.stamps import text_path
@@ -24,9 +23,8 @@ from tests.support.fetching import write
 from tests.support.hub import Hub
 from tests.support.series import find_series
 
-REPO, TAGGED, TEXTS = "alice/branches", "alice/tags", "alice/text"
+REPO, TEXTS = "alice/branches", "alice/text"
 FOLDER = "models--alice--branches"
-SHELF: dict[str, Path] = {}
 SMALL = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}"}
 INDEX = "model.safetensors.index.json"
 
@@ -49,50 +47,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one = SMALL | {"model.safetensors": tensors(a=(3, 4))}
     many = SMALL | sharded(a=(5, 2), b=(7,))
     revisions = {"step1": one, "run%2Fstep2": many, "step3": SMALL | {"deep/er/x.txt": b"x"} | one}
-    for repo in (REPO, TAGGED):
-        write(root, revisions, repo)
+    write(root, revisions, REPO)
     (root / REPO / "repo.json").write_text('{"branch_per_revision": true}')
     texts = {"en/a.jsonl": b'{"text": "a"}\n', "en/b.json.gz": b"not read here"}
     write(root, {"v1": texts}, f"datasets/{TEXTS}")
     return root
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _shelf(tmp_path_factory: pytest.TempPathFactory) -> None:
-    SHELF.clear()
-    SHELF[""] = tmp_path_factory.mktemp("shelf")
-
-
-def _every(repo: str) -> str:
-    return f"for r in ['main', 'step1', 'run/step2', 'step3']: snap({repo!r}, revision=r)"
-
-
-STEP1 = f"snap({REPO!r}, revision='step1')"
-ONE_TEXT = f"one({TEXTS!r}, 'en/a.jsonl', repo_type='dataset')"
-HALF = f"snap({REPO!r}, revision='run/step2', ignore_patterns=['part-b*'])"
-CONFIG = f"one({REPO!r}, 'config.json', revision='step1')"
-
-
-def download(hub: Hub, cache: Path, code: str) -> None:
-    """Copy what the unmodified client downloads, each into a cache of its own.
-
-    The client needs most of a second to start: one process downloads for all tests.
-    """
-    if code not in SHELF:
-        together = {_every(REPO), _every(TAGGED), STEP1, ONE_TEXT, HALF, CONFIG, code}
-        script = "from huggingface_hub import *\nfrom huggingface_hub import constants\n"
-        script += "snap, one = snapshot_download, hf_hub_download\n"
-        for each in together - SHELF.keys():
-            SHELF[each] = SHELF[""] / str(len(SHELF))
-            script += f"constants.HF_HUB_CACHE = {str(SHELF[each])!r}\n{each}\n"
-        online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
-        subprocess.run([sys.executable, "-c", script], env={**os.environ, **online}, check=True)
-        hub.log.clear()
-    shutil.copytree(SHELF[code], cache, symlinks=True, dirs_exist_ok=True)
-
-
-def everything(hub: Hub, cache: Path, repo: str = REPO) -> None:
-    download(hub, cache, _every(repo))
+def download(hub: Hub, cache: Path, *revisions: str, **options: Any) -> None:
+    """Have the unmodified client download revisions."""
+    for revision in revisions:
+        where = {"cache_dir": cache, "endpoint": hub.url, "token": False, **options}
+        snapshot_download(REPO, revision=revision, **where)
+    hub.log.clear()
 
 
 def online(hub: Hub, folder: Path) -> Listing:
@@ -105,12 +72,8 @@ def offline_listing(folder: Path, said: list[str] | None = None) -> Listing:
     return Listing(Client("http://127.0.0.1:1", offline=True, say=heard.append), folder / "empty")
 
 
-def repository(cache: Path) -> Path:
-    return cache / FOLDER
-
-
-def commit_of(name: str) -> str:
-    return (repository(Path(os.environ["HF_HUB_CACHE"])) / "refs" / name).read_text()
+def commit_of(cache: Path, name: str) -> str:
+    return (cache / FOLDER / "refs" / name).read_text()
 
 
 # ------------------------------------------------------------------- as the Hub would have told it
@@ -119,7 +82,7 @@ def commit_of(name: str) -> str:
 def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
-    everything(hub, cache)
+    download(hub, cache, "main", "step1", "run/step2", "step3")
     theirs, mine = online(hub, tmp_path / "online"), offline_listing(tmp_path)
     names = {r.name: r.commit for r in theirs.revisions(REPO)}
     assert {r.name: r.commit for r in mine.revisions(REPO)} == names
@@ -146,14 +109,14 @@ def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
 
 def test_what_was_learned_from_the_hub_goes_first(hub: Hub, cache: Path, tmp_path: Path) -> None:
     names = online(hub, tmp_path / "mine").revisions(REPO)
-    download(hub, cache, STEP1)
+    download(hub, cache, "step1")
     knows = Listing(Client(hub.url, offline=True), tmp_path / "mine")
     assert knows.revisions(REPO) == names
 
 
 def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Path) -> None:
     source, other = (f"hf://datasets/{TEXTS}/en/{name}" for name in ("a.jsonl", "b.json.gz"))
-    download(hub, cache, ONE_TEXT)
+    hf_hub_download(TEXTS, "en/a.jsonl", repo_type="dataset", cache_dir=cache, endpoint=hub.url)
     mine = offline_listing(tmp_path)
     text = find_text(mine, source)
     assert text == find_text(online(hub, tmp_path / "online"), source)
@@ -166,7 +129,7 @@ def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Pa
 
 
 def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    download(hub, cache, STEP1)
+    download(hub, cache, "step1")
     with pytest.raises(HubError, match=r"`step3` of `alice/branches`.*HF_HUB_OFFLINE"):
         offline_listing(tmp_path).commit(REPO, "step3")
     with pytest.raises(HubError) as caught:
@@ -176,7 +139,7 @@ def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path
 
 def test_a_commit_without_a_name_is_found_by_its_id(hub: Hub, cache: Path, tmp_path: Path) -> None:
     commit = online(hub, tmp_path / "online").commit(REPO, "step1")
-    download(hub, cache, f"snap({REPO!r}, revision={commit!r})")
+    download(hub, cache, commit)
     target = f"{REPO}@{commit}"
     with pytest.raises(HubError, match="HF_HUB_OFFLINE") as caught:
         offline_listing(tmp_path).revisions(REPO)
@@ -190,15 +153,15 @@ def test_a_commit_without_a_name_is_found_by_its_id(hub: Hub, cache: Path, tmp_p
 def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
     hub: Hub, cache: Path, tmp_path: Path, alone: bool
 ) -> None:
-    download(hub, cache, HALF)
+    download(hub, cache, "run/step2", ignore_patterns=["part-b*"])
     if not alone:
-        download(hub, cache, STEP1)
+        download(hub, cache, "step1")
     mine = offline_listing(tmp_path)
     found = find_series(mine, REPO)
     if alone:
         with pytest.raises(HubError, match=r"`alice/branches@run/step2`.*`part-b\.safet") as caught:
             with_files(mine, found)
-        assert f"hf download {REPO} --revision {commit_of('run/step2')}" in caught.value.hint
+        assert f"hf download {REPO} --revision {commit_of(cache, 'run/step2')}" in caught.value.hint
         return
     read = {c.ref.revision: c for c in with_files(mine, found)}
     assert [name for name, c in read.items() if not c.files] == ["run/step2"]
@@ -208,7 +171,7 @@ def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
 def test_a_revision_of_which_only_the_config_came_has_no_weights_here(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
-    download(hub, cache, CONFIG)
+    download(hub, cache, "step1", allow_patterns=["config.json"])
     said: list[str] = []
     mine = offline_listing(tmp_path, said)
     found = find_series(mine, REPO)
@@ -218,8 +181,10 @@ def test_a_revision_of_which_only_the_config_came_has_no_weights_here(
 
 
 def test_weights_that_rotted_are_found_out(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    download(hub, cache, STEP1)
-    blob = (repository(cache) / "snapshots" / commit_of("step1") / "model.safetensors").resolve()
+    download(hub, cache, "step1")
+    blob = (
+        cache / FOLDER / "snapshots" / commit_of(cache, "step1") / "model.safetensors"
+    ).resolve()
     blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")
     mine = offline_listing(tmp_path)
     (found,) = with_files(mine, find_series(mine, REPO))
@@ -234,14 +199,14 @@ COMMIT, BLOB = "a" * 40, "b" * 64
 
 
 def lay(cache: Path, path: str, text: str = COMMIT) -> Path:
-    place = repository(cache) / path
+    place = cache / FOLDER / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     return place
 
 
 def point(cache: Path, path: str, target: str | Path) -> None:
-    place = repository(cache) / "snapshots" / COMMIT / path
+    place = cache / FOLDER / "snapshots" / COMMIT / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(target)
 

@@ -98,9 +98,6 @@ class Stream:
         self.seen = max(self.seen, event.seen)
         self.queue.append(lambda: event.stream.run(event.place))
 
-    def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
-
 
 class Event:
     """A time on a stream; waiting for it is waiting for what the stream was given before."""

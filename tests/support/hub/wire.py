@@ -104,7 +104,6 @@ class Place:
     revision: str = "main"
     path: str = ""
     number: str = ""
-    verb: str = ""
 
     @property
     def repo(self) -> str:
