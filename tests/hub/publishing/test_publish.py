@@ -530,6 +530,12 @@ def test_a_link_in_the_audit_s_folder_is_not_followed(saved: Path, tmp_path: Pat
     assert any("drawn anew" in note for note in found.notes)
 
 
+def test_a_page_that_was_there_is_rendered_anew(saved: Path, tmp_path: Path) -> None:
+    assert "qaudit/report.html" not in read(saved).files
+    old = damaged(saved, tmp_path, lambda folder: (folder / "report.html").write_text("old"))
+    assert b"<html" in read_for_publishing(old).files["qaudit/report.html"]
+
+
 def test_a_readme_with_one_marker_is_refused(desk: Desk, saved: Path) -> None:
     text = FRONT + BODY + "\n<!-- qaudit:begin -->\n"
     HfApi(endpoint=desk.hub.url, token="hf_alice").upload_file(
