@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from qaudit.errors import CorpusError, MachineError
-from qaudit.text.documents import read_documents, text_of
+from qaudit.text.documents import part_of, read_documents, text_of
 
 
 def lines(*objects: object) -> bytes:
@@ -175,6 +175,8 @@ def test_without_a_source_the_text_is_python_s_own(tmp_path: Path) -> None:
     name, documents = text_of(None, "evaluation")
     assert "evaluation part" in name
     assert "Python 3." in name
-    assert next(documents).name.startswith("python")
+    assert {part_of(document.name) for document in documents} == {"evaluation"}
+    fed = text_of(None, "calibration")[1]
+    assert {part_of(document.name) for document in fed} == {"calibration", "training"}
     source = write(tmp_path / "a.txt", b"x")
     assert text_of(source, "evaluation")[0] == source
