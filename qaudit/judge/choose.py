@@ -395,7 +395,7 @@ def class_verdict(
         lead = _excess(table, measured, choice.reference, choice.at_once)
     elif second is not None:
         lead = _lead(table, measured, second, table.confidence, by_divergence=choice.by_divergence)
-    relative = None
+    relative, may_be = None, (choice.leader, *choice.contenders)
     if measured.scheme != FULL_PRECISION:
         pair = [cell, (measured.subject, FULL_PRECISION)]
         relative = paid(table, pair, statistics.excess, confidence, choice.at_once)
@@ -413,17 +413,13 @@ def class_verdict(
         runner_up_scheme=second.scheme if second else None,
         lead=lead,
         reference=choice.reference.subject if choice.reference else None,
-        contenders=tuple(named(m) for m in choice.ranked if _may_be(choice, m, measured)),
+        contenders=tuple(named(m) for m in choice.ranked if m in may_be and m is not measured),
         at_once=choice.at_once,
         changes=(*choice.changes, *_changes(table, choice, measured)),
         documents=table.documents,
         bits_per_weight=measured.bits_per_weight,
         nbytes=measured.nbytes,
     )
-
-
-def _may_be(choice: ClassChoice, other: Measurement, measured: Measurement) -> bool:
-    return other is not measured and (other is choice.leader or other in choice.contenders)
 
 
 def _changes(table: Measurements, choice: ClassChoice, best: Measurement) -> Iterator[str]:

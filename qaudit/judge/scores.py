@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic, documents_for_width
 from qaudit.errors import AuditError
@@ -22,7 +20,6 @@ from qaudit.judge.table import Cell, EvidenceFiles, Measurements, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     Comparison,
-    Evidence,
     Interval,
     Measurement,
     MeasurementRow,
@@ -57,6 +54,14 @@ def score(
             pair, statistics.excess, NARROW, confidence
         )  # as it is printed
     ce = statistics.cross_entropy(nll[used], tokens[used], confidence)
+    per_byte = is_finite(measured) and evidence.nbytes.any()
+    kl_columns = MEANS["kl"].columns(evidence, evidence.scored())
+    needed_for_kl = kl_columns and documents_for_width(
+        kl_columns, statistics.per_token, NARROW, confidence
+    )
+    per_parameter = None
+    if measured.nbytes is not None and measured.parameters:
+        per_parameter = 8 * measured.nbytes / measured.parameters
     path, sha256 = _file(measured, files)
     return MeasurementRow(
         subject=measured.subject,
@@ -67,7 +72,7 @@ def score(
         relative_error=relative,
         absolute_change=change,
         perplexity=statistics.perplexity(ce.estimate),
-        bits_per_byte=_bits_per_byte(evidence),
+        bits_per_byte=statistics.bits_per_byte(nll, evidence.nbytes) if per_byte else None,
         documents=table.documents,
         tokens=int(tokens.sum()),
         bits_per_weight=measured.bits_per_weight,
@@ -75,36 +80,17 @@ def score(
         notes=measured.notes,
         evidence=path,
         evidence_sha256=sha256,
-        bits_per_parameter=_bits_per_parameter(measured),
+        bits_per_parameter=per_parameter,
         nbytes=measured.nbytes,
         worst_share=share,
         documents_for_loss=needed,
-        documents_for_kl=_documents_for_kl(evidence, confidence),
+        documents_for_kl=needed_for_kl,
         bit_class=measured.bit_class,
         calibrates=measured.calibrates,
         mixture=measured.mixture,
         **fidelity_columns(evidence, confidence),
         **(reference_columns(measured, reference, confidence) if reference else {}),
     )
-
-
-def _documents_for_kl(evidence: Evidence, confidence: float) -> int | None:
-    columns = MEANS["kl"].columns(evidence, evidence.scored())
-    if columns is None:
-        return None
-    return documents_for_width(columns, statistics.per_token, NARROW, confidence)
-
-
-def _bits_per_parameter(measured: Measurement) -> float | None:
-    if measured.nbytes is None or not measured.parameters:
-        return None
-    return 8 * measured.nbytes / measured.parameters
-
-
-def _bits_per_byte(evidence: Evidence) -> float | None:
-    if not np.isfinite(evidence.nll_sum).all() or int(evidence.nbytes.sum()) == 0:
-        return None
-    return statistics.bits_per_byte(evidence.nll_sum, evidence.nbytes)
 
 
 def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:

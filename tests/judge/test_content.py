@@ -165,6 +165,7 @@ def test_a_known_duplicate_that_was_mended_is_said_to_differ() -> None:
     text = equal_report(("step1", "step3"), "they serve the same weights", "http://x")
     finding = only(step(1, "a", suspect=(text,)), step(3, "b", suspect=(text,)))
     assert (finding.rule, finding.level, finding.outcome) == ("QA014", "info", "pass")
+    assert finding.subject == "step1"
     assert "the files of `step1` and `step3` differ" in finding.message
 
 
