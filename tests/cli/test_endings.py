@@ -105,7 +105,7 @@ def test_a_message_that_cannot_be_printed_ends_with_4(
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 4
-    assert "no memory to say why" in capfd.readouterr().err
+    assert "could not say why" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("megabytes", [60, pytest.param(120, marks=pytest.mark.slow), 200, 300])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.support.cli import TEXT, Run
+from tests.support.gguf import write_gguf
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 REAL = {
@@ -39,6 +40,9 @@ def verified(qaudit: Run, form: str, scheme: str, dtype: str = "float32") -> dic
     scanned = qaudit("scan", "model", *options)
     assert scanned.code == 0, scanned.err
     named = ("--subject", "model", "--scheme", scheme)  # 12 documents are too few to ship it
+    if form == "gguf":
+        write_gguf(Path("model"), Path("template.gguf"))
+        named += ("--converter", "template.gguf")
     made = qaudit("export", "out", *named, "--format", form, "--out", "new", "-q")
     assert made.code == 0, made.err
     done = qaudit("verify", "new", "--audit", "out", "--json")
