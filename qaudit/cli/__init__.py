@@ -70,7 +70,7 @@ def _end(error: BaseException) -> int:
         failure = explained(error)
         complain(failure)
     except BaseException:  # noqa: BLE001 - not even the message fits into memory
-        os.write(2, b"error: the process ended, and could not say why: memory ran out\n")
+        os.write(2, b"error: the process ended, and could not say why; most often memory ran out\n")
         return 4
     return failure.code
 
