@@ -136,8 +136,8 @@ def _say_written(out: Path, audit: str | None) -> None:
         f"wrote {out}: {record.subject} at {record.scheme}, {record.format}, "
         f"{record.bits_per_weight:.3f} bits per quantized weight, {size(nbytes)} in all"
     )
-    own = out / "qaudit"  # of a file that was measured and judged alone
-    against = own if (own / "evidence").is_dir() else audit
+    inside = out / "qaudit"  # of a file that was measured and judged alone
+    against = inside if (inside / "evidence").is_dir() else audit
     named = ["--audit", str(against)] if against else []
     say(f"compare it with what was measured: {shlex.join(['qaudit', 'verify', str(out), *named])}")
 

@@ -226,7 +226,7 @@ def pick(
     gated = any(decision.level == "error" for decision in verdict.classes)
     ships = gated and verdict.status == "ship" and wanted.kind != "kl"  # the same as for `gate`
     judged = [decision for decision in verdict.classes if decision.status != "unjudged"]
-    sure = all(_is_sure(one, wanted.kind == "kl") for one in judged or verdict.classes)
+    sure = all(_is_sure(decision, wanted.kind == "kl") for decision in judged or verdict.classes)
     return 0 if best and (ships or sure) else 3
 
 

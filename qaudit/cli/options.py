@@ -67,10 +67,10 @@ def with_settings(
     taken = [*dict.fromkeys([*options, *keys])]
 
     def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        before = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-        after = [p for p in own if p.kind is p.KEYWORD_ONLY and p.name not in _LAST]
-        last = [p for p in own if p.kind is p.KEYWORD_ONLY and p.name in _LAST]
+        takes = inspect.signature(command, eval_str=True).parameters.values()
+        before = [p for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD]
+        after = [p for p in takes if p.kind is p.KEYWORD_ONLY and p.name not in _LAST]
+        last = [p for p in takes if p.kind is p.KEYWORD_ONLY and p.name in _LAST]
         parameters = [*before, *(_parameter(table[name]) for name in first), *after]
         parameters += [_SET] * (len(taken) > len(options))
         parameters += [*(_parameter(table[name]) for name in more), *last]

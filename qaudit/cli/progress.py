@@ -163,8 +163,8 @@ class Pace:
         worked = self._measured + self._part * self._cost
         if self._begun is None or worked <= 0:
             return None
-        left = (1 - self._part) * self._cost + self._behind
-        return (time.monotonic() - self._begun) / worked * left
+        ahead = (1 - self._part) * self._cost + self._behind
+        return (time.monotonic() - self._begun) / worked * ahead
 
 
 class Rates:

@@ -146,8 +146,8 @@ def _split(text: str) -> tuple[str, str]:
     """Split `SCHEME=PATH`: a scheme may have parameters, as `gptq-3bit:group=64`."""
     parts = text.split("=")
     splits = [("=".join(parts[:k]), "=".join(parts[k:])) for k in range(1, len(parts))]
-    there = (split for split in splits if Path(split[1]).exists())
-    return next(there, splits[-1] if splits else ("", ""))
+    readable = (split for split in splits if Path(split[1]).exists())
+    return next(readable, splits[-1] if splits else ("", ""))
 
 
 def _text(rows: Sequence[TaskRow]) -> str:

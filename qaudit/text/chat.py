@@ -77,11 +77,11 @@ class ChatTemplate:
     def markers(self, reasoning: str | None) -> tuple[Marker, ...]:
         """Return the markers that it contains; those given replace its own of reasoning."""
         text = f"{self.text}{self.with_tools}"
-        own = (m for m in MARKERS if m[1] in text and m[2] in text)
+        contained = (m for m in MARKERS if m[1] in text and m[2] in text)
         if reasoning is None:
-            return tuple(own)
+            return tuple(contained)
         begin, end = reasoning.split()
-        return ((REASONING, begin, end), *(m for m in own if m[0] != REASONING))
+        return ((REASONING, begin, end), *(m for m in contained if m[0] != REASONING))
 
 
 def template_in_file(file: str, folders: Sequence[Path]) -> ChatTemplate:
