@@ -18,6 +18,7 @@ def test_the_card_says_what_each_role_adds() -> None:
     assert "| `down` | 0.060 [0.050, 0.070] | 60.0 [52.0, 68.0] |" in text
     assert "| `down` | 1.25 | 5.3 | 20 |" in text
     assert "moved by rtn-3bit" in text
+    assert text.count(f"What each role of `{LAST}` adds") == text.count("What each role of") == 1
 
 
 def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:

@@ -27,6 +27,7 @@ from qaudit.report.chart import (
     fitted,
     looks,
     on_page,
+    spread_out,
 )
 from qaudit.report.folder import figures, write
 from qaudit.report.plots import DRAWERS
@@ -418,6 +419,14 @@ def test_a_name_is_cut_in_its_middle_where_it_has_no_room_and_only_there() -> No
     ]
     assert fitted("a-very-long-name-of-4bit", 60) == "a-v..4bit"
     assert fitted("\x04" * 9, 5) == "???"
+
+
+def test_heights_are_spread_out_in_order() -> None:
+    placed = spread_out({"a": 0.5, "b": 0.5, "c": 0.51, "far": 0.9}, gap=0.05)
+    values = [placed[name] for name in ("a", "b", "c", "far")]
+    assert all(second - first > 0.05 - 1e-9 for first, second in pairwise(values))
+    assert placed["far"] == 0.9
+    assert np.mean(values[:3]) == pytest.approx(np.mean([0.5, 0.5, 0.51]))
 
 
 def test_the_learning_rate_is_read_in_phases() -> None:
