@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,7 +161,8 @@ def run(
     summaries = [sum_up(request, experiment) for experiment in experiments]
     for summary in summaries:
         print_result(summary_to_json(summary) if as_json else render_summary(summary))
-    sys.exit(3 if any(r.standing == "not measured" for s in summaries for r in s.results) else 0)
+    if any(r.standing == "not measured" for s in summaries for r in s.results):
+        raise typer.Exit(3)
 
 
 def _run_seeds(request: LabRequest, experiments: list[Experiment], bars: Progress) -> None:

@@ -146,7 +146,7 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 
 def rollouts(place: Path, target: Path, name: str, samples: int, seed: int) -> list[object]:
     """Return the command that has a model answer the prompts."""
-    how = ["--samples", samples, "--max-tokens", LONGEST, "--seed", seed]
+    how = ["--samples", samples, "--max-tokens", LONGEST, "--set", f"seed={seed}"]
     out = ["--out", place / f"answers-{name}"]
     return ["rollouts", target, "--prompts", place / "prompts.jsonl", *how, *out, *MACHINE]
 

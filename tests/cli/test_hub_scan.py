@@ -390,7 +390,7 @@ def test_shipped_files_leave_within_the_disk_budget_and_resume(
         hub.log.clear()
         assert scan(*arguments, "--set", "disk_budget=1MB").code == 0
         assert not _weights_asked(hub)
-        fewer = (*arguments, "--set", "evaluation_documents=11")
+        fewer = (*arguments, "--set", "evaluation_documents=11", "--out", "fewer")
         refused(scan(*fewer, "--set", "disk_budget=90kB"), 4, "needs", "disk_budget=")
         hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
         cut = scan(*fewer)

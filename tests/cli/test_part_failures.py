@@ -56,7 +56,7 @@ def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it
                 done,
                 4,
                 "out of memory while measuring `step200`",
-                "lower `--set stream_memory=SIZE`",
+                "`--set stream_memory=SIZE`",
             )
         done = qaudit("part", planned, "--part", "0/1")
         assert (done.code, "1 failed" in done.err) == (3, True)
@@ -156,7 +156,7 @@ def test_a_part_on_another_kind_of_device_is_refused(
     monkeypatch.chdir(tmp_path)
     assert qaudit("plan", *demo(tmp_path), "--out", "out").code == 0
     for kind, code in (("A100", 0), ("H200", 78), ("A100", 0)):
-        monkeypatch.setattr("qaudit.engine.tasks.device_name", lambda _, kind=kind: kind)
+        monkeypatch.setattr("qaudit.executors.part.device_name", lambda _, kind=kind: kind)
         done = qaudit("part", "out", "--part", "0/2" if kind == "A100" else "1/2")
         assert done.code == code
         if code:

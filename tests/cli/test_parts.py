@@ -95,8 +95,8 @@ def test_copies_of_a_folder_are_merged_by_content(
     shutil.copytree(planned, place / "far")
     assert qaudit("part", planned, "--part", "0/2").code == 0
     assert qaudit("part", place / "far", "--part", "1/2").code == 0
-    assert qaudit("collect", planned, place / "far").code == 3
-    same_audit(whole, measured(qaudit, planned))
+    assert qaudit("collect", planned, place / "far").code == 0
+    same_audit(whole, planned)
 
 
 def test_a_copy_that_another_plan_measured_is_refused(
@@ -191,11 +191,6 @@ def test_a_login_node_without_torch_collects(place: Path, planned: Path, qaudit:
     assert qaudit("part", planned, "--part", "0/1").code == 0
     process = start(place, "collect", planned, main=WITHOUT_TORCH + MAIN)
     _, err = process.communicate()
-    assert process.returncode == 3, err
-    assert "round 2 has" in err
-    assert qaudit("part", planned, "--part", "0/1").code == 0
-    process = start(place, "collect", planned, main=WITHOUT_TORCH + MAIN)
-    _, err = process.communicate()
     assert process.returncode == 0, err
 
 
@@ -252,4 +247,4 @@ def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("measured now, 0 failed") == 4  # there are four subjects
-    refused(qaudit("collect", planned), 3, "round 2 has", "qaudit part")
+    assert qaudit("collect", planned).code == 0

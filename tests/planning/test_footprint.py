@@ -155,7 +155,7 @@ _SCAN = """
 import json, os, sys, threading, time
 from pathlib import Path
 import qaudit.engine.hidden_states as hidden_states
-import qaudit.engine.rounds as rounds
+import qaudit.engine.measure as rounds
 import qaudit.planning.price as cost
 import qaudit.planning.footprint as footprint
 import qaudit.text.texts as texts
@@ -236,7 +236,7 @@ def _scanned(root: Path, count: int) -> tuple[dict[str, Any], int]:
     (root / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
     arguments = (
         f"scan model --calibration calibration.jsonl --evaluation evaluation.jsonl --out {count} "
-        "--choices items.jsonl --schemes rtn-4bit,gptq-4bit,awq-4bit --set repeats=1 "
+        "--set choices=items.jsonl --schemes rtn-4bit,gptq-4bit,awq-4bit "
         f"--set dtype=float32 -q --set stream_memory={STREAM_NBYTES}B"
     )
     done = subprocess.run(
