@@ -162,7 +162,7 @@ def weigh(place: Path, checkpoint: Path, sums: Sequence[str], samples: int, sche
     if not (place / "marks.jsonl").exists():
         run(*command)
         write_lines(place / "marks.jsonl", marks_of(answers_in(place, FULL_PRECISION), sums))
-        run(*command, "--marks", place / "marks.jsonl")
+        run(*command, "--set", f"marks={place / 'marks.jsonl'}")
     texts = [f"--{name}={place / name}.jsonl" for name in ("calibration", "evaluation")]
     sizes = [
         "--set",
