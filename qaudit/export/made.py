@@ -227,13 +227,13 @@ def _judged_alone(choice: ExportChoice, made: Made, folder: Path) -> ExportChoic
     """Write an audit of the weights that a pass made into a folder; return the choice with it."""
     assert choice.record is not None
     before, plan = choice.record, choice.record.plan
-    measured = [one.measurement for one in made.results]
+    measured = [result.measurement for result in made.results]
     (bits,) = {str(m.bit_class) for m in measured if m.spec == choice.scheme.spec}
     files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
-    for one in made.results:
-        m, path = one.measurement, folder / "evidence" / one.path.name
+    for result in made.results:
+        m, path = result.measurement, folder / "evidence" / result.path.name
         path.parent.mkdir(exist_ok=True)
-        shutil.copyfile(one.path, path)
+        shutil.copyfile(result.path, path)
         place = path.relative_to(folder).as_posix(), sha256_of(path)
         files[m.subject, m.spec, m.calibration_seed] = place
     judgement = judge(
